@@ -1,0 +1,1 @@
+"""The only package that imports Ray: thin adapters from the packages below to a cluster."""

@@ -1,0 +1,1 @@
+"""Rows to examples: formats, checks, the embedded data set, and the order of training."""

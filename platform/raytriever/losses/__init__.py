@@ -1,0 +1,1 @@
+"""Scores and ids in, a loss and its gradients out: pure functions of tensors."""

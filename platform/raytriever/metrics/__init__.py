@@ -1,0 +1,1 @@
+"""What a ranking is worth: pure functions of arrays."""

@@ -1,0 +1,1 @@
+"""What many workers must agree on: gathered candidates, the strategy, the process group."""

@@ -1,0 +1,1 @@
+"""Functions that return a whole configuration, one file an experiment."""

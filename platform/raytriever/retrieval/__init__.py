@@ -1,0 +1,1 @@
+"""Encode a corpus, search it, and measure the rankings."""

@@ -1,0 +1,1 @@
+"""A step, a loop, a schedule, a checkpoint."""

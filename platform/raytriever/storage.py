@@ -1,0 +1,216 @@
+"""Everything on disk commits the same way, so that what a crash leaves behind is never mistaken for a result.
+
+1. Write aside: into a hidden sibling on the same file system.
+2. fsync every file, then write `manifest.json` last: each file's size and SHA-256, and free `meta`.
+3. One rename puts the whole in its place; fsync of the parent makes the rename last.
+
+What has no valid manifest does not exist.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from raytriever.errors import StorageError
+
+MANIFEST = "manifest.json"
+_ASIDE = ".aside-"
+_STALE_SECONDS = 60
+_REMEDIES = {
+    errno.ENOSPC: ("no space left on the disk", "free some space or write to another disk"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space or write to another disk"),
+    errno.EACCES: ("permission denied", "give a path you may write to"),
+    errno.EPERM: ("not permitted", "give a path you may write to"),
+    errno.EROFS: ("the file system is read-only", "give a path you may write to"),
+    errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
+    errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
+}
+
+
+def sha256_of(file: Path | str) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def disk_errors(path: Path | str) -> Iterator[None]:
+    """Tell a full disk or a missing permission as one `StorageError` line; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        told = _REMEDIES.get(error.errno or 0)
+        if told is None:
+            raise
+        named = str(error.filename or path)
+        where = str(path) if _ASIDE in named else named
+        raise StorageError(told[0], where, remedy=told[1]) from error
+
+
+@contextmanager
+def committed_directory(
+    path: Path | str, meta: Mapping[str, Any] | None = None, *, replace: bool = False
+) -> Iterator[Path]:
+    """A directory to write into that appears at `path` whole, or not at all.
+
+    Args:
+        path: where the directory stands afterwards; its parents are made.
+        meta: kept in the manifest; read when the block ends, so that the block may still fill it.
+        replace: whether a directory already there gives way (it is moved aside, and back on failure).
+
+    Raises:
+        StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
+    """
+    path = Path(os.path.abspath(path))
+    if not replace:
+        _refuse_existing(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
+        aside = _hidden(path)
+        aside.mkdir()
+        lock = os.open(aside, os.O_RDONLY)
+        try:
+            _try_lock(lock)
+            yield aside
+            _seal(aside, meta or {})
+            _put(aside, path, replace)
+        finally:
+            os.close(lock)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_atomically(path: Path | str, content: str | bytes) -> None:
+    """Write one file whole or not at all; a file already there is replaced."""
+    path = Path(os.path.abspath(path))
+    aside = _hidden(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "xb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+        _fsync(path.parent)
+
+
+def read_manifest(path: Path | str, verify: bool = True) -> dict[str, Any]:
+    """The manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
+
+    Args:
+        path: the directory.
+        verify: whether every byte is read and compared, or only names and sizes.
+
+    Raises:
+        StorageError: there is no manifest, or a file it names is missing, torn or changed.
+    """
+    path = Path(path)
+    try:
+        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
+        files = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
+        manifest["meta"].items()
+    except OSError as error:
+        raise StorageError(
+            f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageError("not a manifest", str(path / MANIFEST), "make the directory again") from error
+    for name, (size, digest) in files.items():
+        file = path / name
+        if not file.is_file():
+            raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
+        if (found := file.stat().st_size) != size:
+            raise StorageError(f"torn: {found} bytes of {size}", str(file), "make the directory again")
+        if verify and sha256_of(file) != digest:
+            raise StorageError(
+                "changed: its SHA-256 is not the manifest's", str(file), "make the directory again"
+            )
+    return manifest
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise StorageError("is there already", where=str(path), remedy="give another path or remove it")
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_ASIDE}{secrets.token_hex(6)}")
+
+
+def _seal(directory: Path, meta: Mapping[str, Any]) -> None:
+    """Make every file durable, and name them all in the manifest, which comes last."""
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    entries = {}
+    for file in files:
+        _fsync(file)
+        name = file.relative_to(directory).as_posix()
+        entries[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
+    for folder in (folder for folder in directory.rglob("*") if folder.is_dir()):
+        _fsync(folder)
+    write_atomically(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1))
+
+
+def _put(aside: Path, path: Path, replace: bool) -> None:
+    if not replace or not path.exists():
+        try:
+            os.rename(aside, path)
+        except OSError as error:
+            # Another process committed here meanwhile; POSIX renames onto an empty directory only.
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                _refuse_existing(path)
+            raise
+    else:
+        old = _hidden(path)
+        os.rename(path, old)
+        try:
+            os.rename(aside, path)
+        except OSError:
+            os.rename(old, path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    _fsync(path.parent)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writers of `path` left aside: unlocked, and not made just now."""
+    for leftover in path.parent.glob(f".{path.name}{_ASIDE}*"):
+        with suppress(OSError):
+            if not leftover.is_dir() or time.time() - leftover.stat().st_mtime < _STALE_SECONDS:
+                continue
+            descriptor = os.open(leftover, os.O_RDONLY)
+            try:
+                if _try_lock(descriptor):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock a directory for as long as this process lives; false where that is not to be had."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,133 @@
+"""A retrieval data set in memory: columns of texts, and judgements as arrays of positions in them.
+
+Everything downstream speaks of a query or a document by its position; ids are for files and people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.quarantine import QuarantineReport
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The corpus, three columns of equal length; a title may be empty, a text never is."""
+
+    ids: list[str]
+    titles: list[str]
+    texts: list[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over ids, titles and texts: the key of whatever is computed from the corpus alone."""
+        return _digest([*self.ids, *self.titles, *self.texts])
+
+
+@dataclass(frozen=True)
+class Queries:
+    """All queries of the data set, of every split, two columns of equal length."""
+
+    ids: list[str]
+    texts: list[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """The judged pairs of one split, sorted by query position, then document position."""
+
+    queries: Int64[ndarray, " rows"]
+    documents: Int64[ndarray, " rows"]
+    scores: Int64[ndarray, " rows"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def where(self, keep: ndarray) -> Judgements:
+        """The rows for which `keep`, a mask, is true."""
+        return Judgements(self.queries[keep], self.documents[keep], self.scores[keep])
+
+
+@dataclass(frozen=True)
+class Positives:
+    """The relevant documents of each query of a split: those of `queries[i]` are
+    `documents[offsets[i]:offsets[i + 1]]`, at least one, ascending."""
+
+    queries: Int64[ndarray, " queries"]
+    offsets: Int64[ndarray, " queries+1"]
+    documents: Int64[ndarray, " positives"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def of(self, index: int) -> Int64[ndarray, " positives"]:
+        """The positives of the query at place `index` of `queries`."""
+        return self.documents[self.offsets[index] : self.offsets[index + 1]]
+
+
+@dataclass(frozen=True)
+class RetrievalDataset:
+    """Documents, queries, and the judgements of the splits that were opened."""
+
+    name: str
+    documents: Documents
+    queries: Queries
+    judgements: Mapping[str, Judgements]
+    quarantine: QuarantineReport = field(default_factory=QuarantineReport)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the content as opened, whatever the files were called or compressed with."""
+        parts = [self.documents.digest, _digest([*self.queries.ids, *self.queries.texts])]
+        for split in sorted(self.judgements):
+            rows = self.judgements[split]
+            table = np.stack([rows.queries, rows.documents, rows.scores]).astype("<i8")
+            parts += [split, hashlib.sha256(table.tobytes()).hexdigest()]
+        return _digest(parts)
+
+    def passage_text(self, document: int) -> str:
+        """Title and text of one document, joined as BEIR does."""
+        return (self.documents.titles[document] + " " + self.documents.texts[document]).strip()
+
+    def passages(self) -> list[str]:
+        """`passage_text` of the whole corpus."""
+        return [self.passage_text(document) for document in range(len(self.documents))]
+
+    def positives(self, split: str) -> Positives:
+        """The queries of a split that have a document scored above 0, with those documents."""
+        rows = self.judgements[split].where(self.judgements[split].scores > 0)
+        queries, starts = np.unique(rows.queries, return_index=True)
+        offsets = np.append(starts, len(rows)).astype(np.int64)
+        return Positives(queries, offsets, rows.documents)
+
+    def counts(self) -> dict[str, int]:
+        """For tracking: documents, queries, and for each split its queries, judgements and positives."""
+        found = {"documents": len(self.documents), "queries": len(self.queries)}
+        for split, rows in self.judgements.items():
+            found[f"{split}_queries"] = len(np.unique(rows.queries))
+            found[f"{split}_judgements"] = len(rows)
+            found[f"{split}_positives"] = int((rows.scores > 0).sum())
+        return found | {"bad_rows": self.quarantine.total}
+
+
+def _digest(texts: Iterable[str]) -> str:
+    """SHA-256 over texts, each preceded by its length so that no two lists run together alike."""
+    state = hashlib.sha256()
+    for text in texts:
+        raw = text.encode()
+        state.update(len(raw).to_bytes(8, "little"))
+        state.update(raw)
+    return state.hexdigest()

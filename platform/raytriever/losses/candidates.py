@@ -1,0 +1,130 @@
+"""The global batch as one worker sees it: its own queries against every distinct document of all workers.
+
+A document that stands twice counts once (its first place is kept), and which (query, candidate) pairs are
+positives, or known and therefore no negatives, is kept as sparse index lists found by sorting ids: nothing
+here has the size of the score matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from raytriever.errors import LossInputError
+from raytriever.losses.batch import PAD, BatchIds
+from raytriever.losses.workers import Workers
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One worker's rows of the score matrix: who is in them, not yet the scores.
+
+    Args:
+        queries: this worker's query embeddings, or whatever stands for a row.
+        embeddings: every distinct candidate of the global batch.
+        positives: the column of each row's positives, `PAD` where there is none, no column twice in a row.
+        excluded_rows: row of each pair that is no negative (a positive or known), ascending.
+        excluded_columns: its column.
+        rows: number of rows over all workers.
+        negatives: number of negative pairs over all workers.
+    """
+
+    queries: Float[Tensor, "rows width"]
+    embeddings: Float[Tensor, "candidates width"]
+    positives: Int64[Tensor, "rows positives"]
+    excluded_rows: Int64[Tensor, " excluded"]
+    excluded_columns: Int64[Tensor, " excluded"]
+    rows: int
+    negatives: int
+
+    @property
+    def is_positive(self) -> Bool[Tensor, "rows positives"]:
+        """Where `positives` holds a column."""
+        return self.positives != PAD
+
+
+class Distinct:
+    """The distinct ids of a list, in the order of their first appearance, and where to find them."""
+
+    def __init__(self, ids: Int64[Tensor, " items"]) -> None:
+        order = torch.argsort(ids, stable=True)
+        ordered = ids[order]
+        first = torch.ones_like(ordered, dtype=torch.bool)
+        first[1:] = ordered[1:] != ordered[:-1]
+        self._ids = ordered[first]
+        places = order[first]
+        self.places = places.sort().values
+        self._columns = torch.searchsorted(self.places, places)
+        self.repeats = len(self.places) < len(ids)
+
+    def columns(self, ids: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
+        """The column of each id, `PAD` where it does not occur."""
+        at = torch.searchsorted(self._ids, ids).clamp_(max=len(self._ids) - 1)
+        return torch.where(self._ids[at] == ids, self._columns[at], PAD)
+
+    def keep(self, rows: Tensor) -> Tensor:
+        """The rows at the first appearance of each id."""
+        return rows.index_select(0, self.places) if self.repeats else rows
+
+
+def without_repeats(columns: Int64[Tensor, "rows positives"]) -> Int64[Tensor, "rows positives"]:
+    """The same columns with every later repeat in a row replaced by `PAD`, order kept."""
+    earlier = (columns[:, :, None] == columns[:, None, :]).tril(-1).any(2)
+    return columns.masked_fill(earlier, PAD)
+
+
+def pairs(columns: Int64[Tensor, "rows some"]) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
+    """The (row, column) of everything that is not `PAD`, ascending by row, then column."""
+    rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[columns != PAD]
+    held = columns[columns != PAD]
+    order = torch.argsort(held, stable=True)
+    order = order[torch.argsort(rows[order], stable=True)]
+    return rows[order], held[order]
+
+
+def gather_candidates(
+    queries: Float[Tensor, "queries width"],
+    passages: Float[Tensor, "passages width"],
+    ids: BatchIds,
+    workers: Workers,
+) -> Candidates:
+    """Bring every worker's passages together; gradients of a passage return to the worker that encoded it."""
+    shapes = workers.gather_values(torch.tensor([[len(queries), len(passages)]], device=queries.device))
+    if bool((shapes != shapes[:1]).any()):
+        raise LossInputError(
+            f"(queries, passages) differ between workers: {shapes.tolist()}",
+            remedy="give all workers as many",
+        )
+    distinct = Distinct(workers.gather_values(ids.passages))
+    columns = distinct.columns(ids.positives)
+    missing = (columns == PAD) & (ids.positives != PAD)
+    if bool(missing.any()):
+        raise LossInputError(
+            f"document {int(ids.positives[missing][0])} is a positive but not among the passages",
+            "ids.positives",
+        )
+    columns = without_repeats(columns)
+    barred = columns
+    if ids.known is not None:
+        barred = without_repeats(torch.cat([columns, distinct.columns(ids.known)], 1))
+    excluded_rows, excluded_columns = pairs(barred)
+    rows = len(queries) * workers.size
+    barred_pairs = int(workers.sum(torch.tensor(len(excluded_rows), device=queries.device)))
+    negatives = rows * len(distinct.places) - barred_pairs
+    if negatives == 0:
+        raise LossInputError(
+            f"no negatives: {rows} queries, {len(distinct.places)} distinct documents, all of them
+            positives", remedy="use a larger batch or hard negatives",
+        )
+    return Candidates(
+        queries=queries,
+        embeddings=distinct.keep(workers.gather(passages)),
+        positives=columns,
+        excluded_rows=excluded_rows,
+        excluded_columns=excluded_columns,
+        rows=rows,
+        negatives=negatives,
+    )

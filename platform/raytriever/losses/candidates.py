@@ -116,8 +116,8 @@ def gather_candidates(
     negatives = rows * len(distinct.places) - barred_pairs
     if negatives == 0:
         raise LossInputError(
-            f"no negatives: {rows} queries, {len(distinct.places)} distinct documents, all of them
-            positives", remedy="use a larger batch or hard negatives",
+            f"no negatives: {rows} queries, {len(distinct.places)} distinct documents, all their positives",
+            remedy="use a larger batch or hard negatives",
         )
     return Candidates(
         queries=queries,

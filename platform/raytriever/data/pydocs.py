@@ -2,7 +2,8 @@
 
 1. Every source file of the standard library and of the installed packages is read; nothing is imported.
 2. A docstring's first sentence is the query; qualified name, signature and the rest are its one passage.
-3. Equal sentences and equal passages count once, so that no sentence stands in two splits.
+3. Equal sentences and equal passages count once, so that no sentence stands in two splits; a sentence that
+   its own passage repeats would be a question about nothing but copying, and is left out.
 4. A hash of the qualified name decides the split; all passages are the corpus.
 5. The result is a folder in BEIR layout in the cache, named by a key of all installed versions.
 """
@@ -31,7 +32,7 @@ from raytriever.storage import committed_directory, read_manifest
 
 log = logging.getLogger(__name__)
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 _OWN = "raytriever"  # editing the project must not change its data
 _SITES = ("site-packages", "dist-packages")
 _SKIPPED = re.compile(
@@ -111,7 +112,9 @@ def pairs_of(roots: list[Path]) -> Iterator[Pair]:
             name = public.of(module, head)
             found = question_and_answer(item.docstring) if name else None
             if found is not None:
-                yield Pair(f"{name}.{inside}".rstrip("."), found[0], f"{item.signature} {found[1]}")
+                pair = Pair(f"{name}.{inside}".rstrip("."), found[0], f"{item.signature} {found[1]}")
+                if normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}"):
+                    yield pair
 
 
 def modules_of(root: Path) -> Iterator[tuple[str, Path]]:

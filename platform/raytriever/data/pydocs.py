@@ -14,32 +14,21 @@ import hashlib
 import json
 import logging
 import os
-import platform
-import re
-import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 
 from raytriever.data.beir import QRELS_HEADER
 from raytriever.data.docstrings import documented
 from raytriever.data.prose import normalised, question_and_answer
 from raytriever.data.public_names import PublicNames
+from raytriever.data.python_sources import installed_versions, modules_of, source_roots
 from raytriever.errors import StorageError
 from raytriever.storage import committed_directory, read_manifest
 
 log = logging.getLogger(__name__)
 
 BUILDER_VERSION = 2
-_OWN = "raytriever"  # editing the project must not change its data
-_SITES = ("site-packages", "dist-packages")
-_SKIPPED = re.compile(
-    r"_?(?:tests?|testing|vendor|vendored|_vendor|third_party|externals|thirdparty|examples?|benchmarks?|"
-    r"conformance|idlelib|idle_test|lib2to3|turtledemo|__pycache__|node_modules|site-packages|dist-packages)"
-)
-_SKIPPED_FILE = re.compile(r"(?:test_.*|.*_tests?|conftest|.*_pb2|.*_pb2_grpc|setup)\.py")
 _TEST_BELOW, _DEV_BELOW = 0.035, 0.07
 
 
@@ -67,31 +56,14 @@ def pydocs_folder(cache: Path | None = None) -> Path:
     if _is_whole(folder):
         return folder
     log.info("building pydocs from the docstrings of %d installed packages", len(versions) - 1)
-    pairs = distinct(pairs_of(source_roots()))
     try:
         with committed_directory(folder, {"versions": versions}, replace=folder.exists()) as aside:
-            write_pairs(pairs, aside)
+            write_pairs(distinct(pairs_of(source_roots())), aside)
     except StorageError:
         # Another process built the same meanwhile: the first to commit wins, and both are equal.
         if not _is_whole(folder):
             raise
     return folder
-
-
-def installed_versions() -> list[str]:
-    """This Python and every installed distribution with its version, sorted, without raytriever itself."""
-    found = {
-        f"{distribution.name.lower()} {distribution.version}"
-        for distribution in distributions(path=[str(site) for site in source_roots()[1:]])
-        if distribution.name and distribution.name.lower() != _OWN
-    }
-    return [f"python {platform.python_version()}", *sorted(found)]
-
-
-def source_roots() -> list[Path]:
-    """The standard library, then the folders that packages are installed in."""
-    sites = [Path(entry) for entry in sys.path if Path(entry).name in _SITES and Path(entry).is_dir()]
-    return [Path(sysconfig.get_path("stdlib")), *dict.fromkeys(sites)]
 
 
 def pairs_of(roots: list[Path]) -> Iterator[Pair]:
@@ -115,18 +87,6 @@ def pairs_of(roots: list[Path]) -> Iterator[Pair]:
                 pair = Pair(f"{name}.{inside}".rstrip("."), found[0], f"{item.signature} {found[1]}")
                 if normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}"):
                     yield pair
-
-
-def modules_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Dotted name and file of each module that is part of an interface, in the order of their names."""
-    for here, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if _is_package(name))
-        inside = Path(here).relative_to(root).parts
-        for file in sorted(files):
-            if file.endswith(".py") and not _SKIPPED_FILE.fullmatch(file):
-                parts = inside if file == "__init__.py" else (*inside, file.removesuffix(".py"))
-                if parts and all(part.isidentifier() for part in parts):
-                    yield ".".join(parts), Path(here, file)
 
 
 def distinct(pairs: Iterator[Pair]) -> list[Pair]:
@@ -161,10 +121,6 @@ def write_pairs(pairs: list[Pair], folder: Path) -> None:
 
 def _line(**fields: str) -> str:
     return json.dumps(fields, ensure_ascii=False) + "\n"
-
-
-def _is_package(name: str) -> bool:
-    return name.isidentifier() and name != _OWN and not _SKIPPED.fullmatch(name)
 
 
 def _is_whole(folder: Path) -> bool:

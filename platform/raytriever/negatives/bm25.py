@@ -1,7 +1,7 @@
 """BM25 over passages: the yardstick of the tables, and the first source of hard negatives.
 
 bm25s weighs the terms when the index is built (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): English
-stop words out, Snowball stems. Here are the ranking, its ties broken by the documents' positions, and the mining.
+stop words out, Snowball stems. Here are the ranking, its ties broken by position, and the mining.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ class Bm25Index:
         return self._index.get_scores_from_ids(known)
 
     def _tokenize(self, texts: Sequence[str], ids: bool) -> bm25s.tokenization.Tokenized:
-        return bm25s.tokenize(
-            list(texts), stopwords="en", stemmer=self._stemmer, return_ids=ids, show_progress=False
-        )
+        return bm25s.tokenize(list(texts), stopwords="en", stemmer=self._stemmer, return_ids=ids, show_progress=False)
 
 
 def top_positions(scores: Float32[ndarray, " documents"], k: int) -> Int64[ndarray, " k"]:
@@ -101,8 +99,8 @@ def mine(
         depth: how many to keep.
 
     Returns:
-        A negatives table: a row for each of `texts`, hardest first, -1 where no further document shares a term with
-        the query, and all over the rows of queries not asked for.
+        A negatives table: a row for each of `texts`, hardest first, then -1 where no further document shares
+        a term with the query; nothing but -1 for queries not asked for.
     """
     table = np.full((len(texts), depth), -1, dtype=np.int64)
     for start in range(0, len(queries), _CHUNK):

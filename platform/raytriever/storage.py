@@ -33,9 +33,15 @@ _REMEDIES = {
     errno.EACCES: ("permission denied", "give a path you may write to"),
     errno.EPERM: ("not permitted", "give a path you may write to"),
     errno.EROFS: ("the file system is read-only", "give a path you may write to"),
+    errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
     errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
     errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
 }
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`."""
+    return Path(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever").expanduser()
 
 
 def sha256_of(file: Path | str) -> str:
@@ -136,9 +142,7 @@ def read_manifest(path: Path | str, verify: bool = True) -> dict[str, Any]:
         if (found := file.stat().st_size) != size:
             raise StorageError(f"torn: {found} bytes of {size}", str(file), "make the directory again")
         if verify and sha256_of(file) != digest:
-            raise StorageError(
-                "changed: its SHA-256 is not the manifest's", str(file), "make the directory again"
-            )
+            raise StorageError("changed: its SHA-256 is not the manifest's", str(file), "make the directory again")
     return manifest
 
 

@@ -111,9 +111,7 @@ class Examples:
             found[clash] = (found[clash] + 1) % self.documents
 
 
-def _hash(
-    seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
-) -> ndarray:
+def _hash(seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None) -> ndarray:
     """splitmix64 over its arguments one after another: uint64 `[batch]`, or `[batch, columns]`."""
     state = _mix(np.full(len(examples), seed & (2**64 - 1), dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))

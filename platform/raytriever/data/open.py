@@ -85,9 +85,7 @@ def hold_out(train: Judgements, query_ids: list[str], file: Path) -> tuple[Judge
     )
     size = min(_DEV_QUERIES, max(1, int(len(queries) * _DEV_SHARE)))
     if len(queries) < 2:
-        raise DataError(
-            "one query only, too few to hold out a dev split", str(file), "add a qrels/dev.tsv or queries"
-        )
+        raise DataError("one query only, too few to hold out a dev split", str(file), "add a qrels/dev.tsv or queries")
     held = np.isin(train.queries, queries[:size])
     return train.where(~held), train.where(held)
 

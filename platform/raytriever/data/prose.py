@@ -14,9 +14,7 @@ _QUOTES = re.compile(r"`+~?([^`]*)`+_*")
 _DIRECTIVE = re.compile(r"^\s*\.\.\s.*$|^\s*:[a-z-]+:(?!`).*$", re.MULTILINE)
 _RULE = re.compile(r"^\s*[-=~^*+#_.]{3,}\s*$", re.MULTILINE)
 _PROMPT = re.compile(r"^\s*(?:>>>|\.\.\.)\s?", re.MULTILINE)
-_FIELD = re.compile(
-    r"^\s*:(?:(?:returns?|rtype|yields?):|(?:param|parameter|arg|type|raises)\s)\s*", re.MULTILINE
-)
+_FIELD = re.compile(r"^\s*:(?:(?:returns?|rtype|yields?):|(?:param|parameter|arg|type|raises)\s)\s*", re.MULTILINE)
 _END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!etc)(?<!vs)(?<!cf)[.!?](?=\s+[A-Z0-9(]|\s*$)")
 _EMPHASIS = re.compile(r"(?<!\w)\*{1,2}(\w[^*\n]*?)\*{1,2}(?!\w)")
 _WORD = re.compile(r"[A-Za-z]{2,}")

@@ -49,7 +49,5 @@ class PublicNames:
             further += [(exporter, called) for exporter, _ in self._importers.get((where, _STAR), ())]
             todo += (fresh := set(further) - seen)
             seen |= fresh
-        names = sorted(
-            (f"{where}.{called}" for where, called in seen), key=lambda n: (n.count("."), len(n), n)
-        )
+        names = sorted((f"{where}.{called}" for where, called in seen), key=lambda n: (n.count("."), len(n), n))
         return next(filter(is_public, names), None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from raytriever.data.prose import normalised, question_and_answer
 from raytriever.data.public_names import PublicNames
 from raytriever.data.python_sources import installed_versions, modules_of, source_roots
 from raytriever.errors import StorageError
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.storage import cache_folder, committed_directory, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Pair:
 
 def pydocs_folder(cache: Path | None = None) -> Path:
     """The folder of the data set for this environment, built if the cache has no whole one."""
-    cache = cache or Path(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever").expanduser()
+    cache = cache or cache_folder()
     versions = installed_versions()
     key = hashlib.sha256(json.dumps([BUILDER_VERSION, *versions]).encode()).hexdigest()
     folder = cache / f"pydocs-{key[:16]}"

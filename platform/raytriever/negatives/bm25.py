@@ -59,6 +59,10 @@ class Bm25Index:
             scores[row] = of_all[positions[row]]
         return scores, positions
 
+    def scores(self, query: str) -> Float32[ndarray, " documents"]:
+        """The score of every document for one query."""
+        return self._scores(self._tokenize([query], ids=False)[0])
+
     def _scores(self, terms: list[str]) -> Float32[ndarray, " documents"]:
         known = [self._vocabulary[term] for term in terms if term in self._vocabulary]
         if not known or self._is_empty:

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raytriever import storage
+from raytriever.errors import StorageError
+from raytriever.storage import MANIFEST, committed_directory, read_manifest, write_atomically
+
+
+def commit(path: Path, text: str = "one", replace: bool = False) -> None:
+    with committed_directory(path, {"by": text}, replace=replace) as aside:
+        (aside / "inner").mkdir()
+        (aside / "inner" / "a.txt").write_text(text)
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_commit_appears_whole_with_its_manifest(tmp_path: Path) -> None:
+    with committed_directory(tmp_path / "deep" / "run", meta := {}) as aside:
+        assert not (tmp_path / "deep" / "run").exists()
+        (aside / "a.txt").write_text("text")
+        meta["found"] = 7
+    manifest = read_manifest(tmp_path / "deep" / "run")
+    assert manifest["meta"] == {"found": 7}
+    digest = "982d9e3eb996f559e633f4d194def3761d909f5a3b647d1a851fead67c32c9d1"
+    assert manifest["files"] == {"a.txt": {"size": 4, "sha256": digest}}
+    assert entries(tmp_path / "deep") == ["run"]
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="halfway"), committed_directory(tmp_path / "run") as aside:
+        (aside / "a.txt").write_text("text")
+        raise RuntimeError("halfway")
+    assert entries(tmp_path) == []
+
+
+def test_a_failed_replacement_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(tmp_path / "run")
+    rename = os.rename
+
+    def refuse_the_new(source: Path, target: Path) -> None:
+        if target == tmp_path / "run" and (Path(source) / "b.txt").exists():
+            raise OSError(errno.ENOSPC, "full")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse_the_new)
+    with (
+        pytest.raises(StorageError, match=r"run: no space left on the disk; free some space"),
+        committed_directory(tmp_path / "run", replace=True) as aside,
+    ):
+        (aside / "b.txt").write_text("new")
+    assert read_manifest(tmp_path / "run")["meta"] == {"by": "one"}
+    assert entries(tmp_path) == ["run"]
+
+
+def test_replacing_must_be_asked_for(tmp_path: Path) -> None:
+    commit(tmp_path / "run")
+    with pytest.raises(StorageError, match="is there already"):
+        commit(tmp_path / "run", "two")
+    commit(tmp_path / "run", "two", replace=True)
+    assert (tmp_path / "run" / "inner" / "a.txt").read_text() == "two"
+    assert entries(tmp_path) == ["run"]
+
+
+def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match="is there already"),
+        committed_directory(tmp_path / "run") as aside,
+    ):
+        (aside / "a.txt").write_text("second")
+        commit(tmp_path / "run", "first")
+    assert read_manifest(tmp_path / "run")["meta"] == {"by": "first"}
+    assert entries(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda file: file.unlink(), "missing, though"),
+        (lambda file: file.write_text("on"), "torn: 2 bytes of 3"),
+        (lambda file: file.write_text("two"), "changed: its SHA-256"),
+    ],
+)
+def test_damage_is_told_by_file(tmp_path: Path, damage, told: str) -> None:
+    commit(tmp_path / "run")
+    damage(tmp_path / "run" / "inner" / "a.txt")
+    with pytest.raises(StorageError, match=rf"inner/a\.txt: {told}"):
+        read_manifest(tmp_path / "run")
+
+
+def test_without_verifying_only_names_and_sizes_count(tmp_path: Path) -> None:
+    commit(tmp_path / "run")
+    (tmp_path / "run" / "inner" / "a.txt").write_text("two")
+    assert read_manifest(tmp_path / "run", verify=False)["meta"] == {"by": "one"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": {}}', '{"files": {"a": 3}, "meta": {}}'])
+def test_what_has_no_valid_manifest_does_not_exist(tmp_path: Path, content: str) -> None:
+    with pytest.raises(StorageError, match=r"cannot read manifest\.json"):
+        read_manifest(tmp_path)
+    (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(StorageError, match="not a manifest"):
+        read_manifest(tmp_path)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as caught, committed_directory(tmp_path / "run") as aside:
+        (aside / "a.txt").write_text("text")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(caught.value) == (f"{tmp_path}/run: no space left on the disk; free some space or write to another disk")
+    assert entries(tmp_path) == []
+
+
+def test_other_system_errors_are_not_disguised(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), committed_directory(tmp_path / "run") as aside:
+        (aside / "missing.txt").read_text()
+
+
+def test_a_parent_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="give a path whose parents are directories"):
+        write_atomically(tmp_path / "file" / "x.txt", "text")
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(tmp_path / "a.txt", "grüß")
+    write_atomically(tmp_path / "a.txt", b"two")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(StorageError, match=r"a\.txt: no space left"):
+        write_atomically(tmp_path / "a.txt", "three")
+    assert (tmp_path / "a.txt").read_text() == "two"
+    assert entries(tmp_path) == ["a.txt"]
+
+
+def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Path) -> None:
+    writer = (
+        "import os, sys; from raytriever.storage import committed_directory\n"
+        "with committed_directory(sys.argv[1]) as aside:\n"
+        "    (aside / 'big').write_text('x'); print(aside, flush=True); sys.stdin.read(); os._exit(9)"
+    )
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", writer, str(tmp_path / "run")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(storage.__file__).parent.parent)},
+        )
+        assert process.stdout is not None
+        aside = Path(process.stdout.readline().strip())
+        os.utime(aside, (time.time() - 3600,) * 2)
+        return process, aside
+
+    dead, left = start()
+    dead.communicate("")
+    living, kept = start()
+    assert not left.exists()  # by the second writer
+    commit(tmp_path / "run")
+    assert kept.exists()
+    living.communicate("")
+    commit(tmp_path / "run", "two", replace=True)
+    assert entries(tmp_path) == ["run"]
+
+
+def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
+    commit(tmp_path / "run")
+    assert set(json.loads((tmp_path / "run" / MANIFEST).read_text())) == {"files", "meta"}

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.examples import Examples
+from raytriever.errors import DataError
+
+
+def dataset_of(positives: list[list[int]], documents: int) -> RetrievalDataset:
+    """Query i has `positives[i]`; every query also has document 0 judged 0, unless it is a positive."""
+    rows = sorted({(q, d, 1) for q, row in enumerate(positives) for d in row})
+    rows = sorted(rows + [(q, 0, 0) for q, row in enumerate(positives) if 0 not in row])
+    names = [str(n) for n in range(documents)]
+    queries = [f"q{n}" for n in range(len(positives))]
+    table = np.array(rows, dtype=np.int64).T
+    return RetrievalDataset(
+        "made", Documents(names, names, names), Queries(queries, queries), {"train": Judgements(*table)}
+    )
+
+
+POSITIVES = [[1], [], [2, 5, 7], [0]]
+DATASET = dataset_of(POSITIVES, 12)
+TABLE = np.array([[3, 4, 6, 8], [9, -1, -1, -1], [9, 10, -1, -1], [-1, -1, -1, -1]], dtype=np.int64)
+
+
+def every(examples: Examples, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(len(examples)), np.full(len(examples), epoch)
+
+
+def test_one_example_a_query_with_positives() -> None:
+    examples = Examples.of(DATASET, "train", seed=0)
+    assert len(examples) == 3
+    assert examples.queries(np.array([2, 0])).tolist() == [3, 0]
+    assert examples.positives.of(1).tolist() == [2, 5, 7]
+
+
+def test_the_positive_is_drawn_anew_each_epoch_and_all_come_up() -> None:
+    examples = Examples.of(DATASET, "train", seed=0)
+    drawn = np.array([examples.positive(*every(examples, epoch)) for epoch in range(300)])
+    assert set(drawn[:, 0]) == {1}
+    assert set(drawn[:, 2]) == {0}
+    counts = {document: int((drawn[:, 1] == document).sum()) for document in (2, 5, 7)}
+    assert sum(counts.values()) == 300
+    assert min(counts.values()) > 70
+
+
+def test_mined_negatives_do_not_repeat_until_they_must() -> None:
+    examples = Examples.of(DATASET, "train", seed=3, negatives=TABLE)
+    seen = set()
+    for epoch in range(50):
+        drawn = examples.hard_negatives(*every(examples, epoch), 3)
+        assert len(set(drawn[0])) == 3
+        assert set(drawn[0]) <= {3, 4, 6, 8}
+        assert set(drawn[1]) == {9, 10}
+        assert drawn[1][0] == drawn[1][2]  # wrapped in the drawn order
+        seen.add(tuple(drawn[0]))
+    assert len(seen) > 10
+
+
+@given(seed=st.integers(0, 2**63), epoch=st.integers(0, 1000), count=st.integers(0, 6), mined=st.booleans())
+def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
+    examples = Examples.of(DATASET, "train", seed, TABLE if mined else None)
+    indices, epochs = every(examples, epoch)
+    whole = examples.hard_negatives(indices, epochs, count)
+    assert whole.shape == (3, count)
+    for one in indices:
+        assert (examples.hard_negatives(indices[one : one + 1], epochs[:1], count)[0] == whole[one]).all()
+        assert not set(whole[one]) & set(examples.positives.of(one))
+        alone = examples.positive(indices[one : one + 1], epochs[:1])[0]
+        assert alone == examples.positive(indices, epochs)[one]
+
+
+def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left() -> None:
+    examples = Examples.of(dataset_of([[0, 1, 2, 3, 5]], 6), "train", seed=0)
+    for epoch in range(30):
+        assert set(examples.hard_negatives(np.array([0]), np.array([epoch]), 4)[0]) == {4}
+
+
+def test_random_negatives_cover_the_corpus() -> None:
+    examples = Examples.of(DATASET, "train", seed=0)
+    drawn = [examples.hard_negatives(*every(examples, epoch), 4)[0] for epoch in range(100)]
+    assert set(np.concatenate(drawn)) == set(range(12)) - {1}
+
+
+def test_the_draws_never_change() -> None:
+    # Golden: an edit here means that every interrupted run continues on other data.
+    examples = Examples.of(DATASET, "train", seed=5, negatives=TABLE)
+    assert [int(examples.positive(*every(examples, epoch))[1]) for epoch in range(6)] == [2, 7, 2, 5, 5, 7]
+    assert examples.hard_negatives(*every(examples, 2), 2).tolist() == [[4, 3], [9, 10], [8, 1]]
+
+
+def test_a_table_of_another_data_set_is_refused() -> None:
+    with pytest.raises(DataError, match="has 3 rows for 4 queries"):
+        Examples.of(DATASET, "train", 0, TABLE[:3])
+    with pytest.raises(DataError, match="names document 12 of 12"):
+        Examples.of(DATASET, "train", 0, np.full((4, 1), 12))
+
+
+def test_a_split_without_use_is_refused() -> None:
+    with pytest.raises(DataError, match="has no judgement above 0"):
+        Examples.of(dataset_of([[], []], 3), "train", 0)
+    with pytest.raises(DataError, match="every document is relevant"):
+        Examples.of(dataset_of([[0, 1, 2]], 3), "train", 0)

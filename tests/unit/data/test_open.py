@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.open import open_dataset
+from raytriever.errors import DataError
+
+HEADER = "query-id\tcorpus-id\tscore\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """200 documents, 200 queries, each with its own document and, judged 0, the next."""
+    folder = tmp_path / "tiny"
+    (folder / "qrels").mkdir(parents=True)
+    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(200)])
+    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"query {n}"} for n in range(200)])
+    for split, numbers in (("train", range(150)), ("test", range(150, 200))):
+        rows = [f"q{n}\td{n}\t1\nq{n}\td{(n + 1) % 200}\t0\n" for n in numbers]
+        (folder / "qrels" / f"{split}.tsv").write_text(HEADER + "".join(rows))
+    return folder
+
+
+def write(file: Path, rows: list[dict[str, object]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def edit(file: Path, change: Callable[[list[bytes]], None]) -> None:
+    lines = file.read_bytes().split(b"\n")[:-1]
+    change(lines)
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def test_a_folder_is_opened(folder: Path) -> None:
+    dataset = open_dataset(folder, ["train", "test"])
+    assert dataset.name == "tiny"
+    assert dataset.documents.ids[3] == "d3"
+    assert dataset.queries.texts[3] == "query 3"
+    assert dataset.passage_text(3) == dataset.passages()[3] == "T3 text 3"
+    assert dataset.counts() == {
+        "documents": 200,
+        "queries": 200,
+        "train_queries": 150,
+        "train_judgements": 300,
+        "train_positives": 150,
+        "test_queries": 50,
+        "test_judgements": 100,
+        "test_positives": 50,
+        "bad_rows": 0,
+    }
+    positives = dataset.positives("test")
+    assert positives.queries.tolist() == list(range(150, 200))
+    assert positives.of(4).tolist() == [154]
+
+
+def test_the_digest_is_of_the_content_alone(folder: Path, tmp_path: Path) -> None:
+    before = open_dataset(folder, ["test"])
+    (folder / "corpus.jsonl.gz").write_bytes(gzip.compress((folder / "corpus.jsonl").read_bytes()))
+    (folder / "corpus.jsonl").unlink()
+    folder.rename(tmp_path / "moved")
+    after = open_dataset(tmp_path / "moved", ["test"])
+    assert after.digest == before.digest
+    assert after.documents.digest == before.documents.digest
+
+    def regrade(lines: list[bytes]) -> None:
+        lines[1] = lines[1].replace(b"\t1", b"\t2")
+
+    edit(tmp_path / "moved" / "qrels" / "test.tsv", regrade)
+    assert open_dataset(tmp_path / "moved", ["test"]).digest != before.digest
+
+
+def test_a_missing_dev_split_is_lent_by_train(folder: Path) -> None:
+    lent = open_dataset(folder, ["train", "dev", "test"])
+    train, dev = (set(lent.judgements[split].queries.tolist()) for split in ("train", "dev"))
+    assert len(dev) == 15
+    assert train | dev == set(range(150))
+    assert not train & dev
+    # By the hash of the ids: the order of the rows does not matter, and alone, train is whole.
+    edit(folder / "qrels" / "train.tsv", lambda lines: lines.__setitem__(slice(1, None), lines[:0:-1]))
+    again = open_dataset(folder, ["dev", "train", "test"])
+    assert again.digest == lent.digest
+    assert again.counts()["dev_queries"] == 15
+    assert len(open_dataset(folder, ["dev"]).positives("dev")) == 15
+    assert len(open_dataset(folder, ["train"]).positives("train")) == 150
+
+
+def test_a_missing_split_lists_those_there_are(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"no split 'validation'; there are: test, train; choose from test, train"):
+        open_dataset(folder, ["validation"])
+    (folder / "qrels" / "train.tsv").unlink()
+    assert len(open_dataset(folder, ["test"]).positives("test")) == 50
+    with pytest.raises(DataError, match=r"no split 'train'; there are: test; training needs one"):
+        open_dataset(folder, ["train", "dev", "test"])
+
+
+def test_an_unknown_name_says_what_would_be_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(DataError, match=r"--dataset pydoc: no data set of this name.*did you mean 'pydocs'\?"):
+        open_dataset("pydoc", ["test"])
+    with pytest.raises(DataError, match=r"did you mean '.*/tiny'\?"):
+        open_dataset(folder.parent / "tinny", ["test"])
+    with pytest.raises(DataError, match="give 'pydocs' or the path of a folder in BEIR layout"):
+        open_dataset("/nowhere/at/all", ["test"])
+    with pytest.raises(
+        DataError, match=r"no queries\.jsonl or queries\.jsonl\.gz in it; it holds corpus\.jsonl, qrels"
+    ):
+        (folder / "queries.jsonl").unlink()
+        open_dataset(folder, ["test"])
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "content", "told"),
+    [
+        ("corpus.jsonl", 5, b"{", "not JSON"),
+        ("corpus.jsonl", 5, b'{"_id": "d4", "text": "\xff"}', "byte 0xff at column 24 is not UTF-8"),
+        ("corpus.jsonl", 5, b'{"_id": "d4", "body": "x"}', 'no field "text"; the fields are _id, body'),
+        ("corpus.jsonl", 5, b'{"text": "x"}', 'no field "_id"; the fields are text'),
+        ("corpus.jsonl", 5, b'{"_id": "d4", "title": "x", "text": ""}', 'empty "text"'),
+        ("corpus.jsonl", 5, b'{"_id": "d4", "title": 3, "text": "x"}', '"title" is int, not a string'),
+        ("corpus.jsonl", 5, b'{"_id": "d3", "text": "other"}', "id 'd3' stood before with a different text"),
+        ("queries.jsonl", 5, b'{"_id": "q4", "text": " "}', 'empty "text"'),
+        ("qrels/test.tsv", 5, b"q152\tnone\t1", "unknown document id 'none'"),
+        ("qrels/test.tsv", 5, b"none\td1\t1", "unknown query id 'none'"),
+        ("qrels/test.tsv", 5, b"q152\td152\t0.5", "score '0.5' is not an integer"),
+        ("qrels/test.tsv", 5, b"q152\td152", "2 columns, not 3 separated by tabs"),
+        ("qrels/test.tsv", 5, b"q150\td150\t2", "the pair was judged 1 before and is 2 here"),
+    ],
+)
+def test_one_bad_row_is_quarantined_alone(
+    folder: Path, tmp_path: Path, file: str, row: int, content: bytes, told: str
+) -> None:
+    edit(folder / file, lambda lines: lines.__setitem__(row - 1, content))
+    dataset = open_dataset(folder, ["test"], max_bad_rows=0.02, quarantine_dir=tmp_path / "run")
+    assert dataset.quarantine.counts[str(folder / file)] == 1
+    assert dataset.counts()["bad_rows"] == 1
+    entry = json.loads((tmp_path / "run" / "quarantine.jsonl").read_text())
+    assert (entry["file"], entry["row"]) == (str(folder / file), row)
+    assert entry["reason"].startswith(told)
+    with pytest.raises(DataError) as caught:
+        open_dataset(folder, ["test"], max_bad_rows=0)
+    assert str(caught.value).startswith(f"{folder / file} row {row}: {told}")
+    assert "; 1 of " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_bad_document_was_judged_for_is_bad_too(folder: Path) -> None:
+    edit(folder / "corpus.jsonl", lambda lines: lines.__setitem__(160, b"{"))
+    dataset = open_dataset(folder, ["test"], max_bad_rows=0.02)
+    assert dict(dataset.quarantine.counts) == {
+        str(folder / "corpus.jsonl"): 1,
+        str(folder / "qrels" / "test.tsv"): 2,
+    }
+    # No position moved onto another document.
+    positives = dataset.positives("test")
+    names = [dataset.documents.ids[positives.of(index)[0]] for index in range(len(positives))]
+    assert names == [f"d{n}" for n in range(150, 200) if n != 160]
+
+
+def test_the_same_row_twice_is_one(folder: Path) -> None:
+    for file in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        edit(folder / file, lambda lines: lines.append(lines[-1]))
+    assert open_dataset(folder, ["test"], max_bad_rows=0).counts()["documents"] == 200
+
+
+@pytest.mark.parametrize("header", ["", "q1\td1\t1\n", "query-id corpus-id score\n", "qid\t0\tdocid\trel\n"])
+def test_a_wrong_header_always_stops(folder: Path, header: str) -> None:
+    (folder / "qrels" / "test.tsv").write_text(header)
+    with pytest.raises(DataError, match=r"test\.tsv row 1: the header is .*query-id<TAB>corpus-id<TAB>score"):
+        open_dataset(folder, ["test"], max_bad_rows=1)
+
+
+def test_files_without_a_usable_row_always_stop(folder: Path) -> None:
+    (folder / "qrels" / "test.tsv").write_text(HEADER)
+    with pytest.raises(DataError, match=r"test\.tsv: no judgement in it"):
+        open_dataset(folder, ["test"])
+    (folder / "corpus.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"corpus\.jsonl: no row in it"):
+        open_dataset(folder, ["test"])
+
+
+def test_numbers_serve_as_ids(folder: Path) -> None:
+    edit(folder / "corpus.jsonl", lambda lines: lines.append(b'{"_id": 200, "text": "x"}'))
+    edit(folder / "qrels" / "test.tsv", lambda lines: lines.append(b"q199\t200\t1"))
+    assert open_dataset(folder, ["test"], max_bad_rows=0).positives("test").of(49).tolist() == [199, 200]
+
+
+@pytest.mark.data
+def test_the_packs_open_without_a_bad_row(data_packs: Path) -> None:
+    scifact = open_dataset(data_packs / "scifact", ["train", "test"], max_bad_rows=0).counts()
+    assert (scifact["documents"], scifact["train_judgements"], scifact["test_judgements"]) == (5183, 919, 339)
+    graded = open_dataset(data_packs / "climate-fever-evidence", ["test"], max_bad_rows=0)
+    assert (graded.counts()["test_judgements"], graded.counts()["test_positives"]) == (5305, 2745)
+    assert np.diff(graded.positives("test").offsets).min() >= 1
+
+
+@pytest.mark.data
+def test_a_pack_cut_off_is_told_by_file(data_packs: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl.gz").write_bytes((data_packs / "adi" / "corpus.jsonl.gz").read_bytes()[:-100])
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text(HEADER)
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row"):
+        open_dataset(tmp_path, ["test"])

@@ -107,10 +107,10 @@ def test_an_unknown_name_says_what_would_be_right(folder: Path, monkeypatch: pyt
         open_dataset(folder.parent / "tinny", ["test"])
     with pytest.raises(DataError, match="give 'pydocs' or the path of a folder in BEIR layout"):
         open_dataset("/nowhere/at/all", ["test"])
+    (folder / "queries.jsonl").unlink()
     with pytest.raises(
         DataError, match=r"no queries\.jsonl or queries\.jsonl\.gz in it; it holds corpus\.jsonl, qrels"
     ):
-        (folder / "queries.jsonl").unlink()
         open_dataset(folder, ["test"])
 
 

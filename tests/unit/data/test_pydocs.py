@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from raytriever.data import pydocs
+from raytriever.data.open import open_dataset
+from raytriever.data.prose import normalised
+from raytriever.data.python_sources import installed_versions, source_roots
+from raytriever.errors import StorageError
+from raytriever.storage import read_manifest
+
+REST = (
+    "It tells at some length what the arguments are, what comes back, and when it fails, "
+    "so that whoever reads it knows as much as whoever wrote it."
+)
+
+
+def function(name: str, sentence: str, rest: str = REST) -> str:
+    body = 'raise SystemExit("imported")'
+    return f'def {name}(a, b=1):\n    """{sentence}\n\n    {rest} Called {name}.\n    """\n    {body}\n\n\n'
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment of one package, of 200 functions, in place of the real one; the cache is empty."""
+    site = tmp_path / "site-packages"
+    for folder in ("pkg/_impl", "pkg/tests", "pkg/_vendor/x", "raytriever"):
+        (site / folder).mkdir(parents=True)
+    many = "".join(function(f"f{n}", f"Compute the measure number {n} of all rows.") for n in range(200))
+    (site / "pkg/__init__.py").write_text("from ._impl.work import shown\nraise SystemExit('imported')\n")
+    (site / "pkg/many.py").write_text(many)
+    (site / "pkg/_impl/__init__.py").write_text("")
+    (site / "pkg/_impl/work.py").write_text(
+        function("shown", "Show the rows of a table.") + function("kept_back", "Keep the rows of a table.")
+    )
+    for left_out in ("pkg/tests/inner.py", "pkg/test_it.py", "pkg/_vendor/x/y.py", "raytriever/own.py"):
+        (site / left_out).write_text(function("hidden", f"Hide the rows in {left_out[:9]} of it."))
+    monkeypatch.setattr(pydocs, "source_roots", lambda: [site])
+    monkeypatch.setattr(pydocs, "installed_versions", lambda: ["python 3", "pkg 1"])
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    return site
+
+
+def test_is_opened_by_name_and_holds_what_is_public(site: Path) -> None:
+    dataset = open_dataset("pydocs", ["train", "dev", "test"])
+    assert dataset.name == "pydocs"
+    assert len(dataset.documents) == len(dataset.queries) == 201
+    place = dataset.documents.ids.index("pkg.shown")
+    assert dataset.queries.ids[place] == "q:pkg.shown"
+    assert dataset.queries.texts[place] == "Show the rows of a table."
+    assert dataset.passage_text(place) == f"pkg.shown shown(a, b=1) {REST} Called shown."
+    queries = [query for split in dataset.judgements.values() for query in split.queries.tolist()]
+    assert sorted(queries) == list(range(201))
+
+
+def test_is_built_once_and_again_when_a_package_changes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pydocs.pydocs_folder()
+    before = (folder / "corpus.jsonl").stat().st_mtime_ns
+    assert pydocs.pydocs_folder() == folder
+    assert (folder / "corpus.jsonl").stat().st_mtime_ns == before
+    assert read_manifest(folder)["meta"] == {"versions": ["python 3", "pkg 1"]}
+    monkeypatch.setattr(pydocs, "installed_versions", lambda: ["python 3", "pkg 2"])
+    assert pydocs.pydocs_folder() != folder
+
+
+def test_a_torn_cache_is_built_again(site: Path) -> None:
+    folder = pydocs.pydocs_folder()
+    content = (folder / "queries.jsonl").read_bytes()
+    assert content.count(b"\n") == 201
+    (folder / "queries.jsonl").write_bytes(content[:-7])
+    assert pydocs.pydocs_folder() == folder
+    assert (folder / "queries.jsonl").read_bytes() == content
+
+
+def test_builders_at_the_same_time_do_not_break_each_other(site: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        folders = {future.result() for future in [pool.submit(pydocs.pydocs_folder) for _ in range(8)]}
+    assert len(folders) == 1
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [folders.pop().name]
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_before_the_work(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(pydocs, "pairs_of", lambda roots: pytest.fail("built in vain"))
+    with pytest.raises(StorageError, match="a file is in the way"):
+        pydocs.pydocs_folder()
+
+
+def test_equal_sentences_and_passages_count_once() -> None:
+    pairs = [
+        pydocs.Pair("a.b.c", "Return the sum.", "one"),
+        pydocs.Pair("a.c", "return the SUM", "two"),
+        pydocs.Pair("a.d", "Return another.", "Two!"),
+        pydocs.Pair("a.C", "Return a third.", "three"),
+        pydocs.Pair("a.e", "Return a fourth.", "four"),
+    ]
+    # The shortest name comes first, then the alphabet: a.C keeps a.c's name, a.c would have kept the sentence,
+    # a.d the passage.
+    for order in (pairs, pairs[::-1]):
+        assert [pair.name for pair in pydocs.distinct(iter(order))] == ["a.C", "a.b.c", "a.d", "a.e"]
+    assert [pair.name for pair in pydocs.distinct(iter(pairs[:3]))] == ["a.c"]
+
+
+def test_the_split_is_a_function_of_the_name() -> None:
+    splits = [pydocs.Pair(f"a.f{n}", "", "").split for n in range(4000)]
+    assert 100 < splits.count("test") < 180
+    assert 100 < splits.count("dev") < 180
+    assert pydocs.Pair("numpy.sum", "x", "y").split == pydocs.Pair("numpy.sum", "", "").split == "train"
+
+
+def test_the_key_names_what_is_installed_and_not_the_project() -> None:
+    versions = installed_versions()
+    assert versions[0].startswith("python 3.")
+    assert any(version.startswith("pytest ") for version in versions)
+    assert not any(version.startswith("raytriever") for version in versions)
+    assert source_roots()[0] == Path(sysconfig.get_path("stdlib"))
+
+
+def test_the_standard_library_reads_well() -> None:
+    pairs = pydocs.distinct(pydocs.pairs_of(source_roots()[:1]))
+    assert len(pairs) > 600
+    assert len({normalised(pair.query) for pair in pairs}) == len(pairs)
+    by_name = {pair.name: pair for pair in pairs}
+    assert by_name["json.dumps"].query == "Serialize obj to a JSON formatted str."
+    assert by_name["json.dumps"].passage.startswith("dumps(obj, *, skipkeys=False, ensure_ascii=True")
+    for pair in pairs:
+        assert normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}")
+        assert "_" not in [part[0] for part in pair.name.split(".")]
+        assert ".test" not in pair.name or pair.name.startswith(("doctest", "unittest"))

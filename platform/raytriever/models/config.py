@@ -18,12 +18,8 @@ class ModelConfig:
     model: str = option("minilm", "the encoder: minilm, a local directory, or a hub name")
     revision: str | None = option(None, "commit or tag of a hub model")
     pooling: str | None = option(None, "how token states become one embedding", choices=POOLINGS)
-    similarity: str | None = option(
-        None, "cosine normalises embeddings, dot leaves them raw", choices=SIMILARITIES
-    )
-    towers: str | None = option(
-        None, "one encoder for queries and passages, or one each (as DPR)", choices=TOWERS
-    )
+    similarity: str | None = option(None, "cosine normalises embeddings, dot leaves them raw", choices=SIMILARITIES)
+    towers: str | None = option(None, "one encoder for queries and passages, or one each (as DPR)", choices=TOWERS)
     query_prefix: str | None = option(None, "text put before every query")
     passage_prefix: str | None = option(None, "text put before every passage")
     query_length: int | None = option(None, "longest query in tokens, longer ones are cut", minimum=3)

@@ -46,9 +46,7 @@ def describe(directory: Path, config: ModelConfig) -> Description:
     elif (directory / "modules.json").is_file():
         described = _sentence_transformers(directory)
     else:
-        described = Description(
-            query_length=_position_limit(directory), passage_length=_position_limit(directory)
-        )
+        described = Description(query_length=_position_limit(directory), passage_length=_position_limit(directory))
     given = {name: value for name in asdict(described) if (value := getattr(config, name)) is not None}
     if "passage_length" in given and "query_length" not in given:
         given["query_length"] = given["passage_length"]
@@ -103,9 +101,7 @@ def _pooling_mode(path: Path) -> str:
         on = [mode for mode, switch in switches.items() if settings.get(f"pooling_mode_{switch}")]
         named = on[0] if len(on) == 1 else None
     if named not in modes:
-        raise ModelError(
-            f"pooling mode {named!r} is not supported", str(path), "choose --pooling mean, cls or last"
-        )
+        raise ModelError(f"pooling mode {named!r} is not supported", str(path), "choose --pooling mean, cls or last")
     return modes[named]
 
 

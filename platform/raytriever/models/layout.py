@@ -31,10 +31,7 @@ def write_model(retriever: Retriever, directory: Path) -> None:
         modules = _write_tower(retriever, retriever.query, description.passage_length, directory, "")
         _write_json(
             directory / "modules.json",
-            [
-                {"idx": i, "name": str(i), "path": path, "type": kind}
-                for i, (path, kind) in enumerate(modules)
-            ],
+            [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)],
         )
     else:
         _write_router(retriever, directory)
@@ -72,20 +69,18 @@ def _write_tower(
     names = [f"{prefix}{i}_{kind}" for i, kind in enumerate(("Transformer", "Pooling", "Normalize"))]
     if not prefix:
         names[0] = ""  # at the top, where AutoModel looks
-    for name in names:
-        (directory / name).mkdir(parents=True, exist_ok=True)
     place = directory / names[0]
+    place.mkdir(exist_ok=True)
     tower.backbone.save_pretrained(place)  # type: ignore[operator]
     retriever.tokenizer.save_pretrained(place)
     _write_json(place / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
-    _write_json(
-        directory / names[1] / "config.json", _pooling_settings(retriever.width, retriever.description)
-    )
+    _write_json(directory / names[1] / "config.json", _pooling_settings(retriever.width, retriever.description))
     classes = [(names[0], TRANSFORMER), (names[1], POOLING)]
-    if tower.normalise:
-        return [*classes, (names[2], NORMALIZE)]
-    (directory / names[2]).rmdir()
-    return classes
+    if not tower.normalise:
+        return classes
+    # The module has nothing to set, but copying and archiving lose empty directories.
+    _write_json(directory / names[2] / "config.json", {})
+    return [*classes, (names[2], NORMALIZE)]
 
 
 def _pooling_settings(width: int, description: Description) -> dict[str, Any]:
@@ -95,4 +90,5 @@ def _pooling_settings(width: int, description: Description) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -36,19 +36,32 @@ class Retriever(nn.Module):
         """The number of components of an embedding."""
         return int(self.query.backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
-    def tokenize(self, texts: Sequence[str], side: Side) -> TokenBatch:
-        """Prefix, tokenise, cut and pad texts of one side; all tensors are `[texts, tokens]` int64."""
+    def token_ids(self, texts: Sequence[str], side: Side) -> list[list[int]]:
+        """Prefix, tokenise and cut texts of one side; no padding."""
         prefix = self.description.query_prefix if side == "query" else self.description.passage_prefix
         length = self.description.query_length if side == "query" else self.description.passage_length
         prepared = [prefix + text for text in texts] if prefix else list(texts)
-        return dict(
-            self.tokenizer(prepared, truncation=True, max_length=length, padding=True, return_tensors="pt")
+        found = self.tokenizer(
+            prepared,
+            truncation=True,
+            max_length=length,
+            return_attention_mask=False,
+            return_token_type_ids=False,
         )
+        return found["input_ids"]
+
+    def pad(self, token_ids: Sequence[Sequence[int]]) -> TokenBatch:
+        """One batch, padded to its longest text: `input_ids` and `attention_mask`, `[texts, tokens]` int64."""
+        return dict(self.tokenizer.pad({"input_ids": list(token_ids)}, return_tensors="pt"))
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> TokenBatch:
+        """`token_ids`, then `pad`."""
+        return self.pad(self.token_ids(texts, side))
 
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Embeddings `[texts, width]` of one side."""
         tower = self.query if side == "query" else self.passage
-        return tower(tokens)  # type: ignore[no-any-return]
+        return tower(tokens)
 
     def forward(self, queries: TokenBatch, passages: TokenBatch) -> tuple[Tensor, Tensor]:
         """Both sides in one call, because data-parallel wrappers synchronise gradients per call."""

@@ -78,7 +78,6 @@ def _checked_directory(path: Path) -> Path:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -88,7 +87,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise ModelError(
             "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"
         ) from error
-    except (LocalEntryNotFoundError, ConnectionError, httpx.TransportError) as error:
+    except (LocalEntryNotFoundError, ConnectionError) as error:
         raise ModelError(
             "the hub cannot be reached and the model is not in its local cache",
             name,
@@ -96,6 +95,4 @@ def _from_hub(name: str, revision: str | None) -> Path:
         ) from error
     except HfHubHTTPError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"the hub refused it ({reason})", name, "check the name, the revision and HF_TOKEN"
-        ) from error
+        raise ModelError(f"the hub refused it ({reason})", name, "check the name, the revision and HF_TOKEN") from error

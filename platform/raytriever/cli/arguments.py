@@ -1,0 +1,101 @@
+"""Flags out of the settings' own declarations, on argparse.
+
+A flag that is not given leaves no trace in the parsed arguments, so that layers can be laid over each other in
+order: the settings' defaults, a recipe, a configuration file, the flags. argparse rather than a generator of
+command lines, because every mistake is to end in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn, get_type_hints
+
+from raytriever.errors import ConfigError
+from raytriever.options import did_you_mean, flag_of
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises `ConfigError` where argparse prints its usage and exits."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Tell a mistake in one line."""
+        raise ConfigError(message, remedy=f"see {self.prog} --help")
+
+    def parse(self, words: Iterable[str]) -> argparse.Namespace:
+        """Parse a command line; an unknown flag is answered with the nearest known one."""
+        found, unknown = self.parse_known_args(list(words))
+        for word in unknown:
+            flag = word.split("=")[0]
+            if flag.startswith("--"):
+                known = [option for action in self._actions for option in action.option_strings]
+                raise ConfigError("unknown flag", flag, did_you_mean(flag, [k for k in known if k.startswith("--")]))
+            raise ConfigError(f"unexpected word {word!r}", remedy=f"see {self.prog} --help")
+        return found
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(120, _terminal_width()))
+
+
+def _terminal_width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns - 2
+
+
+def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
+    """Add a flag for every field of a settings dataclass (or for the named ones) that was declared by `option`."""
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if only is not None and field.name not in only:
+            continue
+        help = field.metadata["help"]
+        if field.default is not None:
+            help += f" (default: {field.default})"
+        help = help.replace("%", "%%")
+        types = [t for t in getattr(hints[field.name], "__args__", (hints[field.name],)) if t is not type(None)]
+        common: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name, "help": help}
+        if types[0] is bool:
+            group.add_argument(flag_of(field.name), action=argparse.BooleanOptionalAction, **common)
+            continue
+        choices = field.metadata["choices"]
+        metavar = (
+            "NAME" if choices and len(choices) > 4 else "|".join(choices) if choices else types[0].__name__.upper()
+        )
+        if choices and len(choices) > 4:
+            common["help"] += f": {', '.join(choices)}"
+        group.add_argument(flag_of(field.name), type=_typed(types[0], flag_of(field.name)), metavar=metavar, **common)
+
+
+def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """The fields of a settings dataclass that were given as flags."""
+    return {
+        field.name: getattr(arguments, field.name)
+        for field in dataclasses.fields(kind)
+        if hasattr(arguments, field.name)
+    }
+
+
+def _typed(kind: type, flag: str) -> Any:
+    words = {int: "a whole number", float: "a number", str: "text"}
+
+    def convert(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise ConfigError(f"{text!r}", flag, f"give {words[kind]}") from error
+
+    return convert
+
+
+def warn(text: str) -> None:
+    """A line on standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,61 @@
+"""`raytriever STAGE` and `python jobs/STAGE.py`: one entry, one way to end.
+
+A mistake a user can mend ends in one line and exit code 2, an interruption in one line and 130; any other exception
+keeps its traceback, because it is a defect of ours. `--debug` shows the traceback of mistakes too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+
+from raytriever import __version__
+from raytriever.errors import ConfigError, UserError
+from raytriever.options import did_you_mean
+
+# Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
+STAGES = {
+    "train": "train an encoder and measure it before and after",
+    "evaluate": "measure a model on data sets",
+    "search": "find the best passages for a query",
+}
+
+
+def run(stage: str, words: Sequence[str] | None = None) -> int:
+    """Run one stage on command-line words (those of this process when None); answers the exit code."""
+    arguments = list(sys.argv[1:] if words is None else words)
+    debug = "--debug" in arguments
+    try:
+        importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
+    except UserError as mistake:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; give the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away: nothing more can be said
+        return 141
+    return 0
+
+
+def entry() -> None:
+    """The console script `raytriever`."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]", ""]
+        lines += [f"  {name:<10}{text}" for name, text in STAGES.items()]
+        print("\n".join([*lines, "", "raytriever STAGE --help tells the flags of a stage"]))
+        sys.exit(0)
+    if words[0] == "--version":
+        print(__version__)
+        sys.exit(0)
+    if words[0] not in STAGES:
+        mistake = ConfigError(f"unknown stage {words[0]!r}", remedy=did_you_mean(words[0], STAGES))
+        print(f"error: {mistake}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(run(words[0], words[1:]))

@@ -1,0 +1,41 @@
+"""`search`: the best passages for a query, with their scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+
+from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig
+from raytriever.options import check_options
+
+
+def main(words: list[str]) -> None:
+    """Parse, search, print."""
+    arguments = _parser().parse(words)
+    config = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    check_options(config)
+    if not arguments.query.strip():
+        raise ConfigError("the query is empty", remedy='give a few words, such as "read a file line by line"')
+    if arguments.top < 1:
+        raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
+
+    from raytriever.retrieval.search import search_dataset
+
+    for hit in search_dataset(config, arguments.dataset, arguments.query, arguments.top):
+        print(
+            f"{hit.score:8.4f}  {hit.document_id}"
+            + (f"  {hit.title}" if hit.title not in ("", hit.document_id) else "")
+        )
+        print(textwrap.indent(textwrap.shorten(hit.text, 240, placeholder=" …"), " " * 10))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="search", description="Find the best passages of a data set for a query.")
+    parser.add_argument("query", help="what is looked for")
+    parser.add_argument("--dataset", default="pydocs", metavar="PATH", help="`pydocs`, or a folder in BEIR layout")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, ModelConfig, "model")
+    return parser

@@ -1,0 +1,192 @@
+"""A whole training run, from a checked configuration to a finished run directory.
+
+1. Look before touching: the directory, the data set, the model. A mistake found here leaves nothing behind.
+2. Measure BM25 and the encoder before; train; measure the encoder after, all on the test split.
+3. Write the figures, and `metrics.json` last: a run without it is interrupted and goes on when called again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy import ndarray
+
+from raytriever.cluster.recorder import Recorder
+from raytriever.cluster.session import ray_session
+from raytriever.cluster.train import train_on_cluster
+from raytriever.config import Config, check_config, dump_config, to_dict
+from raytriever.data.examples import Examples
+from raytriever.data.open import open_dataset
+from raytriever.data.order import Order
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
+from raytriever.negatives.bm25 import Bm25Index, mine
+from raytriever.retrieval.evaluate import Evaluation
+from raytriever.retrieval.figures import save_losses, save_roc, save_score_histograms
+from raytriever.retrieval.report import write_report
+from raytriever.retrieval.run_file import write_run
+from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
+from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
+from raytriever.tracking.source import git_commit
+from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
+from raytriever.training.run_directory import RunDirectory
+
+NEGATIVES_DEPTH = 30
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a person is told at the end.
+
+    Args:
+        path: the run directory.
+        rows: metrics by system, the names as in `metrics.json`.
+        quarantined: a line on rows that were left out, if any.
+        anew: False when the run had been finished before this call.
+    """
+
+    path: Path
+    rows: dict[str, dict[str, float]]
+    quarantined: str | None
+    anew: bool
+
+
+def run_experiment(config: Config, output: Path, run_name: str, fresh: bool, say: Callable[[str], None]) -> Finished:
+    """Train and measure; `say` hears a line at every stage.
+
+    Raises:
+        UserError: something a user can mend; see `errors`.
+    """
+    began = time.monotonic()
+    check_config(config)
+    run = RunDirectory.open(output, to_dict(config), fresh)
+    if run.state == "finished":
+        figures = run.metrics()
+        return Finished(output, {name: figures[name] for name in ("bm25", "before", "after")}, None, anew=False)
+    experiment = _Experiment(config, run, say)
+    tracker = MlflowTracker(tracking_uri(), run_name, run.tracking_id())
+    status = "FAILED"
+    try:
+        finished = experiment.execute(tracker, began)
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.finish(status)
+    return finished
+
+
+class _Experiment:
+    """One run, after everything a user may get wrong has been looked at."""
+
+    def __init__(self, config: Config, run: RunDirectory, say: Callable[[str], None]) -> None:
+        self.config, self.run, self.say = config, run, say
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.precision = choose_precision(config.training.precision, self.device)
+        data = config.data
+        splits = [data.train_split, data.dev_split, data.test_split]
+        say(f"data set {data.dataset}")
+        self.dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, quarantine_dir=None)
+        examples = Examples.of(self.dataset, data.train_split, config.training.seed)
+        Examples.of(self.dataset, data.dev_split, config.training.seed)
+        Examples.of(self.dataset, data.test_split, config.training.seed)
+        order = Order(len(examples), config.training.batch_size, config.training.seed)
+        self.total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
+        say(", ".join(f"{name} {count:,}" for name, count in self.dataset.counts().items()))
+        self.retriever = load_for_encoding(config.model, self.precision, self.device)
+
+    def execute(self, tracker: Tracker, began: float) -> Finished:
+        config, path = self.config, self.run.path
+        self.run.begin(dump_config(config))
+        self.run.keep_tracking_id(tracker.run_id)
+        self._describe(tracker)
+
+        self.say("BM25")
+        index = Bm25Index(self.dataset.passages())
+        found = {"bm25": evaluate_bm25(self.dataset, config.data.test_split, index)}
+        negatives = self._negatives(index)
+        self.say(f"{config.model.model} before training, {self.precision} on {self.device}")
+        found["before"] = evaluate_retriever(self.dataset, config.data.test_split, config.model, self.retriever)
+        del self.retriever
+
+        with Recorder(tracker, path, self.total_steps) as recorder, ray_session(config.training.num_workers):
+            train_on_cluster(config, negatives, self.total_steps, path, recorder.hear)
+        self.say("after training")
+        own = ModelConfig(model=str(path / "model"))
+        trained = load_for_encoding(own, self.precision, self.device)
+        found["after"] = evaluate_retriever(self.dataset, config.data.test_split, own, trained)
+        return self._conclude(tracker, found, recorder, began)
+
+    def _negatives(self, index: Bm25Index) -> ndarray | None:
+        if not self.config.data.negatives_per_query:
+            return None
+        positives = self.dataset.positives(self.config.data.train_split)
+        return mine(
+            index,
+            self.dataset.queries.texts,
+            positives.queries,
+            positives.offsets,
+            positives.documents,
+            NEGATIVES_DEPTH,
+        )
+
+    def _describe(self, tracker: Tracker) -> None:
+        dataset, data = self.dataset, self.config.data
+        record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
+        tags = {"config_hash": self.config.hash, "run_directory": str(self.run.path.resolve())}
+        commit = git_commit(Path(__file__).parent)
+        if commit:
+            tags["mlflow.source.git.commit"] = commit
+        tracker.describe(to_dict(self.config), record, tags)
+
+    def _conclude(self, tracker: Tracker, found: dict[str, Evaluation], recorder: Recorder, began: float) -> Finished:
+        config, path, dataset = self.config, self.run.path, self.dataset
+        for name, evaluation in found.items():
+            write_run(path / "runs" / f"{name}.trec", evaluation, dataset, name)
+        dense = {name: found[name] for name in ("before", "after")}
+        figures = path / "figures"
+        save_roc(figures / "roc.png", dense)
+        save_score_histograms(figures / "scores.png", dense)
+        save_losses(figures / "loss.png", recorder.curve("loss"), recorder.curve("dev_loss"))
+        rows = {name: evaluation.metrics for name, evaluation in found.items()}
+        metrics: dict[str, Any] = {"dataset": dataset.name, "split": config.data.test_split, **rows}
+        queries = len(found["after"].queries)
+        write_report(
+            path / "report.html",
+            f"{config.model.model} trained with {config.loss.loss} on {dataset.name}",
+            [
+                f"Measured on the {queries:,} queries of split {config.data.test_split}, "
+                f"searched in all {len(dataset.documents):,} documents."
+            ],
+            rows,
+            {
+                "ROC curve": figures / "roc.png",
+                "Scores of positives and of the best non-positives": figures / "scores.png",
+                "Loss": figures / "loss.png",
+            },
+            dump_config(config),
+        )
+        now = time.time_ns() // 1_000_000
+        points = [
+            Point(f"{system}/{name}", value, self.total_steps, now)
+            for system, values in rows.items()
+            for name, value in values.items()
+        ]
+        points.append(Point("total_seconds", time.monotonic() - began, 0, now))
+        tracker.log(points)
+        for name in ("config.yaml", "report.html", "figures", "model"):
+            tracker.log_file(path / name)
+        self.run.finish(metrics)
+        return Finished(path, rows, None, anew=True)
+
+
+def default_output(run_name: str) -> Path:
+    """Where a run goes when nothing is said: `runs/NAME`."""
+    return Path(os.environ.get("RAYTRIEVER_RUNS", "runs")) / run_name

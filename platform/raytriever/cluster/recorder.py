@@ -1,0 +1,113 @@
+"""What the driver does with the news of a run: a progress bar for the person, batches of points for the tracker.
+
+Every batch the tracker took is appended to `steps.jsonl` in the run directory, a line a step. A continued run reads
+it back, so that its curves are whole and no step is told to the tracker twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from raytriever.cluster.train import Notice, StepNews
+from raytriever.storage import disk_errors
+from raytriever.tracking.progress import Progress
+from raytriever.tracking.tracker import Point, Tracker
+
+FLUSH_SECONDS = 5.0
+
+
+STEPS = "steps.jsonl"
+
+
+class Recorder:
+    """Hears the news of training; used as a context so that nothing heard is left unlogged.
+
+    Args:
+        tracker: where the numbers go.
+        folder: the run directory.
+        total_steps: for the progress bar.
+    """
+
+    def __init__(self, tracker: Tracker, folder: Path, total_steps: int) -> None:
+        self._tracker, self._file, self._total = tracker, folder / STEPS, total_steps
+        self._lines = _read(self._file)
+        self._told = {(line["step"], name) for line in self._lines for name in line["measured"]}
+        self._waiting: list[dict[str, Any]] = []
+        self._flushed = time.monotonic()
+        self._progress: Progress | None = None
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """The values of one metric by step, of this call and of earlier ones."""
+        points = {line["step"]: line["measured"][name] for line in self._lines if name in line["measured"]}
+        return sorted(points.items())
+
+    def hear(self, item: StepNews | Notice) -> None:
+        """Take one item of news."""
+        if isinstance(item, Notice):
+            self._say(item.text)
+            return
+        fresh = {name: value for name, value in item.measured.items() if (item.step, name) not in self._told}
+        if fresh:
+            milliseconds = time.time_ns() // 1_000_000
+            self._waiting.append({"step": item.step, "milliseconds": milliseconds, "measured": fresh})
+        if "dev_loss" in item.measured:
+            self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
+        else:
+            loss, rate = item.measured["loss"], item.measured["learning_rate"]
+            self._bar(item.step - 1).advance(1, loss=loss, learning_rate=rate)
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log what has gathered, in one request."""
+        lines, self._waiting = self._waiting, []
+        self._flushed = time.monotonic()
+        if not lines:
+            return
+        self._tracker.log(
+            [
+                Point(name, value, line["step"], line["milliseconds"])
+                for line in lines
+                for name, value in line["measured"].items()
+            ]
+        )
+        self._lines += lines
+        with disk_errors(self._file), self._file.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def _say(self, text: str) -> None:
+        if self._progress is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._progress.say(text)
+
+    def _bar(self, done: int) -> Progress:
+        if self._progress is None:
+            self._progress = Progress("train", self._total, "step", done)
+            self._progress.__enter__()
+        return self._progress
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(kind, error, trace)
+        self.flush()
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The lines of an earlier call; the last may have been torn by its end."""
+    lines = []
+    for text in file.read_text(encoding="utf-8").split("\n") if file.is_file() else []:
+        with suppress(json.JSONDecodeError):
+            lines.append(json.loads(text))
+    return lines

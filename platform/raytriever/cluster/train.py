@@ -1,0 +1,159 @@
+"""The training loop under Ray Train: processes, their group, and news to the driver.
+
+Checkpoints are the loop's own (Ray Train's state file can be torn and then refuses to start); a worker group that
+Ray restarts after a death goes on from the newest one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ray
+import torch
+from numpy import ndarray
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
+
+from raytriever.cluster.monitor import listening
+from raytriever.config import Config
+from raytriever.data.examples import Examples
+from raytriever.data.open import open_dataset
+from raytriever.data.order import Order
+from raytriever.errors import UserError
+from raytriever.models.layout import write_model
+from raytriever.models.precision import choose_precision
+from raytriever.models.retriever import load_retriever
+from raytriever.parallel.strategy import current_workers
+from raytriever.storage import committed_directory
+from raytriever.training.batches import BatchSource
+from raytriever.training.loop import Assignment, train
+
+MAX_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class StepNews:
+    """What was measured after a step."""
+
+    step: int
+    measured: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line for the person."""
+
+    text: str
+
+
+def train_on_cluster(
+    config: Config,
+    negatives: ndarray | None,
+    total_steps: int,
+    folder: Path,
+    hear: Callable[[StepNews | Notice], None],
+) -> None:
+    """Train on `config.training.num_workers` processes; the best model stands in `folder/model` afterwards.
+
+    Args:
+        config: the experiment.
+        negatives: the negatives table, or None.
+        total_steps: after which training ends at the latest.
+        folder: the run directory, on storage that every node sees.
+        hear: called on the driver with every item of news.
+
+    Raises:
+        UserError: a worker met something a user can mend.
+    """
+    mistakes: list[UserError] = []
+
+    def hear_or_keep(item: StepNews | Notice | UserError) -> None:
+        if isinstance(item, UserError):
+            mistakes.append(item)
+        else:
+            hear(item)
+
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    with listening(hear_or_keep) as mailbox, TemporaryDirectory(prefix="raytriever-") as state:
+        trainer = TorchTrainer(
+            _train_worker,
+            train_loop_config={
+                "config": config,
+                "negatives": ray.put(negatives),
+                "total_steps": total_steps,
+                "folder": str(folder.resolve()),
+                "mailbox": mailbox,
+                "directory": os.getcwd(),
+            },
+            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            scaling_config=ScalingConfig(num_workers=config.training.num_workers, use_gpu=gpus > 0),
+            run_config=RunConfig(
+                name="train", storage_path=state, failure_config=FailureConfig(max_failures=MAX_RESTARTS)
+            ),
+        )
+        try:
+            trainer.fit()
+        except TrainingFailedError:
+            if not mistakes:
+                raise
+    if mistakes:
+        raise mistakes[0]
+
+
+def _train_worker(job: Mapping[str, Any]) -> None:
+    """One process of the group. What a user can mend is sent to the driver before it ends the group."""
+    mailbox = job["mailbox"]
+    if ray.get(mailbox.has_mistake.remote()):
+        return  # Ray started the group again after a mistake that no restart can mend
+    try:
+        _train(job)
+    except UserError as mistake:
+        ray.get(mailbox.send.remote(mistake))
+        raise
+
+
+def _train(job: Mapping[str, Any]) -> None:
+    config: Config = job["config"]
+    folder = Path(job["folder"])
+    # Ray starts workers elsewhere; data sets and models may be named by relative paths.
+    os.chdir(job["directory"])
+    workers, device = current_workers(), get_device()
+    if device.type == "cpu":
+        # Ray leaves one thread to a process; the cores of a node are shared among its workers.
+        local = ray.train.get_context().get_local_world_size()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
+    data, settings = config.data, config.training
+    dataset = open_dataset(data.dataset, [data.train_split, data.dev_split], max_bad_rows=data.max_bad_rows)
+    retriever = load_retriever(config.model).to(device)
+
+    def source(split: str, negatives: ndarray | None, size: int) -> BatchSource:
+        examples = Examples.of(dataset, split, settings.seed, negatives)
+        count = data.negatives_per_query
+        return BatchSource(dataset, examples, Order(len(examples), size, settings.seed), count)
+
+    negatives = ray.get(job["negatives"])
+    mailbox = job["mailbox"]
+    train(
+        Assignment(
+            retriever=retriever,
+            train=source(data.train_split, negatives, settings.batch_size),
+            dev=source(data.dev_split, negatives, settings.batch_size),
+            loss=config.loss,
+            training=settings,
+            total_steps=job["total_steps"],
+            precision=choose_precision(settings.precision, device),
+            device=device,
+            workers=workers,
+            folder=folder / "checkpoints",
+            listener=lambda step, measured: mailbox.send.remote(StepNews(step, dict(measured))),
+            notice=lambda text: mailbox.send.remote(Notice(text)),
+        )
+    )
+    if workers.rank == 0:
+        with committed_directory(folder / "model", {"config": config.hash}, replace=True) as aside:
+            write_model(retriever.eval(), aside)

@@ -1,0 +1,95 @@
+"""The batch of step t as tensors: this worker's queries, its passages, and who they are.
+
+A worker's passages are its queries' positives, then their hard negatives. Everything is computed from
+(data, seed, t) on the spot, so there is no iterator whose position could be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.examples import Examples
+from raytriever.data.order import Order, worker_slice
+from raytriever.losses.batch import PAD, BatchIds
+from raytriever.losses.workers import Workers
+from raytriever.models.encoder import TokenBatch
+from raytriever.models.retriever import Retriever
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One worker's share of a global batch."""
+
+    queries: TokenBatch
+    passages: TokenBatch
+    ids: BatchIds
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+
+        def moved(tokens: TokenBatch) -> TokenBatch:
+            return {name: tensor.to(device) for name, tensor in tokens.items()}
+
+        known = None if self.ids.known is None else self.ids.known.to(device)
+        ids = BatchIds(
+            self.ids.queries.to(device),
+            self.ids.positives.to(device),
+            self.ids.passages.to(device),
+            known,
+            self.ids.seed,
+            self.ids.step,
+        )
+        return Batch(moved(self.queries), moved(self.passages), ids)
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Makes any batch of a split on any worker.
+
+    Args:
+        dataset: texts by position.
+        examples: the split's examples.
+        order: which examples a step holds.
+        negatives_per_query: hard negatives beside each positive.
+    """
+
+    dataset: RetrievalDataset
+    examples: Examples
+    order: Order
+    negatives_per_query: int
+
+    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+        """The share of this worker in the global batch of `step`, tokenised."""
+        chosen = worker_slice(self.order.batch(step), workers.rank, workers.size)
+        epochs = worker_slice(self.order.epochs(step), workers.rank, workers.size)
+        queries = self.examples.queries(chosen)
+        positives = self.examples.positive(chosen, epochs)
+        negatives = self.examples.hard_negatives(chosen, epochs, self.negatives_per_query)
+        passages = np.concatenate([positives, negatives.reshape(-1)])
+        ids = BatchIds(
+            queries=torch.from_numpy(queries),
+            positives=torch.from_numpy(positives[:, None]),
+            passages=torch.from_numpy(passages),
+            known=torch.from_numpy(_padded([self.examples.positives.of(int(row)) for row in chosen])),
+            seed=self.order.seed,
+            step=step,
+        )
+        return Batch(
+            retriever.tokenize([self.dataset.queries.texts[query] for query in queries], "query"),
+            retriever.tokenize([self.dataset.passage_text(int(row)) for row in passages], "passage"),
+            ids,
+        )
+
+
+def _padded(rows: Sequence[ndarray]) -> ndarray:
+    """Rows of unequal length as one array, `PAD` behind the short ones."""
+    padded = np.full((len(rows), max(len(row) for row in rows)), PAD, np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return padded

@@ -1,0 +1,31 @@
+"""The settings of training. Imports nothing heavy: the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytriever.options import option
+
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, how fast and on how many workers a run trains."""
+
+    batch_size: int = option(64, "queries of one step, over all workers", minimum=1)
+    max_steps: int | None = option(None, "optimiser steps; wins over --epochs", minimum=1)
+    epochs: float | None = option(None, "times the training examples are seen", above=0)
+    learning_rate: float = option(5e-5, "AdamW's highest learning rate", above=0)
+    warmup_steps: int = option(10, "steps over which the learning rate rises from 0", minimum=0)
+    weight_decay: float = option(0.01, "AdamW's weight decay", minimum=0)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", above=0)
+    dropout: float = option(0.0, "the encoder's dropout while it trains", minimum=0, maximum=0.9)
+    precision: str | None = option(
+        None, "arithmetic of the encoder; by default bf16 where the hardware has it", choices=PRECISIONS
+    )
+    num_workers: int = option(1, "training processes, one a GPU where there are any", minimum=1)
+    seed: int = option(0, "fixes data order, draws and dropout", minimum=0)
+    eval_steps: int = option(20, "steps between two looks at the dev loss", minimum=1)
+    dev_batches: int = option(4, "global batches of the dev split in one look", minimum=1)
+    patience: int = option(5, "looks without a better dev loss after which training stops", minimum=1)

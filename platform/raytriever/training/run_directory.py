@@ -1,0 +1,103 @@
+"""A run's directory: new, to be continued, or finished, decided from what stands in it.
+
+`config.yaml` is written first and `metrics.json` last, so the two tell how far a run came. A directory of other
+settings, or one that is no run at all, is never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raytriever.errors import ConfigError
+from raytriever.storage import write_atomically
+
+CONFIG, IDENTITY, METRICS = "config.yaml", "run.json", "metrics.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where one run lives.
+
+    Args:
+        path: the directory.
+        state: `new`, `interrupted` or `finished`.
+    """
+
+    path: Path
+    state: str
+
+    @classmethod
+    def open(cls, path: Path, config: Mapping[str, Any], fresh: bool) -> RunDirectory:
+        """Look at a directory before anything is written.
+
+        Args:
+            path: may not exist yet.
+            config: the resolved settings of this command.
+            fresh: whether what an earlier run left there is to be removed when writing begins.
+
+        Raises:
+            ConfigError: it holds something else, or a run of other settings.
+        """
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return cls(path, "new")
+        if not (path / CONFIG).is_file():
+            raise ConfigError("is not empty and holds no run", f"--output {path}", "give another directory")
+        if fresh:
+            return cls(path, "new")
+        different = _difference(_read_config(path / CONFIG), config)
+        if different:
+            raise ConfigError(
+                f"holds a run with other settings ({different})",
+                f"--output {path}",
+                "give another --output, or --fresh to remove that run",
+            )
+        return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
+
+    def begin(self, config_yaml: str) -> None:
+        """Make the directory and write its configuration; a new run removes what an older one left."""
+        if self.state == "new" and (self.path / CONFIG).is_file():
+            shutil.rmtree(self.path)
+        write_atomically(self.path / CONFIG, config_yaml)
+
+    def tracking_id(self) -> str | None:
+        """The id under which the tracker knows this run, if it was begun before."""
+        file = self.path / IDENTITY
+        return json.loads(file.read_text())["tracking_id"] if file.is_file() else None
+
+    def keep_tracking_id(self, tracking_id: str) -> None:
+        """Remember the tracker's id for a continued run."""
+        write_atomically(self.path / IDENTITY, json.dumps({"tracking_id": tracking_id}) + "\n")
+
+    def finish(self, metrics: Mapping[str, Any]) -> None:
+        """Write the figures that close the run."""
+        write_atomically(self.path / METRICS, json.dumps(metrics, indent=2) + "\n")
+
+    def metrics(self) -> dict[str, Any]:
+        """The figures of a finished run."""
+        return json.loads((self.path / METRICS).read_text())
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("is not a run's configuration", str(path), "give another --output") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """The first setting in which two configurations differ."""
+    for section, settings in here.items():
+        before = there.get(section)
+        before = before if isinstance(before, dict) else {}
+        for name, value in settings.items():
+            if before.get(name) != value:
+                return f"{section}.{name} is {before.get(name)!r} there and {value!r} here"
+    return None

@@ -13,7 +13,10 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_BEGIN = re.compile(r"^([ \t]*)(?:async[ ]+)?(def|class)[ ]+(\w+)", re.MULTILINE)
+_BEGIN = re.compile(
+    r"^(?:([ \t]*)(?:async[ ]+)?(def|class)[ ]+(\w+)|(?:if|elif|else|try|except|finally|with|for|while)\b)",
+    re.MULTILINE,
+)
 _OPENS = re.compile(
     r":[ \t]*(?:#[^\n]*)?\n(?:[ \t]*(?:#[^\n]*)?\n)*[ \t]+[rR]?(\"\"\"|''')"  # a colon, comments, the quotes
 )
@@ -38,6 +41,9 @@ def documented(source: str) -> Iterator[Documented]:
     for begin, end in zip(begins, ends, strict=False):
         if begin.start() < read:
             continue  # an example within the docstring just read
+        if not begin[2]:
+            enclosing.clear()  # what follows, indented, stands in a block of the module, not in the last class
+            continue
         depth = len(begin[1].expandtabs())
         while enclosing and enclosing[-1][0] >= depth:
             enclosing.pop()
@@ -55,10 +61,8 @@ def documented(source: str) -> Iterator[Documented]:
 
 def _is_interface(enclosing: list[tuple[int, str, str]]) -> bool:
     """Whether no name is private and nothing but classes is around: what is inside a function is its own."""
-    return (
-        enclosing[0][0] == 0
-        and not any(name.startswith("_") for _, _, name in enclosing)
-        and all(kind == "class" for _, kind, _ in enclosing[:-1])
+    return not any(name.startswith("_") for _, _, name in enclosing) and all(
+        kind == "class" for _, kind, _ in enclosing[:-1]
     )
 
 

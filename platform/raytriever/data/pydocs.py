@@ -27,7 +27,7 @@ from raytriever.storage import cache_folder, committed_directory, read_manifest
 
 log = logging.getLogger(__name__)
 
-BUILDER_VERSION = 2
+BUILDER_VERSION = 3
 _TEST_BELOW, _DEV_BELOW = 0.035, 0.07
 
 

@@ -32,7 +32,7 @@ class Outer(Base, metaclass=Meta):
 
     class Example:
         def method(self):
-            pass
+            \'\'\'Of the example.\'\'\'
     """
 
     def method(
@@ -73,11 +73,12 @@ def test_finds_the_interface_and_nothing_else() -> None:
         "waits": ("waits(a, *, b)", "Wait \\d."),
         "Outer": (
             "class Outer(Base)",
-            "An example within:\n\nclass Example:\n    def method(self):\n        pass",
+            "An example within:\n\nclass Example:\n    def method(self):\n        '''Of the example.'''",
         ),
         "Outer.method": ("method(long=...)", "Single quotes."),
         "Outer.Inner": ("class Inner", "Inner one."),
         "Outer.Inner.deeper": ("deeper()", "Deeper."),
+        "conditional": ("conditional()", "Conditional."),
         "last": ("last()", "Last of all."),
     }
 
@@ -95,6 +96,8 @@ def test_agrees_with_a_whole_parse_of_a_real_module(module) -> None:
                     expected[path + node.name] = (signature(node), docstring)
                 if isinstance(node, ast.ClassDef):
                     walk(node.body, f"{path}{node.name}.")
+            elif isinstance(node, ast.If):
+                walk(node.body + node.orelse, path)
 
     walk(ast.parse(source).body, "")
     assert len(expected) > 20

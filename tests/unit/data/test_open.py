@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,8 @@ def test_the_digest_is_of_the_content_alone(folder: Path, tmp_path: Path) -> Non
 
     edit(tmp_path / "moved" / "qrels" / "test.tsv", regrade)
     assert open_dataset(tmp_path / "moved", ["test"]).digest != before.digest
+    assert replace(before, judgements={"dev": before.judgements["test"]}).digest != before.digest
+    assert replace(before, name="another").digest == before.digest
 
 
 def test_a_missing_dev_split_is_lent_by_train(folder: Path) -> None:
@@ -81,11 +84,12 @@ def test_a_missing_dev_split_is_lent_by_train(folder: Path) -> None:
     assert len(dev) == 15
     assert train | dev == set(range(150))
     assert not train & dev
-    # By the hash of the ids: the order of the rows does not matter, and alone, train is whole.
+    # By the hash of the ids: the order of rows and queries does not matter; and alone, train is whole.
     edit(folder / "qrels" / "train.tsv", lambda lines: lines.__setitem__(slice(1, None), lines[:0:-1]))
-    again = open_dataset(folder, ["dev", "train", "test"])
-    assert again.digest == lent.digest
-    assert again.counts()["dev_queries"] == 15
+    assert open_dataset(folder, ["dev", "train", "test"]).digest == lent.digest
+    edit(folder / "queries.jsonl", lambda lines: lines.reverse())
+    again = open_dataset(folder, ["dev", "train"])
+    assert {again.queries.ids[query] for query in again.judgements["dev"].queries} == {f"q{query}" for query in dev}
     assert len(open_dataset(folder, ["dev"]).positives("dev")) == 15
     assert len(open_dataset(folder, ["train"]).positives("train")) == 150
 

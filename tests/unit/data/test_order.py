@@ -56,6 +56,15 @@ def test_resuming_late_costs_one_permutation() -> None:
     assert time.perf_counter() - started < 1
 
 
+def test_straddling_batches_do_not_shuffle_an_epoch_twice() -> None:
+    order = Order(100, 30, 1)
+    permutation.cache_clear()
+    for step in range(10):
+        order.batch(step)
+        order.batch(step)
+    assert permutation.cache_info().misses == 3
+
+
 def test_the_shared_permutation_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="read-only"):
         permutation(10, 0, 0)[0] = 3

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,18 @@ from raytriever.errors import StorageError
 from raytriever.storage import MANIFEST, committed_directory, read_manifest, write_atomically
 
 
-def commit(path: Path, text: str = "one", replace: bool = False) -> None:
+def commit(path: Path, text: str = "one", replace: bool = False, during: Callable[[], object] = lambda: None) -> None:
     with committed_directory(path, {"by": text}, replace=replace) as aside:
         (aside / "inner").mkdir()
         (aside / "inner" / "a.txt").write_text(text)
+        during()
+
+
+def fail_with(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def entries(folder: Path) -> list[str]:
@@ -38,9 +47,8 @@ def test_a_commit_appears_whole_with_its_manifest(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="halfway"), committed_directory(tmp_path / "run") as aside:
-        (aside / "a.txt").write_text("text")
-        raise RuntimeError("halfway")
+    with pytest.raises(RuntimeError, match="halfway"):
+        commit(tmp_path / "run", during=fail_with(RuntimeError("halfway")))
     assert entries(tmp_path) == []
 
 
@@ -73,12 +81,8 @@ def test_replacing_must_be_asked_for(tmp_path: Path) -> None:
 
 
 def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
-    with (
-        pytest.raises(StorageError, match="is there already"),
-        committed_directory(tmp_path / "run") as aside,
-    ):
-        (aside / "a.txt").write_text("second")
-        commit(tmp_path / "run", "first")
+    with pytest.raises(StorageError, match="is there already"):
+        commit(tmp_path / "run", "second", during=lambda: commit(tmp_path / "run", "first"))
     assert read_manifest(tmp_path / "run")["meta"] == {"by": "first"}
     assert entries(tmp_path) == ["run"]
 
@@ -114,9 +118,8 @@ def test_what_has_no_valid_manifest_does_not_exist(tmp_path: Path, content: str)
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(StorageError) as caught, committed_directory(tmp_path / "run") as aside:
-        (aside / "a.txt").write_text("text")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(StorageError) as caught:
+        commit(tmp_path / "run", during=fail_with(OSError(errno.ENOSPC, "No space left on device")))
     assert str(caught.value) == (f"{tmp_path}/run: no space left on the disk; free some space or write to another disk")
     assert entries(tmp_path) == []
 
@@ -175,6 +178,24 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Pa
     living.communicate("")
     commit(tmp_path / "run", "two", replace=True)
     assert entries(tmp_path) == ["run"]
+
+
+def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    def note(name: str, path_of: Callable[..., str]) -> None:
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given: (log.append(f"{name} {path_of(*given)}"), real(*given))[1])
+
+    note("fsync", lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    note("rename", lambda source, target: Path(target).name)
+    commit(tmp_path / "run")
+    manifest = next(place for place, entry in enumerate(log) if MANIFEST in entry)
+    assert {"fsync a.txt", "fsync inner"} <= set(log[:manifest])
+    assert log[-2:] == ["rename run", f"fsync {tmp_path.name}"]
+    assert manifest < len(log) - 2
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path) -> None:

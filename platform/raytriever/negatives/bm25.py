@@ -32,8 +32,7 @@ class Bm25Index:
         self._vocabulary: dict[str, int] = tokens.vocab
         self._index = bm25s.BM25(k1=K1, b=B)
         # bm25s cannot index texts without a single term; nothing can match them either.
-        self._is_empty = not any(tokens.ids)
-        if not self._is_empty:
+        if any(tokens.ids):
             self._index.index(tokens, show_progress=False)
 
     def __len__(self) -> int:
@@ -65,7 +64,7 @@ class Bm25Index:
 
     def _scores(self, terms: list[str]) -> Float32[ndarray, " documents"]:
         known = [self._vocabulary[term] for term in terms if term in self._vocabulary]
-        if not known or self._is_empty:
+        if not known:
             return np.zeros(self._size, dtype=np.float32)
         return self._index.get_scores_from_ids(known)
 

@@ -67,7 +67,8 @@ def flat(text: str) -> str:
         (_EMPHASIS, r"\1"),
     ):
         text = pattern.sub(by, text)
-    return " ".join(text.split())
+    # A docstring can spell half of a surrogate pair, which no file can hold.
+    return " ".join(text.encode(errors="ignore").decode().split())
 
 
 def without(text: str, sentence: str) -> str:

@@ -59,6 +59,10 @@ def test_markup_is_taken_off() -> None:
     assert flat(text) == ("Parameters a : array_like See the guide and the book, not Foo. b: a number another f(1)")
 
 
+def test_what_no_file_can_hold_is_taken_out() -> None:
+    assert flat("from \ud800 to \u00fc") == "from to \u00fc"
+
+
 def test_long_answers_end_at_a_word() -> None:
     found = question_and_answer("Return the mean of rows.\n\n" + "word " * 1000)
     assert found is not None

@@ -1,11 +1,14 @@
-"""What tests share: the data packs, wherever this machine keeps them."""
+"""What tests share: the data packs, wherever this machine keeps them, and an encoder and a data set of their own."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -16,4 +19,55 @@ def data_packs() -> Path:
     folder = (REPOSITORY / os.environ.get("RAYTRIEVER_DATA", "../shared/data")).resolve()
     if not folder.is_dir():
         pytest.skip(f"no data packs at {folder}: name their folder with RAYTRIEVER_DATA")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real transformers checkpoint, small enough to train in a test: random weights, two layers of width 32."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny") / "encoder"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    pieces = [chr(code) for code in range(33, 127)]
+    vocabulary = [*special, *pieces, *(f"##{piece}" for piece in pieces)]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(
+        BertConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+        )
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A retrieval data set in BEIR layout that a tiny encoder can learn: a passage spells its query's letters twice."""
+    folder = tmp_path_factory.mktemp("data") / "letters"
+    (folder / "qrels").mkdir(parents=True)
+    rng = np.random.default_rng(7)
+    words = ["".join(rng.choice(list("abcdefghij"), 6)) for _ in range(160)]
+
+    def rows(name: str, lines: list[dict[str, str]]) -> None:
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    rows("corpus.jsonl", [{"_id": f"d{i}", "title": "", "text": f"{w} is {w[::-1]}"} for i, w in enumerate(words)])
+    rows("queries.jsonl", [{"_id": f"q{i}", "text": f"what is {w}"} for i, w in enumerate(words)])
+    for split, members in {"train": range(96), "dev": range(96, 128), "test": range(128, 160)}.items():
+        lines = [f"q{i}\td{i}\t1\n" for i in members]
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     return folder

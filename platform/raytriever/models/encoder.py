@@ -45,6 +45,7 @@ class Encoder(nn.Module):
 
 def load_backbone(directory: Path) -> nn.Module:
     """A transformers model from a local directory, safetensors only, never with the repository's own code."""
+    from safetensors import SafetensorError
     from transformers import AutoModel
 
     try:
@@ -56,7 +57,7 @@ def load_backbone(directory: Path) -> nn.Module:
                 trust_remote_code=False,
                 dtype=torch.float32,
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"cannot be loaded ({reason})",

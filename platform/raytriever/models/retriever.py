@@ -19,6 +19,14 @@ from raytriever.models.source import resolve_model
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
 
 
 class Retriever(nn.Module):
@@ -74,19 +82,12 @@ def load_retriever(config: ModelConfig) -> Retriever:
     Raises:
         ModelError: it cannot be found, trusted or read.
     """
-    from transformers import AutoTokenizer
-
     directory = resolve_model(config.model, config.revision)
     description = describe(directory, config)
     places = {side: _tower_directory(directory, side) for side in SIDES}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(places["query"], local_files_only=True, use_fast=True)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            "has no tokenizer that can be loaded",
-            str(places["query"]),
-            "copy tokenizer.json and tokenizer_config.json beside config.json",
-        ) from error
+    if description.towers == "shared" and places["query"] != places["passage"]:
+        raise ModelError("has two towers", str(directory), "drop --towers shared")
+    tokenizer = _load_tokenizer(places["query"])
 
     def tower(side: Side) -> Encoder:
         backbone = load_backbone(places[side])
@@ -94,9 +95,22 @@ def load_retriever(config: ModelConfig) -> Retriever:
 
     query = tower("query")
     passage = query if description.towers == "shared" else tower("passage")
-    if description.towers == "shared" and places["query"] != places["passage"]:
-        raise ModelError("has two towers", str(directory), "drop --towers shared")
     return Retriever(query, passage, tokenizer, description).eval()
+
+
+def _load_tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    # Without any of these transformers makes a tokenizer with an empty vocabulary and says nothing.
+    if any((directory / name).is_file() for name in TOKENIZER_FILES):
+        try:
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
+        except (OSError, ValueError) as error:
+            reason = f"has a tokenizer that cannot be loaded ({str(error).splitlines()[0]})"
+            raise ModelError(reason, str(directory), "copy tokenizer.json and tokenizer_config.json anew") from error
+    raise ModelError(
+        "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
+    )
 
 
 def _tower_directory(directory: Path, side: Side) -> Path:

@@ -114,11 +114,9 @@ def _own_documents(dataset: RetrievalDataset, queries: ndarray) -> ndarray:
 
 
 def _without(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:
-    """The ranking with each query's own document taken out; one place shorter."""
+    """The ranking with each query's own document taken out, and -1 at the end in its stead."""
     is_own = ranking == own[:, None]
-    # The last place goes where there is no own document, so that rows stay of equal length.
-    is_own[~is_own.any(1), -1] = ranking.shape[1] > 1
-    if not is_own.any():
-        return scores, ranking
-    shape = (len(ranking), ranking.shape[1] - 1)
-    return scores[~is_own].reshape(shape), ranking[~is_own].reshape(shape)
+    order = np.argsort(is_own, axis=1, kind="stable")
+    scores, ranking = np.take_along_axis(scores, order, 1), np.take_along_axis(ranking, order, 1)
+    ranking[is_own.any(1), -1] = -1
+    return scores, ranking

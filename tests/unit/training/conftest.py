@@ -1,0 +1,81 @@
+"""A whole assignment for one worker, on a tiny encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.data.examples import Examples
+from raytriever.data.open import open_dataset
+from raytriever.data.order import Order
+from raytriever.losses.config import LossConfig
+from raytriever.losses.workers import ALONE, Workers
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.training.batches import BatchSource
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import Assignment
+
+
+@dataclass
+class Heard:
+    """What a run said."""
+
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    def step(self, step: int, measured: Mapping[str, float]) -> None:
+        self.steps.setdefault(step, {}).update(measured)
+
+    @property
+    def losses(self) -> list[float]:
+        return [self.steps[step]["loss"] for step in sorted(self.steps) if "loss" in self.steps[step]]
+
+
+Make = Callable[..., tuple[Assignment, Heard]]
+
+
+@pytest.fixture
+def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> Make:
+    """Build an assignment; keyword arguments set the training, `loss` and `folder` the rest."""
+
+    def make(
+        *,
+        total_steps: int = 6,
+        loss: LossConfig | None = None,
+        folder: Path | None = None,
+        workers: Workers = ALONE,
+        model: ModelConfig | None = None,
+        negatives_per_query: int = 1,
+        **training: object,
+    ) -> tuple[Assignment, Heard]:
+        settings = TrainingConfig(**{"batch_size": 16, "learning_rate": 1e-3, "eval_steps": 2, **training})
+        dataset = open_dataset(tiny_dataset, ["train", "dev"])
+
+        def source(split: str) -> BatchSource:
+            examples = Examples.of(dataset, split, settings.seed)
+            order = Order(len(examples), settings.batch_size, settings.seed)
+            return BatchSource(dataset, examples, order, negatives_per_query)
+
+        heard = Heard()
+        work = Assignment(
+            retriever=load_retriever(model or ModelConfig(str(tiny_encoder))),
+            train=source("train"),
+            dev=source("dev"),
+            loss=loss or LossConfig(loss="mw", temperature=0.05),
+            training=settings,
+            total_steps=total_steps,
+            precision="fp32",
+            device=torch.device("cpu"),
+            workers=workers,
+            folder=folder or tmp_path / "checkpoints",
+            listener=heard.step,
+            notice=heard.notices.append,
+        )
+        return work, heard
+
+    return make

@@ -1,0 +1,54 @@
+# Two commands for a newcomer: `make quickstart` and `make test`. Both make .venv if needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help quickstart test test-all check format bench clean
+
+help:
+	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
+	@echo "make test        the fast tests;  make test-all  the slow ones too"
+	@echo "make check       format, lint, types, layers;  make format  mend the first two"
+	@echo "make bench       measure what benchmarks/ promises"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+
+# One stamp for what runs, one for what tests and checks as well.
+$(VENV)/.runs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e .
+	@touch $@
+
+$(VENV)/.tests: $(VENV)/.runs
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]'
+	@touch $@
+
+quickstart: $(VENV)/.runs
+	$(BIN)/python jobs/train.py --loss mw --run-name quickstart
+
+test: $(VENV)/.tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: $(VENV)/.tests
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(VENV)/.tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.tests
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.tests
+	$(BIN)/python benchmarks/ground_truth.py
+	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/startup.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -93,7 +93,7 @@ class _Experiment:
         data = config.data
         splits = [data.train_split, data.dev_split, data.test_split]
         say(f"data set {data.dataset}")
-        self.dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows, quarantine_dir=None)
+        self.dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows)
         examples = Examples.of(self.dataset, data.train_split, config.training.seed)
         Examples.of(self.dataset, data.dev_split, config.training.seed)
         Examples.of(self.dataset, data.test_split, config.training.seed)
@@ -105,6 +105,7 @@ class _Experiment:
     def execute(self, tracker: Tracker, began: float) -> Finished:
         config, path = self.config, self.run.path
         self.run.begin(dump_config(config))
+        left_out = self.dataset.quarantine.write(path)
         self.run.keep_tracking_id(tracker.run_id)
         self._describe(tracker)
 
@@ -122,7 +123,9 @@ class _Experiment:
         own = ModelConfig(model=str(path / "model"))
         trained = load_for_encoding(own, self.precision, self.device)
         found["after"] = evaluate_retriever(self.dataset, config.data.test_split, own, trained)
-        return self._conclude(tracker, found, recorder, began)
+        self._conclude(tracker, found, recorder, began)
+        rows = {name: evaluation.metrics for name, evaluation in found.items()}
+        return Finished(path, rows, str(left_out) if left_out.total else None, anew=True)
 
     def _negatives(self, index: Bm25Index) -> ndarray | None:
         if not self.config.data.negatives_per_query:
@@ -146,7 +149,7 @@ class _Experiment:
             tags["mlflow.source.git.commit"] = commit
         tracker.describe(to_dict(self.config), record, tags)
 
-    def _conclude(self, tracker: Tracker, found: dict[str, Evaluation], recorder: Recorder, began: float) -> Finished:
+    def _conclude(self, tracker: Tracker, found: dict[str, Evaluation], recorder: Recorder, began: float) -> None:
         config, path, dataset = self.config, self.run.path, self.dataset
         for name, evaluation in found.items():
             write_run(path / "runs" / f"{name}.trec", evaluation, dataset, name)
@@ -184,7 +187,6 @@ class _Experiment:
         for name in ("config.yaml", "report.html", "figures", "model"):
             tracker.log_file(path / name)
         self.run.finish(metrics)
-        return Finished(path, rows, None, anew=True)
 
 
 def default_output(run_name: str) -> Path:

@@ -25,21 +25,13 @@ TRAIN, DEV = "train", "dev"
 _DEV_SHARE, _DEV_QUERIES = 0.1, 1000
 
 
-def open_dataset(
-    name_or_path: str | Path,
-    splits: Iterable[str],
-    *,
-    max_bad_rows: float = 0.01,
-    quarantine_dir: Path | str | None = None,
-) -> RetrievalDataset:
-    """Read and check a data set.
+def open_dataset(name_or_path: str | Path, splits: Iterable[str], *, max_bad_rows: float = 0.01) -> RetrievalDataset:
+    """Read and check a data set; nothing is written. What was left out is told by the data set's `quarantine`.
 
     Args:
         name_or_path: `pydocs`, or a folder in BEIR layout.
         splits: the splits whose judgements are read; texts are always read whole.
         max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
-        quarantine_dir: where `quarantine.jsonl` goes if a row is bad; nothing is written when None. What was
-            left out is told by the data set's `quarantine`.
 
     Raises:
         DataError: no such data set or split, a broken file, or too many bad rows.
@@ -69,7 +61,7 @@ def open_dataset(
         documents=documents,
         queries=queries,
         judgements={split: judgements[split] for split in wanted},
-        quarantine=quarantine.report(quarantine_dir),
+        quarantine=quarantine.report(),
     )
 
 

@@ -6,12 +6,14 @@ A few bad rows of millions should not cost a night; a column that is wrong every
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from raytriever.errors import DataError
-from raytriever.storage import write_atomically
+from raytriever.storage import disk_errors, write_atomically
 
 QUARANTINE = "quarantine.jsonl"
 _RAW_BYTES = 200
@@ -23,18 +25,37 @@ class BadRow(ValueError):
 
 @dataclass(frozen=True)
 class QuarantineReport:
-    """How many rows of which file were bad, and where they can be read."""
+    """The bad rows of a data set: `{"file", "row", "reason", "raw"}` each, and where they can be read, if anywhere."""
 
-    counts: Mapping[str, int] = field(default_factory=dict)
+    entries: tuple[Mapping[str, Any], ...] = ()
     path: Path | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Bad rows by file."""
+        return dict(Counter(entry["file"] for entry in self.entries))
 
     @property
     def total(self) -> int:
         """Bad rows of all files."""
-        return sum(self.counts.values())
+        return len(self.entries)
+
+    def write(self, folder: Path | str) -> QuarantineReport:
+        """Write the rows to `folder/quarantine.jsonl`; where there are none, remove what an earlier reading left.
+
+        Returns:
+            The same report, naming the file.
+        """
+        path = Path(folder) / QUARANTINE
+        if not self.entries:
+            with disk_errors(path):
+                path.unlink(missing_ok=True)
+            return replace(self, path=None)
+        write_atomically(path, "".join(json.dumps(dict(entry), ensure_ascii=False) + "\n" for entry in self.entries))
+        return replace(self, path=path)
 
     def __str__(self) -> str:
-        if not self.total:
+        if not self.entries:
             return "no bad rows"
         files = ", ".join(f"{count} in {file}" for file, count in self.counts.items())
         rows = "row was" if self.total == 1 else "rows were"
@@ -50,9 +71,9 @@ class Quarantine:
 
     def __init__(self, max_share: float) -> None:
         self._max_share = max_share
-        self._lines: list[str] = []
+        self._entries: list[Mapping[str, Any]] = []
         self._first: dict[str, tuple[int, str]] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
 
     def add(self, file: Path, row: int, reason: str, raw: bytes) -> None:
         """Put row `row` (counted from 1) of `file` aside."""
@@ -62,13 +83,13 @@ class Quarantine:
             "reason": reason,
             "raw": raw[:_RAW_BYTES].decode(errors="replace"),
         }
-        self._lines.append(json.dumps(entry, ensure_ascii=False) + "\n")
+        self._entries.append(entry)
         self._first.setdefault(str(file), (row, reason))
-        self._counts[str(file)] = self._counts.get(str(file), 0) + 1
+        self._counts[str(file)] += 1
 
     def close(self, file: Path, rows: int) -> None:
         """Decide on a file read to its end; raises `DataError` if too many of its `rows` were bad."""
-        bad = self._counts.get(str(file), 0)
+        bad = self._counts[str(file)]
         if bad > self._max_share * rows:
             row, reason = self._first[str(file)]
             raise DataError(
@@ -78,10 +99,6 @@ class Quarantine:
                 remedy="mend them or raise it",
             )
 
-    def report(self, folder: Path | str | None) -> QuarantineReport:
-        """Write `quarantine.jsonl` into `folder` if there is anything to write, and count."""
-        path = None
-        if self._lines and folder is not None:
-            path = Path(folder) / QUARANTINE
-            write_atomically(path, "".join(self._lines))
-        return QuarantineReport(dict(self._counts), path)
+    def report(self) -> QuarantineReport:
+        """What was put aside so far; nothing is written."""
+        return QuarantineReport(tuple(self._entries))

@@ -11,13 +11,13 @@ import torch
 
 from raytriever.data.open import open_dataset
 from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.figures import save_roc, save_score_histograms
 from raytriever.retrieval.run_file import write_run
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
 from raytriever.storage import write_atomically
-from raytriever.models.precision import choose_precision
 
 
 @dataclass
@@ -50,6 +50,9 @@ def run_evaluation(
             config.model: evaluate_retriever(dataset, split, config, retriever),
         }
         folder = output / dataset.name
+        left_out = dataset.quarantine.write(folder)
+        if left_out.total:
+            results.quarantined.append(str(left_out))
         for system, evaluation in found.items():
             tag = Path(system).name
             write_run(folder / f"{tag}.trec", evaluation, dataset, tag)

@@ -140,10 +140,11 @@ def test_one_bad_row_is_quarantined_alone(
     folder: Path, tmp_path: Path, file: str, row: int, content: bytes, told: str
 ) -> None:
     edit(folder / file, lambda lines: lines.__setitem__(row - 1, content))
-    dataset = open_dataset(folder, ["test"], max_bad_rows=0.02, quarantine_dir=tmp_path / "run")
+    dataset = open_dataset(folder, ["test"], max_bad_rows=0.02)
     assert dataset.quarantine.counts[str(folder / file)] == 1
     assert dataset.counts()["bad_rows"] == 1
-    entry = json.loads((tmp_path / "run" / "quarantine.jsonl").read_text())
+    (entry,) = dataset.quarantine.entries
+    assert json.loads(dataset.quarantine.write(tmp_path / "run").path.read_text()) == entry
     assert (entry["file"], entry["row"]) == (str(folder / file), row)
     assert entry["reason"].startswith(told)
     with pytest.raises(DataError) as caught:

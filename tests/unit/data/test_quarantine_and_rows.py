@@ -52,7 +52,8 @@ def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
     quarantine = Quarantine(max_share=0.01)
     quarantine.add(FILE, 7, "not JSON", b"\xff" + b"x" * 500)
     quarantine.close(FILE, 100)
-    report = quarantine.report(tmp_path / "run")
+    assert str(quarantine.report()) == "1 bad row was left out (1 in corpus.jsonl)"
+    report = quarantine.report().write(tmp_path / "run")
     assert report.total == 1
     assert report.path == tmp_path / "run" / "quarantine.jsonl"
     assert str(report) == f"1 bad row was left out (1 in corpus.jsonl): see {report.path}"
@@ -74,9 +75,11 @@ def test_too_many_bad_rows_stop_with_one_line() -> None:
     )
 
 
-def test_nothing_bad_writes_nothing(tmp_path: Path) -> None:
-    report = Quarantine(0.01).report(tmp_path)
+def test_nothing_bad_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "quarantine.jsonl").write_text("what an earlier reading left")
+    report = Quarantine(0.01).report().write(tmp_path)
     assert str(report) == str(QuarantineReport()) == "no bad rows"
+    assert report.path is None
     assert not list(tmp_path.iterdir())
 
 
@@ -85,4 +88,4 @@ def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     quarantine = Quarantine(1)
     quarantine.add(FILE, 1, "bad", b"")
     with pytest.raises(StorageError, match="a file is in the way"):
-        quarantine.report(tmp_path / "file")
+        quarantine.report().write(tmp_path / "file")

@@ -60,7 +60,7 @@ class Recorder:
             self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
         else:
             loss, rate = item.measured["loss"], item.measured["learning_rate"]
-            self._bar(item.step - 1).advance(1, loss=loss, learning_rate=rate)
+            self._bar(item.step - 1).reach(item.step, loss=loss, learning_rate=rate)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 

@@ -7,6 +7,7 @@ Ray restarts after a death goes on from the newest one.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import ray
 import torch
 from numpy import ndarray
-from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from raytriever.cluster.monitor import listening
@@ -96,13 +97,32 @@ def train_on_cluster(
                 name="train", storage_path=state, failure_config=FailureConfig(max_failures=MAX_RESTARTS)
             ),
         )
-        try:
-            trainer.fit()
-        except TrainingFailedError:
-            if not mistakes:
-                raise
+        failure = _fit(trainer)
     if mistakes:
         raise mistakes[0]
+    if failure is not None:
+        raise failure
+
+
+def _fit(trainer: TorchTrainer) -> BaseException | None:
+    """Run the trainer; answers what it failed with.
+
+    It runs on a thread of its own: on the main one it takes over Ctrl-C and ends the process with a code that says
+    nothing, while here the interruption reaches the caller and the end of the Ray session ends the workers.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            trainer.fit()
+        except Exception as failure:  # handed to the caller's thread
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, name="raytriever-fit", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    return failures[0] if failures else None
 
 
 def _train_worker(job: Mapping[str, Any]) -> None:
@@ -114,7 +134,9 @@ def _train_worker(job: Mapping[str, Any]) -> None:
         _train(job)
     except UserError as mistake:
         ray.get(mailbox.send.remote(mistake))
-        raise
+        # Others may wait for this worker in a collective: only an error makes Ray end the whole group.
+        if current_workers().size > 1:
+            raise
 
 
 def _train(job: Mapping[str, Any]) -> None:

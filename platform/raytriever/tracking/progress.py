@@ -50,6 +50,11 @@ class Progress:
         elif time.monotonic() - self._last_line >= LINE_SECONDS and self._done < self._total:
             self._line()
 
+    def reach(self, done: int, **notes: float) -> None:
+        """Count everything up to `done`; what is done a second time after a restart counts once."""
+        if done > self._done:
+            self.advance(done - self._done, **notes)
+
     def say(self, text: str) -> None:
         """A line of its own that does not tear the bar."""
         if self._bar is not None:

@@ -1,0 +1,62 @@
+"""Whole runs of the command line, as a user gives it, on a tiny encoder and data set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Starts stages of raytriever in a folder of their own, with a tracking database and a cache of their own."""
+
+    folder: Path
+    settings: list[str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db", "RAYTRIEVER_CACHE": f"{self.folder}/cache"}
+        return {**os.environ, **own}
+
+    def start(self, stage: str, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(REPOSITORY / "jobs" / f"{stage}.py"), *words]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def train(self, *words: str) -> subprocess.CompletedProcess[str]:
+        process = self.start("train", *self.settings, *words)
+        out, err = process.communicate(timeout=200)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def command_line(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> Callable[..., CommandLine]:
+    """A command line whose `train` has everything set but what a test adds."""
+    settings = {
+        "dataset": tiny_dataset,
+        "model": tiny_encoder,
+        "loss": "mw",
+        "temperature": 0.05,
+        "batch-size": 16,
+        "learning-rate": 1e-3,
+        "precision": "fp32",
+        "eval-steps": 2,
+        "negatives-per-query": 1,
+    }
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    return lambda: CommandLine(tmp_path, words)

@@ -1,0 +1,146 @@
+"""Training under a real Ray, from the command line to what lies in the run directory and in MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+from sentence_transformers import SentenceTransformer
+
+from raytriever.retrieval.table import TITLES
+from raytriever.storage import read_manifest
+
+
+def steps(run: Path) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for line in (run / "steps.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        found.setdefault(entry["step"], {}).update(entry["measured"])
+    return found
+
+
+def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Callable) -> None:
+    cli = command_line()
+    done = cli.train("--max-steps", "6", "--num-workers", "2", "--output", "run")
+    assert done.returncode == 0, done.stderr
+    run = cli.folder / "run"
+
+    # The run directory holds what it promises, and the table shows it.
+    figures = json.loads((run / "metrics.json").read_text())
+    assert figures["dataset"] == "letters"
+    assert figures["split"] == "test"
+    assert figures["after"]["ndcg_at_10"] > figures["before"]["ndcg_at_10"]
+    table = [line.split() for line in done.stdout.splitlines() if line.startswith(("BM25", "encoder"))]
+    assert [float(row[-1]) for row in table] == [round(figures[name]["auc"], 4) for name in ("bm25", "before", "after")]
+    assert all(title in done.stdout for title in TITLES.values())
+    assert "mlflow ui" in done.stdout
+    assert "jobs/search.py" in done.stdout
+    assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
+    for name in ("runs/bm25.trec", "runs/before.trec", "runs/after.trec", "figures/roc.png", "report.html"):
+        assert (run / name).stat().st_size > 500, name
+    assert sorted(path.name for path in (run / "checkpoints").iterdir())
+    read_manifest(run / "model")
+    assert SentenceTransformer(str(run / "model"), device="cpu").encode(["a"]).shape == (1, 32)
+    assert sorted(step for step, measured in steps(run).items() if "loss" in measured) == [1, 2, 3, 4, 5, 6]
+
+    # MLflow has the settings, the data, every step once, the end's figures and the files.
+    client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
+    [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
+    [tracked] = client.search_runs([experiment.experiment_id])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params["loss.loss"] == "mw"
+    assert tracked.data.metrics["after/auc"] == pytest.approx(figures["after"]["auc"])
+    history = client.get_metric_history(tracked.info.run_id, "loss")
+    assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
+    [fed] = tracked.inputs.dataset_inputs
+    assert json.loads(fed.dataset.profile)["train_queries"] == 96
+    assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}
+
+    # The same command again has nothing to do and says the same.
+    again = cli.train("--max-steps", "6", "--num-workers", "2", "--output", "run")
+    assert again.returncode == 0
+    assert "is finished; --fresh trains anew" in again.stderr
+    assert again.stdout == done.stdout
+
+
+def children_named(part: str, session: int) -> list[int]:
+    """Processes of a session whose command line holds `part`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                if part in line and os.getsid(int(entry.name)) == session:
+                    found.append(int(entry.name))
+            except (OSError, ProcessLookupError):
+                continue
+    return found
+
+
+def wait_for(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(command_line: Callable) -> None:
+    cli = command_line()
+    words = [*cli.settings, "--max-steps", "400", "--eval-steps", "20", "--patience", "99"]
+    whole = cli.start("train", *words, "--output", "whole")
+    torn = None
+    try:
+        assert whole.communicate(timeout=200) is not None
+        assert whole.returncode == 0
+
+        torn = cli.start("train", *words, "--output", "torn")
+        checkpoints = cli.folder / "torn" / "checkpoints"
+        wait_for(lambda: (checkpoints / "step-40").exists(), 120)
+        [worker] = children_named("RayTrainWorker", torn.pid)
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: (checkpoints / "step-120").exists(), 120)
+        os.kill(torn.pid, signal.SIGINT)
+        _, err = torn.communicate(timeout=60)
+        assert torn.returncode == 130, err
+        assert "interrupted; give the same command again to go on" in err
+        assert "continuing after step" in err  # the killed worker's successor
+
+        again = cli.start("train", *words, "--output", "torn")
+        _, err = again.communicate(timeout=200)
+        assert again.returncode == 0, err
+        assert "continuing after step" in err
+    finally:
+        for process in (whole, torn):
+            if process is not None and process.poll() is None:
+                process.kill()
+    # Whatever happened on the way, the figures and every step's loss are those of the run that was left in peace.
+    one, other = cli.folder / "whole", cli.folder / "torn"
+    assert json.loads((one / "metrics.json").read_text()) == json.loads((other / "metrics.json").read_text())
+    losses = [{step: measured["loss"] for step, measured in steps(run).items()} for run in (one, other)]
+    assert losses[0] == losses[1]
+    client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
+    [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == 2
+    for run in runs:
+        history = client.get_metric_history(run.info.run_id, "loss")
+        assert sorted(point.step for point in history) == list(range(1, 401))
+
+
+def test_a_mistake_that_only_a_worker_meets_ends_in_one_line(command_line: Callable) -> None:
+    cli = command_line()
+    done = cli.train("--max-steps", "30", "--learning-rate", "1e30", "--warmup-steps", "0", "--output", "run")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "NaN" in last or "nan" in last or "inf" in last
+    assert not (cli.folder / "run" / "metrics.json").exists()

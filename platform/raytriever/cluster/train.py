@@ -155,8 +155,8 @@ def _train(job: Mapping[str, Any]) -> None:
 
     def source(split: str, negatives: ndarray | None, size: int) -> BatchSource:
         examples = Examples.of(dataset, split, settings.seed, negatives)
-        count = data.negatives_per_query
-        return BatchSource(dataset, examples, Order(len(examples), size, settings.seed), count)
+        order = Order(len(examples), size, settings.seed)
+        return BatchSource(dataset, examples, order, data.positives_per_query, data.negatives_per_query)
 
     negatives = ray.get(job["negatives"])
     mailbox = job["mailbox"]

@@ -18,4 +18,5 @@ class DataConfig:
     max_bad_rows: float = option(
         0.01, "share of a file's rows that may be bad before the job stops", minimum=0, maximum=1
     )
+    positives_per_query: int = option(1, "positives of each query in its group, at most", minimum=1)
     negatives_per_query: int = option(0, "hard negatives drawn for each query", minimum=0)

@@ -1,4 +1,4 @@
-"""What one training example is: a query, one of its positives, and hard negatives, all by position.
+"""What one training example is: a query, some of its positives, and hard negatives, all by position.
 
 Every draw is a hash of (seed, epoch, example), so it is the same on any worker and after any restart, and
 differs from epoch to epoch. It is splitmix64 (Steele et al. 2014), which numpy evaluates by the batch.
@@ -15,6 +15,7 @@ from numpy import ndarray
 from raytriever.data.dataset import Positives, RetrievalDataset
 from raytriever.errors import DataError
 
+_WORD = 2**64 - 1
 _POSITIVE, _NEGATIVE, _RANDOM = 1, 2, 3  # what a draw is for: one example's draws must not repeat each other
 
 
@@ -70,13 +71,27 @@ class Examples:
         """Query positions of a batch of examples."""
         return self.positives.queries[examples]
 
-    def positive(
-        self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"]
-    ) -> Int64[ndarray, " batch"]:
-        """The positive each example shows in its epoch, one of the query's."""
+    def drawn_positives(
+        self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
+    ) -> Int64[ndarray, "batch count"]:
+        """At most `count` of each query's positives, another choice each epoch, -1 behind those that have fewer."""
         starts, ends = self.positives.offsets[examples], self.positives.offsets[examples + 1]
-        draw = _hash(self.seed, epochs, examples, _POSITIVE)
-        return self.positives.documents[starts + (draw % (ends - starts).astype(np.uint64)).astype(np.int64)]
+        columns = np.arange(max(count, int((ends - starts).max())))
+        there = columns < (ends - starts)[:, None]
+        places = np.minimum(starts[:, None] + columns, len(self.positives.documents) - 1)
+        keys = _hash(self.seed, epochs, examples, _POSITIVE, columns)
+        order = np.argsort(np.where(there, keys, np.uint64(_WORD)), axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(np.where(there, self.positives.documents[places], -1), order, axis=1)
+
+    def groups(
+        self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
+    ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
+        """The positives of each example, -1 behind those that have fewer, and its whole group of passages: the
+        positives, then hard negatives, so many that all groups are of one size."""
+        drawn = self.drawn_positives(examples, epochs, positives)
+        hard = self.hard_negatives(examples, epochs, negatives + positives)
+        passages = np.concatenate([np.where(drawn < 0, hard[:, negatives:], drawn), hard[:, :negatives]], axis=1)
+        return drawn, passages
 
     def hard_negatives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
@@ -90,7 +105,7 @@ class Examples:
         rows = self.negatives[self.queries(examples)]
         there = rows >= 0
         keys = _hash(self.seed, epochs, examples, _NEGATIVE, np.arange(rows.shape[1]))
-        drawn = np.argsort(np.where(there, keys, np.uint64(2**64 - 1)), axis=1, kind="stable")
+        drawn = np.argsort(np.where(there, keys, np.uint64(_WORD)), axis=1, kind="stable")
         known = there.sum(axis=1)
         wrapped = columns[None, :] % np.maximum(known, 1)[:, None]
         mined = np.take_along_axis(rows, np.take_along_axis(drawn, wrapped, axis=1), axis=1)
@@ -113,7 +128,7 @@ class Examples:
 
 def _hash(seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None) -> ndarray:
     """splitmix64 over its arguments one after another: uint64 `[batch]`, or `[batch, columns]`."""
-    state = _mix(np.full(len(examples), seed & (2**64 - 1), dtype=np.uint64) + np.uint64(purpose))
+    state = _mix(np.full(len(examples), seed & _WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
     state = _mix(state ^ np.asarray(examples).astype(np.uint64))
     if columns is None:

@@ -1,6 +1,6 @@
 """The batch of step t as tensors: this worker's queries, its passages, and who they are.
 
-A worker's passages are its queries' positives, then their hard negatives. Everything is computed from
+A worker's passages are its queries' groups, one after another: positives, then hard negatives. Everything is computed from
 (data, seed, t) on the spot, so there is no iterator whose position could be lost.
 """
 
@@ -56,12 +56,14 @@ class BatchSource:
         dataset: texts by position.
         examples: the split's examples.
         order: which examples a step holds.
-        negatives_per_query: hard negatives beside each positive.
+        positives_per_query: positives of a query's group, at most.
+        negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
     """
 
     dataset: RetrievalDataset
     examples: Examples
     order: Order
+    positives_per_query: int
     negatives_per_query: int
 
     def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
@@ -69,12 +71,11 @@ class BatchSource:
         chosen = worker_slice(self.order.batch(step), workers.rank, workers.size)
         epochs = worker_slice(self.order.epochs(step), workers.rank, workers.size)
         queries = self.examples.queries(chosen)
-        positives = self.examples.positive(chosen, epochs)
-        negatives = self.examples.hard_negatives(chosen, epochs, self.negatives_per_query)
-        passages = np.concatenate([positives, negatives.reshape(-1)])
+        positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
+        passages = groups.reshape(-1)
         ids = BatchIds(
             queries=torch.from_numpy(queries),
-            positives=torch.from_numpy(positives[:, None]),
+            positives=torch.from_numpy(positives),
             passages=torch.from_numpy(passages),
             known=torch.from_numpy(_padded([self.examples.positives.of(int(row)) for row in chosen])),
             seed=self.order.seed,

@@ -40,12 +40,28 @@ def test_one_example_a_query_with_positives() -> None:
 
 def test_the_positive_is_drawn_anew_each_epoch_and_all_come_up() -> None:
     examples = Examples.of(DATASET, "train", seed=0)
-    drawn = np.array([examples.positive(*every(examples, epoch)) for epoch in range(300)])
+    drawn = np.array([examples.drawn_positives(*every(examples, epoch), 1)[:, 0] for epoch in range(300)])
     assert set(drawn[:, 0]) == {1}
     assert set(drawn[:, 2]) == {0}
     counts = {document: int((drawn[:, 1] == document).sum()) for document in (2, 5, 7)}
     assert sum(counts.values()) == 300
     assert min(counts.values()) > 70
+
+
+@pytest.mark.parametrize(("count", "negatives"), [(1, 0), (2, 0), (2, 3), (5, 1)])
+def test_groups_are_of_one_size_whatever_the_positives(count: int, negatives: int) -> None:
+    examples = Examples.of(DATASET, "train", seed=1, negatives=TABLE)
+    for epoch in range(20):
+        positives, passages = examples.groups(*every(examples, epoch), count, negatives)
+        assert positives.shape == (3, count)
+        assert passages.shape == (3, count + negatives)
+        for row, (chosen, group) in enumerate(zip(positives, passages, strict=True)):
+            known = examples.positives.of(row).tolist()
+            held = chosen[chosen >= 0].tolist()
+            assert len(held) == len(set(held)) == min(count, len(known))
+            assert set(held) <= set(known)
+            assert group[: len(held)].tolist() == held  # padding stands behind, and negatives in its stead
+            assert not set(group[len(held) :].tolist()) & set(known)
 
 
 def test_mined_negatives_do_not_repeat_until_they_must() -> None:
@@ -70,8 +86,9 @@ def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, c
     for one in indices:
         assert (examples.hard_negatives(indices[one : one + 1], epochs[:1], count)[0] == whole[one]).all()
         assert not set(whole[one]) & set(examples.positives.of(one))
-        alone = examples.positive(indices[one : one + 1], epochs[:1])[0]
-        assert alone == examples.positive(indices, epochs)[one]
+        alone = examples.groups(indices[one : one + 1], epochs[:1], 2, count)
+        together = examples.groups(indices, epochs, 2, count)
+        assert all((a[0] == b[one]).all() for a, b in zip(alone, together, strict=True))
 
 
 def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left() -> None:
@@ -89,7 +106,7 @@ def test_random_negatives_cover_the_corpus() -> None:
 def test_the_draws_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=TABLE)
-    assert [int(examples.positive(*every(examples, epoch))[1]) for epoch in range(6)] == [2, 7, 2, 5, 5, 7]
+    assert [int(examples.drawn_positives(*every(examples, epoch), 1)[1, 0]) for epoch in range(6)] == [7, 7, 2, 7, 7, 2]
     assert examples.hard_negatives(*every(examples, 2), 2).tolist() == [[4, 3], [9, 10], [8, 1]]
 
 

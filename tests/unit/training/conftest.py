@@ -50,6 +50,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         folder: Path | None = None,
         workers: Workers = ALONE,
         model: ModelConfig | None = None,
+        positives_per_query: int = 1,
         negatives_per_query: int = 1,
         **training: object,
     ) -> tuple[Assignment, Heard]:
@@ -59,7 +60,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         def source(split: str) -> BatchSource:
             examples = Examples.of(dataset, split, settings.seed)
             order = Order(len(examples), settings.batch_size, settings.seed)
-            return BatchSource(dataset, examples, order, negatives_per_query)
+            return BatchSource(dataset, examples, order, positives_per_query, negatives_per_query)
 
         heard = Heard()
         work = Assignment(

@@ -49,6 +49,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/quickstart.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,66 @@
+"""What a run costs before its first optimiser step besides measuring: imports, data, model, Ray, workers.
+
+Run: `python benchmarks/startup.py [--json PATH]`, on 160 documents so that encoding and search take no time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ends import End, parser, report
+
+REPOSITORY = Path(__file__).parent.parent
+RUNS = 3
+
+
+def write_dataset(folder: Path) -> None:
+    """A data set of 160 pairs in BEIR layout."""
+    (folder / "qrels").mkdir(parents=True)
+    documents = [{"_id": f"d{i}", "title": "", "text": f"the number {i} comes before {i + 1}"} for i in range(160)]
+    queries = [{"_id": f"q{i}", "text": f"what follows {i}"} for i in range(160)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, members in {"train": range(96), "dev": range(96, 128), "test": range(128, 160)}.items():
+        rows = [f"q{i}\td{i}\t1\n" for i in members]
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+
+
+def seconds_to_first_step(folder: Path, name: str) -> float:
+    """From the start of the process to the end of its first optimiser step."""
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), "--dataset", "pairs", "--max-steps", "1"]
+    began = time.time()
+    subprocess.run(
+        [*command, "--batch-size", "16", "--run-name", name],
+        check=True,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    first = json.loads((folder / "runs" / name / "steps.jsonl").read_text().split("\n")[0])
+    return float(first["milliseconds"] / 1000 - began)
+
+
+def main() -> None:
+    """The median of a few runs; the first makes the tracking database and compiles the loss."""
+    arguments = parser(__doc__ or "").parse_args()
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        write_dataset(folder / "pairs")
+        times = [seconds_to_first_step(folder, f"run{number}") for number in range(RUNS)]
+    ends = {
+        "from train.py to the end of the first step, first time, seconds": End(times[0], "reported", True),
+        "the same, later, median seconds": End(sorted(times[1:])[len(times[1:]) // 2], "reported", True),
+    }
+    report("startup", ends, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -104,12 +104,26 @@ def dump_config(config: Config) -> str:
 
 def _section(section: Any, settings: Mapping[str, Any], where: str) -> Any:
     hints = get_type_hints(type(section))
+    values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in hints:
             raise ConfigError(f"unknown setting {name!r}", where, did_you_mean(str(name), hints))
         kinds = getattr(hints[name], "__args__", (hints[name],))
-        fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-            raise ConfigError(f"{name} is {value!r}", where, f"give a value of type {wanted}")
-    return dataclasses.replace(section, **settings)
+        values[str(name)] = value = _number(value) if float in kinds else value
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(_KINDS[kind] for kind in kinds if kind is not type(None))
+            raise ConfigError(f"{name} is {value!r}", where, f"give {wanted}")
+    return dataclasses.replace(section, **values)
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _number(value: Any) -> Any:
+    """A value as the float it spells: YAML reads `1` as an int, and `1e-5`, which has no dot, as a text."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return value
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return value

@@ -6,6 +6,7 @@ The command line, the configuration files and the validation all read the same d
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -58,6 +59,8 @@ def check_options(config: Any) -> None:
         where = flag_of(field.name)
         if rule["choices"] is not None and value not in rule["choices"]:
             raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{value!r} is out of range", where, "give a finite number")
         for name, fails in (
             ("minimum", lambda bound, v=value: not v >= bound),
             ("above", lambda bound, v=value: not v > bound),
@@ -66,4 +69,4 @@ def check_options(config: Any) -> None:
             bound = rule[name]
             if bound is not None and fails(bound):
                 words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
-                raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:g}")
+                raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.17g}")

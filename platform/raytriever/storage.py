@@ -14,12 +14,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from raytriever.errors import StorageError
@@ -55,13 +57,43 @@ def disk_errors(path: Path | str) -> Iterator[None]:
     """Tell a full disk or a missing permission as one `StorageError` line; other errors pass."""
     try:
         yield
-    except OSError as error:
-        told = _REMEDIES.get(error.errno or 0)
+    except Exception as error:
+        told = _REMEDIES.get(_errno(error))
         if told is None:
             raise
-        named = str(error.filename or path)
+        named = str(getattr(error, "filename", None) or path)
         where = str(path) if _ASIDE in named else named
         raise StorageError(told[0], where, remedy=told[1]) from error
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise `StorageError` unless something can be written under `path`, which need not exist; leaves nothing."""
+    place = Path(os.path.abspath(path))
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    with disk_errors(path):
+        if not place.is_dir():
+            raise StorageError("a part of the path is a file", str(path), _REMEDIES[errno.ENOTDIR][1])
+        try:
+            with TemporaryFile(dir=place) as stream:
+                stream.write(bytes(4096))
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            if error.errno in _REMEDIES:
+                error.filename = None
+                raise
+            raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
+
+
+def _errno(error: Exception) -> int:
+    """The number of a system error, also of those that libraries tell in words only; 0 for any other."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
+        return errno.ENOSPC  # numpy, of a write cut short
+    rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors, tokenizers
+    return int(rust[1]) if rust and not isinstance(error, StorageError) else 0
 
 
 @contextmanager

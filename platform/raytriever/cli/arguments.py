@@ -29,14 +29,31 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Iterable[str]) -> argparse.Namespace:
         """Parse a command line; an unknown flag is answered with the nearest known one."""
-        found, unknown = self.parse_known_args(list(words))
-        for word in unknown:
+        words = list(words)
+        known = {flag for action in self._actions for flag in action.option_strings}
+        for place, word in enumerate(words):
+            if word == "--":
+                break
             flag = word.split("=")[0]
-            if flag.startswith("--"):
-                known = [option for action in self._actions for option in action.option_strings]
-                raise ConfigError("unknown flag", flag, did_you_mean(flag, [k for k in known if k.startswith("--")]))
+            # Looked for first: to argparse a misspelt flag is a missing one.
+            if flag.startswith("--") and flag not in known:
+                raise ConfigError("unknown flag", flag, did_you_mean(flag, known - {"-h"}))
+            _check_utf8(word, words[place - 1] if place and words[place - 1] in known else None)
+        found, unknown = self.parse_known_args(words)
+        for word in unknown:
             raise ConfigError(f"unexpected word {word!r}", remedy=f"see {self.prog} --help")
         return found
+
+
+def _check_utf8(word: str, flag: str | None) -> None:
+    """The bytes of a word of the command line that are not UTF-8 reach Python as halves of surrogate pairs."""
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(word[error.start]) & 0xFF
+        raise ConfigError(
+            f"byte 0x{byte:02x} of {word!a} is not UTF-8", flag, "set the terminal to UTF-8, or rename the file"
+        ) from error
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -100,4 +100,4 @@ def _default_name(config: Config) -> str:
         config.loss.loss,
         f"seed{config.training.seed}",
     )
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-.")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")

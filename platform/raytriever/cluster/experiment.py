@@ -24,6 +24,7 @@ from raytriever.config import Config, check_config, dump_config, to_dict
 from raytriever.data.examples import Examples
 from raytriever.data.open import open_dataset
 from raytriever.data.order import Order
+from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.bm25 import Bm25Index, mine
@@ -92,15 +93,16 @@ class _Experiment:
         self.precision = choose_precision(config.training.precision, self.device)
         data = config.data
         splits = [data.train_split, data.dev_split, data.test_split]
-        say(f"data set {data.dataset}")
         self.dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows)
         examples = Examples.of(self.dataset, data.train_split, config.training.seed)
         Examples.of(self.dataset, data.dev_split, config.training.seed)
         Examples.of(self.dataset, data.test_split, config.training.seed)
         order = Order(len(examples), config.training.batch_size, config.training.seed)
         self.total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
-        say(", ".join(f"{name} {count:,}" for name, count in self.dataset.counts().items()))
+        build_loss(config.loss)  # here only to be refused before anything is written
         self.retriever = load_for_encoding(config.model, self.precision, self.device)
+        counts = ", ".join(f"{name} {count:,}" for name, count in self.dataset.counts().items())
+        say(f"{data.dataset}: {counts}")
 
     def execute(self, tracker: Tracker, began: float) -> Finished:
         config, path = self.config, self.run.path

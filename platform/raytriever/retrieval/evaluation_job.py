@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from raytriever.data.open import open_dataset
+from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.bm25 import Bm25Index
@@ -17,7 +18,7 @@ from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.figures import save_roc, save_score_histograms
 from raytriever.retrieval.run_file import write_run
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
-from raytriever.storage import write_atomically
+from raytriever.storage import check_writable, write_atomically
 
 
 @dataclass
@@ -38,8 +39,15 @@ def run_evaluation(
     say: Callable[[str], None],
 ) -> Results:
     """Evaluate; everything is opened and checked before the first text is encoded."""
+    check_writable(output)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = [open_dataset(name, [split], max_bad_rows=max_bad_rows) for name in datasets]
+    names = [dataset.name for dataset in opened]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two data sets are called {name!r}", "--datasets", "give them one by one, each with its own --output"
+            )
     chosen = choose_precision(precision, device)
     retriever = load_for_encoding(config, chosen, device)
     results = Results()

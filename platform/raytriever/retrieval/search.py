@@ -9,10 +9,10 @@ import torch
 from raytriever.data.open import open_dataset
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.systems import load_for_encoding
-from raytriever.models.precision import choose_precision
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,7 @@ def load_weights(path: Path, module: nn.Module) -> None:
     own = _weights(module)
     if saved.keys() != own.keys():
         odd = sorted(saved.keys() ^ own.keys())[0]
-        raise StorageError(
-            f"is of another model ({odd} is on one side only)", str(path), "train anew with --fresh"
-        )
+        raise StorageError(f"is of another model ({odd} is on one side only)", str(path), "train anew with --fresh")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])

@@ -25,7 +25,7 @@ class TrainingConfig:
         None, "arithmetic of the encoder; by default bf16 where the hardware has it", choices=PRECISIONS
     )
     num_workers: int = option(1, "training processes, one a GPU where there are any", minimum=1)
-    seed: int = option(0, "fixes data order, draws and dropout", minimum=0)
+    seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two looks at the dev loss", minimum=1)
     dev_batches: int = option(4, "global batches of the dev split in one look", minimum=1)
     patience: int = option(5, "looks without a better dev loss after which training stops", minimum=1)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from raytriever.losses.config import LossConfig
@@ -86,7 +87,7 @@ def train(work: Assignment) -> Progression:
             break
         began = time.perf_counter()
         # Dropout of a step follows from (seed, step, worker), so a continued run repeats it.
-        torch.manual_seed((settings.seed << 40) ^ (step << 12) ^ workers.rank)
+        torch.manual_seed(int(np.random.SeedSequence((settings.seed, step, workers.rank)).generate_state(1)[0]))
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, work.total_steps)
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from raytriever.errors import ConfigError
-from raytriever.storage import write_atomically
+from raytriever.storage import check_writable, write_atomically
 
 CONFIG, IDENTITY, METRICS = "config.yaml", "run.json", "metrics.json"
 
@@ -44,7 +44,9 @@ class RunDirectory:
 
         Raises:
             ConfigError: it holds something else, or a run of other settings.
+            StorageError: nothing can be written there.
         """
+        check_writable(path)
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return cls(path, "new")
         if not (path / CONFIG).is_file():

@@ -8,9 +8,9 @@ from torch import nn
 from raytriever.errors import UserError
 from raytriever.losses.registry import Loss, LossOutput
 from raytriever.losses.workers import Workers
+from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.training.batches import Batch
-from raytriever.models.precision import autocast
 
 
 class TrainingError(UserError):

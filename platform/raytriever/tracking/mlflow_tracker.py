@@ -7,18 +7,23 @@ relative one would scatter databases over them.
 from __future__ import annotations
 
 import json
-import logging
 import os
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.storage import check_writable
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 EXPERIMENT = "raytriever"
 METRICS_A_REQUEST = 1000
 PARAMS_A_REQUEST = 100
+SQLITE = "sqlite:///"
+REASON_CHARACTERS = 300
+FIRST_REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 def tracking_uri() -> str:
@@ -38,18 +43,32 @@ class MlflowTracker:
     def __init__(self, uri: str, run_name: str, run_id: str | None = None) -> None:
         # Loading a model out of an artifact must never unpickle it.
         os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        # What fails is raised to us too; told by MLflow's log as well, one line would become thirty.
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+        if uri.startswith(SQLITE):
+            check_writable(Path(uri.removeprefix(SQLITE)).parent)  # asked for minutes, otherwise, in the hope of an answer
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
-        self._mlflow_error = MlflowException
-        try:
+        self._errors = (MlflowException, SQLAlchemyError)
+        self._not_known = MlflowException
+        self._uri = uri
+        with self._telling(), _impatient():
             self._client = MlflowClient(tracking_uri=uri)
             self.run_id = self._continue(run_id) or self._create(uri, run_name)
-        except MlflowException as error:
-            reason = str(error).strip().splitlines()[0]
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell what MLflow raises as one `ConfigError` line."""
+        try:
+            yield
+        except self._errors as error:
+            reason = textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ...")
             raise ConfigError(
-                f"MLflow does not answer ({reason})", uri, "start the server or mend MLFLOW_TRACKING_URI"
+                f"MLflow does not answer ({reason})",
+                self._uri,
+                "start the server, free its disk, or mend MLFLOW_TRACKING_URI",
             ) from error
 
     def _continue(self, run_id: str | None) -> str | None:
@@ -57,7 +76,7 @@ class MlflowTracker:
             return None
         try:
             self._client.get_run(run_id)
-        except self._mlflow_error as error:
+        except self._not_known as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
@@ -76,6 +95,10 @@ class MlflowTracker:
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log flattened settings as params, the data set as an input, and tags."""
+        with self._telling():
+            self._describe(config, dataset, tags)
+
+    def _describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         known = self._client.get_run(self.run_id).data.params  # params cannot change: log the missing ones
@@ -97,16 +120,18 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         metrics = [Metric(point.name, point.value, point.milliseconds, point.step) for point in points]
-        for start in range(0, len(metrics), METRICS_A_REQUEST):
-            self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_A_REQUEST])
+        with self._telling():
+            for start in range(0, len(metrics), METRICS_A_REQUEST):
+                self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_A_REQUEST])
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Copy a file or a directory into the run's artifacts."""
         try:
-            if path.is_dir():
-                self._client.log_artifacts(self.run_id, str(path), folder or path.name)
-            else:
-                self._client.log_artifact(self.run_id, str(path), folder or None)
+            with self._telling():
+                if path.is_dir():
+                    self._client.log_artifacts(self.run_id, str(path), folder or path.name)
+                else:
+                    self._client.log_artifact(self.run_id, str(path), folder or None)
         except OSError as error:
             raise StorageError(
                 f"cannot be copied into the run's artifacts ({error.strerror})", str(path), "free some space"
@@ -114,7 +139,23 @@ class MlflowTracker:
 
     def finish(self, status: str) -> None:
         """Set the run's final status."""
-        self._client.set_terminated(self.run_id, status)
+        with self._telling():
+            self._client.set_terminated(self.run_id, status)
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Ask a server twice, not for minutes: at the start of a run, one that does not answer is a wrong address.
+
+    Later requests get MLflow's own patience, which outlasts the restart of a server; what a user has set counts.
+    """
+    ours = {name: value for name, value in FIRST_REQUESTS.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

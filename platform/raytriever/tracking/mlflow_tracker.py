@@ -46,7 +46,8 @@ class MlflowTracker:
         # What fails is raised to us too; told by MLflow's log as well, one line would become thirty.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         if uri.startswith(SQLITE):
-            check_writable(Path(uri.removeprefix(SQLITE)).parent)  # asked for minutes, otherwise, in the hope of an answer
+            # MLflow would ask a database that cannot be opened for minutes.
+            check_writable(Path(uri.removeprefix(SQLITE)).parent)
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError

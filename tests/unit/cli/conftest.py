@@ -1,0 +1,50 @@
+"""The command line in this process, in an empty folder of its own, with a data set that a test may spoil."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of the command."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    for name in ("MLFLOW_TRACKING_URI", "RAYTRIEVER_RUNS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def letters(tiny_dataset: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny data set: 160 documents and queries, 96 + 32 + 32 judgements."""
+    return Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
+
+
+@pytest.fixture
+def mistake(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a stage that must end with exit code 2 and one line, and leave nothing; answers the line."""
+
+    def end(stage: str, *words: object) -> str:
+        before = sorted(work.rglob("*"))
+        capsys.readouterr()
+        code = run(stage, [str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert code == 2, err
+        assert not out
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1, err
+        assert err.endswith("\n")
+        assert "Traceback" not in err
+        assert sorted(work.rglob("*")) == before
+        return err.removeprefix("error: ").rstrip("\n")
+
+    return end

@@ -1,0 +1,243 @@
+"""Whatever a person gets wrong ends in one line, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.config import Config, dump_config
+from raytriever.data.config import DataConfig
+
+Mistake = Callable[..., str]
+
+
+def spoil(file: Path, row: int, content: bytes) -> None:
+    lines = file.read_bytes().splitlines()
+    lines[row - 1] = content
+    file.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--loss mv", "--loss: unknown value 'mv'; did you mean 'mw'?"),
+        (
+            "--batch-size 10 --num-workers 3",
+            "--batch-size: 10 does not divide by 3 workers; give a multiple of 3, such",
+        ),
+        ("--batch-size 0", "--batch-size: 0 is out of range; give a value at least 1"),
+        ("--batch-size many", "--batch-size: 'many'; give a whole number"),
+        ("--batchsize 8", "--batchsize: unknown flag; did you mean '--batch-size'?"),
+        ("--temperature 0", "--temperature: 0.0 is out of range; give a value above 0"),
+        ("--temperature inf", "--temperature: inf is out of range; give a finite number"),
+        ("--learning-rate nan", "--learning-rate: nan is out of range"),
+        ("--epochs inf", "--epochs: inf is out of range; give a finite number"),
+        ("--seed 4294967296", "--seed: 4294967296 is out of range; give a value at most 4294967295"),
+        ("--seed", "argument --seed: expected one argument; see train --help"),
+        ("--max-bad-rows 2", "--max-bad-rows: 2.0 is out of range; give a value at most 1"),
+        ("--recipe pydoc", "--recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?"),
+        ("--run-name ../x", "--run-name: '../x' is no run name; use letters, digits"),
+        ("--run-name $(x)", "--run-name: '$(x)' is no run name; use letters, digits"),
+        ("stray", "unexpected word 'stray'; see train --help"),
+        ("--config missing.yaml", "missing.yaml: cannot be read (No such file or directory); give a YAML file"),
+        ("--dataset nowhere", "--dataset nowhere: no data set of this name and no such folder; give 'pydocs' or"),
+        ("--loss triplet --learn-temperature --dataset LETTERS", "--learn-temperature: triplet has no temperature"),
+        ("--model no/such/model --dataset LETTERS", "no/such/model: no such directory; give a model directory"),
+        ("--dev-split de --dataset LETTERS", "qrels: no split 'de'; there are: dev, test, train; choose from dev"),
+    ],
+)
+def test_train_refuses(mistake: Mistake, letters: Path, words: str, told: str) -> None:
+    line = mistake("train", *(word.replace("LETTERS", str(letters)) for word in words.split()))
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("search", "the following arguments are required: query; see search --help"),
+        ("search ''", "the query is empty; give a few words"),
+        ("search x --top 0", "--top: 0 is out of range; give at least 1"),
+        ("search x --dataset pydoc", "--dataset pydoc: no data set of this name and no such folder; did you mean"),
+        ("search --modle x", "--modle: unknown flag; did you mean '--model'?"),
+        ("search caf\udce9 --dataset LETTERS", "byte 0xe9 of 'caf\\udce9' is not UTF-8; set the terminal to UTF-8"),
+        ("evaluate --datset x", "--datset: unknown flag; did you mean '--datasets'?"),
+        ("evaluate --datasets LETTERS --split tets", "qrels: no split 'tets'; there are: dev, test, train; choose"),
+        ("evaluate --datasets LETTERS --max-bad-rows 2", "--max-bad-rows: 2.0 is out of range; give a value at most 1"),
+        ("evaluate --datasets LETTERS --max-bad-rows nan", "--max-bad-rows: nan is out of range"),
+        ("evaluate --datasets LETTERS --precision fp23", "--precision: unknown value 'fp23'; did you mean 'fp32'?"),
+        ("evaluate --datasets LETTERS LETTERS", "--datasets: two data sets are called 'letters'; give them one by one"),
+        ("evaluate --datasets LETTERS --pooling man", "--pooling: unknown value 'man'; did you mean 'mean'?"),
+    ],
+)
+def test_evaluate_and_search_refuse(mistake: Mistake, letters: Path, words: str, told: str) -> None:
+    stage, *rest = words.split()
+    line = mistake(stage, *(word.replace("LETTERS", str(letters)).replace("''", " ") for word in rest))
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "content", "told"),
+    [
+        ("corpus.jsonl", 3, b'{"_id": "d2", "contents": "x"}', 'no field "text"; the fields are _id, contents'),
+        ("corpus.jsonl", 3, b'{"_id": "d2", "text": " "}', 'empty "text"'),
+        ("corpus.jsonl", 3, b'{"_id": "d2", "text": "caf\xe9"}', "byte 0xe9 at column 27 is not UTF-8"),
+        ("queries.jsonl", 9, b'{"_id": "q8", "text": ""', "not JSON"),
+        ("qrels/test.tsv", 5, b"q131\tnone\t1", "unknown document id 'none'"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_a_bad_row_over_the_threshold(
+    mistake: Mistake, letters: Path, stage: str, file: str, row: int, content: bytes, told: str
+) -> None:
+    spoil(letters / file, row, content)
+    flag = {"train": "--dataset", "evaluate": "--datasets"}[stage]
+    line = mistake(stage, flag, letters, "--max-bad-rows", "0.005")
+    assert line.startswith(f"{letters / file} row {row}: {told}")
+    assert "--max-bad-rows; mend them or raise it" in line
+
+
+@pytest.mark.parametrize("file", ["corpus.jsonl", "queries.jsonl"])
+def test_a_missing_file_names_the_folder_and_what_it_holds(mistake: Mistake, letters: Path, file: str) -> None:
+    (letters / file).unlink()
+    line = mistake("train", "--dataset", letters)
+    assert line.startswith(f"{letters}: no {file} or {file}.gz in it; it holds ")
+    assert "give a folder in BEIR layout" in line
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate", "search"])
+def test_a_model_that_cannot_be_had(
+    mistake: Mistake, work: Path, letters: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(work))
+    words = {"train": ["--dataset"], "evaluate": ["--datasets"], "search": ["x", "--dataset"]}[stage]
+    line = mistake(stage, *words, letters, "--model", "intfloat/e5-base-v2")
+    assert line.startswith("intfloat/e5-base-v2: the hub cannot be reached")
+    assert "or use 'minilm'" in line
+    line = mistake(stage, *words, letters, "--model", letters)
+    assert line.startswith(f"{letters}: holds no config.json and no modules.json; name a")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("losses: {loss: mw}", "unknown section 'losses'; did you mean 'loss'?"),
+        ("training: {batchsize: 8}", "unknown setting 'batchsize'; did you mean 'batch_size'?"),
+        ("training: {batch_size: many}", "batch_size is 'many'; give a whole number"),
+        ("training: {batch_size: 8.5}", "batch_size is 8.5; give a whole number"),
+        ("training: {batch_size: true}", "batch_size is True; give a whole number"),
+        ("training: {batch_size: null}", "batch_size is None; give a whole number"),
+        ("training: {learning_rate: fast}", "learning_rate is 'fast'; give a number"),
+        ("training: {learning_rate: .inf}", "--learning-rate: inf is out of range"),
+        ("loss: {learn_temperature: 1}", "learn_temperature is 1; give true or false"),
+        ("loss: {loss: mv}", "--loss: unknown value 'mv'; did you mean 'mw'?"),
+        ("loss: mw", "section 'loss' holds 'mw'; give `setting: value` lines"),
+        ("loss: {loss: mw", "is not YAML (while parsing a flow mapping"),
+        ("- loss", "holds no sections; give `data:`, `model:`, `loss:` or `training:`"),
+        ("", "holds no sections"),
+        ("loss: {loss: !!python/object/apply:os.getcwd []}", "is not YAML (could not determine a constructor"),
+        (b"loss: {loss: \xff}", "is not YAML ('utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_configuration_file(mistake: Mistake, tmp_path: Path, content: str | bytes, told: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = mistake("train", "--config", file)
+    assert told in line
+    assert line.startswith((f"{file}: ", "--"))
+
+
+def test_an_output_that_holds_something_else(mistake: Mistake, work: Path, letters: Path) -> None:
+    (work / "photos").mkdir()
+    (work / "photos" / "cat.jpg").touch()
+    for fresh in ([], ["--fresh"]):
+        line = mistake("train", "--dataset", letters, "--output", "photos", *fresh)
+        assert line == "--output photos: is not empty and holds no run; give another directory"
+    for stage, flag in (("train", "--dataset"), ("evaluate", "--datasets")):
+        line = mistake(stage, flag, letters, "--output", "photos/cat.jpg/run")
+        assert line == "photos/cat.jpg/run: a part of the path is a file; give a path whose parents are directories"
+
+
+def test_an_interrupted_run_of_other_settings(mistake: Mistake, work: Path, letters: Path) -> None:
+    (work / "run").mkdir()
+    there = Config(data=DataConfig(dataset=str(letters)))
+    (work / "run" / "config.yaml").write_text(dump_config(there))
+    line = mistake("train", "--dataset", letters, "--output", "run", "--seed", "7")
+    assert line.startswith("--output run: holds a run with other settings (training.seed is 0 there and 7 here); give")
+    assert line.endswith("--fresh to remove that run")
+    (work / "run" / "config.yaml").write_text("loss: {")
+    assert "is not a run's configuration" in mistake("train", "--dataset", letters, "--output", "run")
+
+
+def test_a_tracking_server_that_does_not_answer(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert run("train", ["--dataset", str(letters), "--model", str(tiny_encoder), "--output", "run"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: http://127.0.0.1:9: MLflow does not answer (")
+    assert line.endswith("mend MLFLOW_TRACKING_URI")
+    assert not list(work.iterdir())
+
+
+def test_a_full_disk(mistake: Mistake, letters: Path, tiny_encoder: Path, full_disk: Path) -> None:
+    before = sorted(full_disk.iterdir())
+    model = ["--model", tiny_encoder, "--output", full_disk / "deep" / "out"]
+    told = f"{full_disk}/deep/out: no space left on the disk; free some space or write to another disk"
+    assert mistake("train", "--dataset", letters, *model) == told
+    assert mistake("evaluate", "--datasets", letters, *model) == told
+    assert sorted(full_disk.iterdir()) == before
+
+
+def test_a_disk_that_fills_up_while_the_corpus_is_encoded(
+    letters: Path,
+    tiny_encoder: Path,
+    small_disk: Path,
+    work: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(small_disk / "cache"))
+    assert run("search", ["x", "--dataset", str(letters), "--model", str(tiny_encoder)]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"error: {small_disk}/cache/embeddings/")
+    assert err.endswith(": no space left on the disk; free some space or write to another disk\n")
+    assert err.count("\n") == 1
+    assert not [file for file in small_disk.rglob("*") if file.is_file()]
+
+
+def test_a_mistake_shows_its_traceback_on_demand(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["--dataset", "nowhere", "--debug"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("error: --dataset nowhere")
+
+
+def test_what_is_our_own_fault_is_not_disguised(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*words: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("raytriever.cli.train.check_config", broken)
+    with pytest.raises(ZeroDivisionError):
+        run("train", [])
+
+
+def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(letters / "corpus.jsonl", 3, b"{")
+    words = ["--datasets", str(letters), "--model", str(tiny_encoder), "--precision", "fp32"]
+    assert run("evaluate", words) == 0
+    out = capsys.readouterr().out
+    named = Path("results") / "letters" / "quarantine.jsonl"
+    assert f"1 bad row was left out (1 in {letters}/corpus.jsonl): see {named}\n" in out
+    assert (work / named).read_text().count("\n") == 1
+    # Mended, and evaluated again: nothing tells of bad rows any more.
+    spoil(letters / "corpus.jsonl", 3, b'{"_id": "d2", "text": "mended"}')
+    assert run("evaluate", words) == 0
+    assert "bad row" not in capsys.readouterr().out
+    assert not (work / named).exists()

@@ -1,0 +1,59 @@
+"""The console script, and what help costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from raytriever import __version__
+from raytriever.cli.main import STAGES, entry
+
+HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "matplotlib")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["raytriever", *words])
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    return int(ended.value.code or 0)
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_without_a_stage_the_stages_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert call(monkeypatch, *words) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {stage} " in out for stage in STAGES)
+
+
+def test_an_unknown_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "trian") == 2
+    assert capsys.readouterr().err == "error: unknown stage 'trian'; did you mean 'train'?\n"
+
+
+def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "search", "x", "--top", "0") == 2
+    assert capsys.readouterr().err == "error: --top: 0 is out of range; give at least 1\n"
+
+
+@pytest.mark.parametrize("stage", [*STAGES, ""])
+def test_help_imports_nothing_heavy(stage: str) -> None:
+    words = [stage, "--help"] if stage else ["--help"]
+    program = (
+        "import sys\nfrom raytriever.cli.main import entry\n"
+        f"sys.argv = ['raytriever', *{words}]\n"
+        "try:\n    entry()\nexcept SystemExit as ended:\n    assert not ended.code\n"
+        f"print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""
+    assert "usage: " in done.stdout
+    assert "did you mean" not in done.stdout

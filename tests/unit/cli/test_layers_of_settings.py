@@ -1,0 +1,158 @@
+"""Defaults, then a recipe, then a file, then flags; and every flag the design names."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.cli.arguments import add_settings
+from raytriever.cli.train import RUN_NAME, _default_name, _parser, resolve
+from raytriever.config import Config, dump_config, load_config, to_dict
+from raytriever.data.config import DataConfig
+from raytriever.models.config import ModelConfig
+from raytriever.recipes import RECIPES
+from raytriever.training.config import TrainingConfig
+
+
+def resolved(*words: object) -> Config:
+    return resolve(_parser().parse([str(word) for word in words]))
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe unlike every default."""
+    settings = TrainingConfig(batch_size=24, max_steps=7, seed=3, warmup_steps=2)
+    monkeypatch.setitem(RECIPES, "odd", lambda: Config(training=settings, model=ModelConfig(pooling="cls")))
+    return "odd"
+
+
+def test_each_layer_wins_over_those_below(recipe: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("training: {seed: 4, warmup_steps: 5, learning_rate: 1e-3}\nmodel: {query_prefix: 'query: '}\n")
+    config = resolved("--recipe", recipe, "--config", file, "--warmup-steps", 9, "--temperature", 1)
+    default = TrainingConfig()
+    assert config.training == dataclasses.replace(
+        default, batch_size=24, max_steps=7, seed=4, warmup_steps=9, learning_rate=1e-3
+    )
+    assert config.model == ModelConfig(pooling="cls", query_prefix="query: ")
+    assert config.loss.temperature == 1.0
+    # What a layer does not name it does not touch.
+    assert resolved("--recipe", recipe).training.patience == default.patience
+    assert resolved("--config", file).model.pooling is None
+
+
+def test_without_a_word_the_recipe_of_the_embedded_data_set_counts(tmp_path: Path) -> None:
+    assert resolved() == RECIPES["pydocs"]()
+    assert resolved("--dataset", "elsewhere") == Config(data=DataConfig(dataset="elsewhere"))
+    (tmp_path / "empty.yaml").write_text("loss: {}\n")
+    assert resolved("--config", tmp_path / "empty.yaml") == Config()
+
+
+def test_epochs_override_the_steps_of_a_recipe(recipe: str) -> None:
+    assert resolved("--recipe", recipe).training.max_steps == 7
+    config = resolved("--recipe", recipe, "--epochs", "2")
+    assert (config.training.max_steps, config.training.epochs) == (None, 2.0)
+    config = resolved("--recipe", recipe, "--epochs", "2", "--max-steps", "5")
+    assert config.training.max_steps == 5
+
+
+def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("training: {learning_rate: 1e-5, epochs: 2, num_workers: 2}\nloss: {temperature: 1}\n")
+    flags = ("--learning-rate", "1e-5", "--epochs", 2, "--num-workers", 2, "--temperature", 1)
+    from_file, from_flags = resolved("--config", file), resolved("--dataset", "pydocs", "--recipe", "pydocs", *flags)
+    assert to_dict(from_file)["training"]["learning_rate"] == to_dict(from_flags)["training"]["learning_rate"]
+    (tmp_path / "none.yaml").write_text("loss: {}\n")
+    assert from_file == resolved("--config", tmp_path / "none.yaml", *flags)
+    assert from_file.hash == resolved("--config", tmp_path / "none.yaml", *flags).hash
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        RECIPES["pydocs"](),
+        Config(
+            model=ModelConfig(
+                model="C:\\é # x: y", query_prefix="query: \u2028\n'\"", passage_prefix="", query_length=32
+            ),
+            training=TrainingConfig(learning_rate=1e-5, epochs=0.1, weight_decay=1e-300, seed=2**32 - 1),
+        ),
+    ],
+    ids=["defaults", "pydocs", "odd"],
+)
+def test_a_written_configuration_is_read_back_equal(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(file) == config
+    assert load_config(file).hash == config.hash
+    assert resolved("--config", file) == config
+
+
+def test_every_setting_changes_the_hash() -> None:
+    seen = {Config().hash}
+    for section in dataclasses.fields(Config):
+        settings = getattr(Config(), section.name)
+        for field in dataclasses.fields(settings):
+            changed = dataclasses.replace(settings, **{field.name: _other(getattr(settings, field.name))})
+            seen.add(dataclasses.replace(Config(), **{section.name: changed}).hash)
+    assert len(seen) == 1 + sum(len(dataclasses.fields(section.type_)) for section in _sections())
+
+
+PROMISED = """
+    loss model dataset output temperature distribution-weight batch-size negatives-per-query max-steps epochs
+    learning-rate warmup-steps num-workers precision seed recipe config run-name fresh debug
+    towers pooling similarity query-prefix passage-prefix query-length passage-length
+    patience max-bad-rows max-grad-norm test-split learn-temperature no-learn-temperature
+"""
+
+
+@pytest.mark.parametrize("flag", PROMISED.split())
+def test_every_flag_of_the_design_exists(flag: str) -> None:
+    assert "--" + flag in {flag for action in _parser()._actions for flag in action.option_strings}
+
+
+def test_every_setting_has_a_flag_and_words_of_help() -> None:
+    options = {flag: action for action in _parser()._actions for flag in action.option_strings}
+    for section in _sections():
+        for field in dataclasses.fields(section.type_):
+            action = options["--" + field.name.replace("_", "-")]
+            assert len(str(action.help)) > 10
+
+
+@pytest.mark.parametrize("dataset", ["data/scifact", "_x", "..", ".", "数据", "a b$(c)", "x" * 300])
+@pytest.mark.parametrize("model", ["minilm", "intfloat/e5-base-v2", "../../m"])
+def test_the_default_name_of_a_run_is_a_run_name(dataset: str, model: str) -> None:
+    name = _default_name(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model)))
+    assert RUN_NAME.fullmatch(name)
+    assert name.endswith("-mw-seed0")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    name: str
+    type_: type
+
+
+def _sections() -> list[_Section]:
+    return [_Section(field.name, type(getattr(Config(), field.name))) for field in dataclasses.fields(Config)]
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return "other"
+
+
+def test_a_flag_is_read_by_the_declaration_of_its_field() -> None:
+    from raytriever.cli.arguments import Parser, given
+
+    parser = Parser("test", "a test")
+    add_settings(parser, TrainingConfig, "training", only=["seed", "epochs", "precision"])
+    assert given(parser.parse(["--seed", "7", "--epochs", "0.5"]), TrainingConfig) == {"seed": 7, "epochs": 0.5}
+    assert given(parser.parse([]), TrainingConfig) == {}

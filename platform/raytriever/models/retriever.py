@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
+from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
@@ -62,18 +64,22 @@ class Retriever(nn.Module):
         """One batch, padded to its longest text: `input_ids` and `attention_mask`, `[texts, tokens]` int64."""
         return dict(self.tokenizer.pad({"input_ids": list(token_ids)}, return_tensors="pt"))
 
-    def tokenize(self, texts: Sequence[str], side: Side) -> TokenBatch:
-        """`token_ids`, then `pad`."""
-        return self.pad(self.token_ids(texts, side))
+    def tokenize(self, texts: Sequence[str], side: Side) -> Buckets:
+        """`token_ids`, then `pad`, texts of like length together."""
+        return fill_buckets(self.token_ids(texts, side), self.pad)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Embeddings `[texts, width]` of one side."""
         tower = self.query if side == "query" else self.passage
         return tower(tokens)
 
-    def forward(self, queries: TokenBatch, passages: TokenBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, queries: Buckets, passages: Buckets) -> tuple[Tensor, Tensor]:
         """Both sides in one call, because data-parallel wrappers synchronise gradients per call."""
-        return self.encode(queries, "query"), self.encode(passages, "passage")
+
+        def encoded(texts: Buckets, side: Side) -> Tensor:
+            return torch.cat([self.encode(part, side) for part in texts.parts])[texts.places]
+
+        return encoded(queries, "query"), encoded(passages, "passage")
 
 
 def load_retriever(config: ModelConfig) -> Retriever:

@@ -1,7 +1,7 @@
 """The batch of step t as tensors: this worker's queries, its passages, and who they are.
 
-A worker's passages are its queries' groups, one after another: positives, then hard negatives. Everything is computed from
-(data, seed, t) on the spot, so there is no iterator whose position could be lost.
+A worker's passages are its queries' groups, one after another: positives, then hard negatives. Everything is
+computed from (data, seed, t) on the spot, so there is no iterator whose position could be lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from raytriever.data.examples import Examples
 from raytriever.data.order import Order, worker_slice
 from raytriever.losses.batch import PAD, BatchIds
 from raytriever.losses.workers import Workers
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.buckets import Buckets
 from raytriever.models.retriever import Retriever
 
 
@@ -26,16 +26,12 @@ from raytriever.models.retriever import Retriever
 class Batch:
     """One worker's share of a global batch."""
 
-    queries: TokenBatch
-    passages: TokenBatch
+    queries: Buckets
+    passages: Buckets
     ids: BatchIds
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
-
-        def moved(tokens: TokenBatch) -> TokenBatch:
-            return {name: tensor.to(device) for name, tensor in tokens.items()}
-
         known = None if self.ids.known is None else self.ids.known.to(device)
         ids = BatchIds(
             self.ids.queries.to(device),
@@ -45,7 +41,7 @@ class Batch:
             self.ids.seed,
             self.ids.step,
         )
-        return Batch(moved(self.queries), moved(self.passages), ids)
+        return Batch(self.queries.to(device), self.passages.to(device), ids)
 
 
 @dataclass(frozen=True)

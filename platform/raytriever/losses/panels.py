@@ -30,9 +30,9 @@ class Panel:
     scores: Float[Tensor, "rows candidates"]
     excluded: tuple[Tensor, Tensor]
 
-    def exclude(self) -> None:
-        """Take every pair that is no negative out of all maxima and sums."""
-        self.scores[self.excluded] = -torch.inf
+    def exclude(self, score: float) -> None:
+        """Give every pair that is no negative a score that counts for nothing."""
+        self.scores[self.excluded] = score
 
 
 class Panels:

@@ -1,92 +1,92 @@
-"""A loss by its name: what the command line offers, and how the pieces are put together."""
+"""A loss by its name. A new loss is one file, one line here, its name in `config.py`, and one test row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from raytriever.losses.batch import BatchIds, check_batch
-from raytriever.losses.candidates import gather_candidates
+from raytriever.errors import ConfigError
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.candidates import Candidates
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distribution import distribution_distance
-from raytriever.losses.engine import row_loss
+from raytriever.losses.engine import sweep
+from raytriever.losses.exchange import exchanged
 from raytriever.losses.infonce import INFONCE
-from raytriever.losses.mw import mw
-from raytriever.losses.rows import RowLoss
-from raytriever.losses.share import of_global_mean
-from raytriever.losses.workers import ALONE, Workers
+from raytriever.losses.joint import JOINT
+from raytriever.losses.loss import Loss, LossOutput, Scored
+from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
+from raytriever.losses.mw.reduction import MWReduction
+from raytriever.losses.rand1 import RAND1
+from raytriever.losses.rows import RowLoss, RowReduction
+from raytriever.losses.summarg import SUMMARG
+from raytriever.losses.triplet import TripletReduction
+from raytriever.losses.workers import Workers
 from raytriever.options import check_options
 
-ROW_LOSSES: dict[str, RowLoss] = {"infonce": INFONCE}
+__all__ = ["LOSSES", "Loss", "LossOutput", "build_loss"]
+
+Scores = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], Workers], Scored]
 
 
-@dataclass(frozen=True)
-class LossOutput:
-    """A loss and what is logged beside it.
+def by_row(loss: RowLoss) -> Scores:
+    """A loss of one query's scores at a time."""
 
-    Args:
-        value: the global batch's mean loss, the same on every worker, differentiable.
-        statistics: named numbers, without gradient.
-    """
+    def scored(
+        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+    ) -> Scored:
+        reduction = RowReduction(loss, loss.positives(batch.positives, ids), batch.rows)
+        return Scored(sweep(reduction, batch, log_temperature), {})
 
-    value: Float[Tensor, ""]
-    statistics: dict[str, Float[Tensor, ""]]
+    return scored
 
 
-class Loss(nn.Module):
-    """One of the losses over the global batch's score matrix, plus the distribution regulariser."""
+def symmetric(
+    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+) -> Scored:
+    """The mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
+    there = by_row(INFONCE)(config, batch, ids, log_temperature, workers)
+    back = by_row(INFONCE)(config, exchanged(batch, ids, workers), ids, log_temperature, workers)
+    return Scored((there.share + back.share) / 2, {})
 
-    def __init__(self, config: LossConfig) -> None:
-        super().__init__()
-        self.config = config
-        log_temperature = torch.tensor(config.temperature).log()
-        if config.learn_temperature:
-            self.log_temperature = nn.Parameter(log_temperature)
-        else:
-            self.register_buffer("log_temperature", log_temperature, persistent=False)
 
-    def forward(
-        self,
-        queries: Float[Tensor, "queries width"],
-        passages: Float[Tensor, "passages width"],
-        ids: BatchIds,
-        workers: Workers = ALONE,
-    ) -> LossOutput:
-        """The loss of this step.
+def triplet(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> Scored:
+    """The hinge over all pairs of a query."""
+    reduction = TripletReduction(batch.positives, config.margin, batch.rows)
+    return Scored(sweep(reduction, batch, log_temperature), {})
 
-        Args:
-            queries: embeddings of this worker's queries.
-            passages: embeddings of this worker's passages, positives and hard negatives alike.
-            ids: who they are.
-            workers: the data-parallel group; every worker brings equally many queries and passages.
-        """
-        check_batch(queries, passages, ids)
-        candidates = gather_candidates(queries, passages, ids, workers)
-        precise = torch.promote_types(queries.dtype, torch.float32)
-        candidates = replace(
-            candidates, queries=queries.to(precise), embeddings=candidates.embeddings.to(precise)
-        )
-        log_temperature = self.log_temperature.to(precise)
-        if self.config.loss == "mw":
-            share, statistics = mw(candidates, log_temperature, workers)
-        else:
-            loss = ROW_LOSSES[self.config.loss]
-            share = row_loss(loss, candidates, loss.positives(candidates, ids), log_temperature)
-            statistics = {}
-        value = of_global_mean(share, workers)
-        if self.config.distribution_weight:
-            distance = distribution_distance(
-                candidates.queries, candidates.embeddings, candidates.rows, workers
-            )
-            statistics["distribution_distance"] = distance.detach()
-            value = value + self.config.distribution_weight * distance
-        return LossOutput(value, {**statistics, "temperature": self.log_temperature.detach().exp()})
+
+def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> Scored:
+    """Every positive against every negative of the batch."""
+    reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
+    return Scored(sweep(reduction, batch, log_temperature), reduction.statistics)
+
+
+LOSSES: dict[str, Scores] = {
+    "infonce": by_row(INFONCE),
+    "infonce-symmetric": symmetric,
+    "rand1": by_row(RAND1),
+    "joint": by_row(JOINT),
+    "summarg": by_row(SUMMARG),
+    "lsepair": by_row(LSEPAIR),
+    "lsepair-maxp": by_row(LSEPAIR_MAXP),
+    "lsepair-maxn": by_row(LSEPAIR_MAXN),
+    "lsepair-minp": by_row(LSEPAIR_MINP),
+    "lsepair-minp-maxn": by_row(LSEPAIR_MINP_MAXN),
+    "triplet": triplet,
+    "mw": mw,
+}
 
 
 def build_loss(config: LossConfig) -> Loss:
     """The loss that a configuration names; raises `ConfigError` when a setting is wrong."""
     check_options(config)
-    return Loss(config)
+    if not torch.isfinite(torch.tensor(config.temperature).log()):
+        raise ConfigError(f"{config.temperature!r} is out of range", "--temperature", "give a positive number")
+    if config.learn_temperature and config.loss == "triplet":
+        raise ConfigError("triplet has no temperature to train", "--learn-temperature", "leave it out")
+    if config.reduction == "sum" and config.loss != "mw":
+        raise ConfigError(f"{config.loss} is a mean over queries", "--reduction", "sum is for mw")
+    return Loss(config, LOSSES[config.loss])

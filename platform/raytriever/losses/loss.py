@@ -1,0 +1,114 @@
+"""A loss as training calls it: check, gather, score, add the regulariser, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from raytriever.errors import LossInputError
+from raytriever.losses.batch import BatchIds, check_batch
+from raytriever.losses.candidates import Candidates, gather_candidates
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distances import query_positive_distance
+from raytriever.losses.distribution import distribution_distance
+from raytriever.losses.share import of_global_mean
+from raytriever.losses.workers import ALONE, Workers
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a loss makes of the scores: this worker's share, differentiable, and numbers to log."""
+
+    share: Float[Tensor, ""]
+    statistics: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """A loss and what is logged beside it.
+
+    Args:
+        value: the global batch's loss, the same on every worker, differentiable.
+        statistics: named numbers, without gradient.
+    """
+
+    value: Float[Tensor, ""]
+    statistics: dict[str, Float[Tensor, ""]]
+
+
+class Loss(nn.Module):
+    """One of the losses over the global batch's score matrix, plus the distribution regulariser.
+
+    Args:
+        config: its constants.
+        scores: the loss proper, from `registry.LOSSES`.
+    """
+
+    def __init__(
+        self,
+        config: LossConfig,
+        scores: Callable[[LossConfig, Candidates, BatchIds, Tensor, Workers], Scored],
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self._scores = scores
+        # Double, so that a float64 batch sees the temperature that was asked for.
+        log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
+        if config.learn_temperature:
+            self.log_temperature = nn.Parameter(log_temperature.float())
+        else:
+            self.register_buffer("log_temperature", log_temperature, persistent=False)
+
+    def forward(
+        self,
+        queries: Float[Tensor, "queries width"],
+        passages: Float[Tensor, "passages width"],
+        ids: BatchIds,
+        workers: Workers = ALONE,
+    ) -> LossOutput:
+        """The loss of this step.
+
+        Args:
+            queries: embeddings of this worker's queries.
+            passages: embeddings of this worker's passages, positives and hard negatives alike.
+            ids: who they are.
+            workers: the data-parallel group; every worker brings equally many queries and passages.
+        """
+        check_batch(queries, passages, ids)
+        batch = _in_working_precision(gather_candidates(queries, passages, ids, workers))
+        log_temperature = self.log_temperature.to(batch.queries)
+        _check_scores(batch, log_temperature)
+        scored = self._scores(self.config, batch, ids, log_temperature, workers)
+        value = of_global_mean(scored.share, workers)
+        statistics = {
+            **scored.statistics,
+            "temperature": log_temperature.detach().exp(),
+            "query_positive_distance": query_positive_distance(batch, workers),
+        }
+        if self.config.distribution_weight:
+            distance = distribution_distance(batch.queries, batch.embeddings, batch.rows, workers)
+            statistics["distribution_distance"] = distance.detach()
+            value = value + self.config.distribution_weight * distance
+        return LossOutput(value, statistics)
+
+
+def _in_working_precision(batch: Candidates) -> Candidates:
+    """Scores are taken in at least float32, whatever the encoder's precision."""
+    precise = torch.promote_types(batch.queries.dtype, torch.float32)
+    return replace(batch, queries=batch.queries.to(precise), embeddings=batch.embeddings.to(precise))
+
+
+def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""]) -> None:
+    """No score may overflow: by Cauchy-Schwarz none exceeds the product of the longest embeddings."""
+    with torch.no_grad():
+        longest = [torch.linalg.vector_norm(x, dim=1).max() for x in (batch.queries, batch.embeddings)]
+        if not bool(torch.isfinite(longest[0] * longest[1] * torch.exp(-log_temperature))):
+            raise LossInputError(
+                f"scores overflow: embeddings as long as {float(longest[0]):.3g} and {float(longest[1]):.3g}, "
+                f"temperature {float(log_temperature.exp()):.3g}",
+                remedy="look for a diverged encoder, or a temperature that was trained to 0",
+            )

@@ -1,0 +1,123 @@
+"""The cells on which MW's kernel sums are tabulated, for any range of scores.
+
+Scores are in units of tau, where softplus and the sigmoid are analytic within pi of the real axis, so that
+cells one unit wide with 8 nodes interpolate to about 1e-9 (a quarter unit: to about 1e-13, for double
+precision).
+
+A range of moderate width is one run of even cells. A huge one (unnormalised scores, tiny tau) is cut finely
+only near positives: far enough from every positive softplus is exactly 0 or linear, so each gap between
+them is a run of one cell, however wide, and cells number at most about 90 a positive whatever the range.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from raytriever.losses.mw.nodes import NODES, SUBCELLS, chebyshev, lagrange
+
+# How far apart a score and a positive must be for softplus to count as 0 or linear. On even cells, where it
+# costs little, every loss that float32 can hold (exp(-88)) keeps its digits; else exp(-40) is small enough.
+REACH = 88.0
+UNEVEN_REACH = 40.0
+EVEN_CELLS = 1 << 13
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs of even cells, ascending and without holes; the outer ends are open.
+
+    Args:
+        starts: the left end of each run, in units of tau.
+        widths: the width of its cells.
+        counts: how many cells it has.
+        width: the width of the cells near positives.
+        reach: how many cells apart a score and a positive must be to be treated as far apart.
+        cells: how many cells there are.
+    """
+
+    starts: Float[Tensor, " runs"]
+    widths: Float[Tensor, " runs"]
+    counts: Int64[Tensor, " runs"]
+    width: float
+    reach: int
+    cells: int
+
+    @property
+    def firsts(self) -> Int64[Tensor, " runs"]:
+        """The first cell of each run."""
+        return self.counts.cumsum(0) - self.counts
+
+    @property
+    def places(self) -> Float[Tensor, "cells nodes"]:
+        """The nodes' scores."""
+        run = torch.repeat_interleave(self.counts, output_size=self.cells)
+        step = torch.arange(self.cells, device=run.device) - self.firsts[run]
+        along = (chebyshev(NODES).to(run.device) + 1) / 2
+        return self.starts[run, None] + (step[:, None] + along) * self.widths[run, None]
+
+    def locate(
+        self, scores: Float[Tensor, "*shape"], parts: int = 1
+    ) -> tuple[Int64[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+        """The cell (or the part of a cell) that holds each score, and the score's place in it, from 0 to 1."""
+        run = torch.searchsorted(self.starts, scores, right=True).sub_(1).clamp_(min=0)
+        along = (scores - self.starts[run]) * (parts / self.widths[run])
+        step = torch.minimum(along.long().clamp_(min=0), self.counts[run] * parts - 1)
+        return self.firsts[run] * parts + step, along - step
+
+    def subcells(self, scores: Float[Tensor, "*shape"]) -> tuple[Tensor, Float[Tensor, "*shape"]]:
+        """The subcell of each score, counted over the whole grid, and its place in it."""
+        return self.locate(scores, SUBCELLS)
+
+    def weights(self, scores: Float[Tensor, " scores"]) -> tuple[Tensor, Float[Tensor, "scores nodes"]]:
+        """The cell of each score, and the weights that give a function's value there from its nodes'."""
+        cells, along = self.locate(scores)
+        return cells, lagrange(2 * along - 1, chebyshev(NODES).to(scores.device))
+
+
+def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: float, dtype: torch.dtype) -> Grid:
+    """Cells that hold every score from `lowest` to `highest`.
+
+    Args:
+        positives: every positive's score in the batch, in units of tau, in double precision.
+        lowest: no score is lower.
+        highest: no score is higher.
+        dtype: the precision of the scores.
+    """
+    width = 0.25 if dtype == torch.float64 else 1.0
+    # A score computed in another order of summation may leave its own bound by a rounding.
+    slack = width + 1e-5 * max(abs(lowest), abs(highest))
+    lowest, highest = lowest - slack, highest + slack
+    count = math.ceil((highest - lowest) / width)
+    if count <= EVEN_CELLS:
+        start = torch.tensor([lowest], dtype=torch.float64, device=positives.device)
+        counts = torch.full_like(start, count).long()
+        return Grid(start, torch.full_like(start, width), counts, width, _reach(REACH, width), count)
+    return _near_positives(positives.sort().values, lowest, highest, width)
+
+
+def _near_positives(positives: Float[Tensor, " positives"], lowest: float, highest: float, width: float) -> Grid:
+    """Clusters of even cells that reach past their outer positives, and one cell for each gap between."""
+    reach = _reach(UNEVEN_REACH, width)
+    margin = (reach + 1) * width
+    apart = positives.diff() > 2 * margin + width
+    edge = torch.ones(1, dtype=torch.bool, device=positives.device)
+    firsts = positives[torch.cat([edge, apart])] - margin
+    counts = ((positives[torch.cat([apart, edge])] + margin - firsts) / width).ceil()
+    ends = firsts + counts * width
+    outer = torch.tensor([lowest, highest], dtype=torch.float64, device=positives.device)
+    gap_starts = torch.cat([torch.minimum(outer[:1], firsts[:1] - width), ends])
+    gap_ends = torch.cat([firsts, torch.maximum(outer[1:], ends[-1:] + width)])
+    starts, order = torch.cat([firsts, gap_starts]).sort()
+    widths = torch.cat([torch.full_like(firsts, width), gap_ends - gap_starts])[order]
+    runs = torch.cat([counts, torch.ones_like(gap_starts)])[order].long()
+    return Grid(starts, widths, runs, width, reach, int(runs.sum()))
+
+
+def _reach(distance: float, width: float) -> int:
+    # One cell more, because a distance between cells is up to one cell longer than between their scores.
+    return math.ceil(distance / width) + 1

@@ -1,0 +1,107 @@
+"""The Mann-Whitney loss (AUC paper, Eq. 2 and Lemma 2 as means; Eq. 3 as `sum`).
+
+    L = mean over all positives p and all negatives n of the batch, across queries, of softplus((n - p) /
+    tau)
+
+The pairs are never listed. Positives' scores are few and known before the pass, so the pass can write every
+negative's derivative from a table of G' while it sums the negatives up over the table's subcells. Those
+sums are the loss's whole
+statistic: they add up over panels and workers, and the loss, the positives' derivatives and the batch's AUC
+    follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from raytriever.losses.mw.auc import auc
+from raytriever.losses.mw.grid import build_grid
+from raytriever.losses.mw.nodes import SUBCELLS, TERMS, refinement
+from raytriever.losses.mw.sums import kernel_sums, kernel_sums_at_positives
+from raytriever.losses.mw.tensors import TensorWalk
+
+
+class Walk(Protocol):
+    """A pass over panels of scores that sums the negatives and writes their derivatives."""
+
+    def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """Take in a panel, without the pairs (rows, columns)."""
+
+    def sums(self) -> Tensor:
+        """Sums of 1, x, x^2, x^3 over the scores in each subcell."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the sums over the negatives give.
+
+    Args:
+        share: the part of the loss that is due to the negatives walked over here.
+        by_positive: the derivative by each positive's score in units of tau, from all negatives.
+        auc: the share of all pairs in the right order.
+    """
+
+    share: Float[Tensor, ""]
+    by_positive: Float[Tensor, " positives"]
+    auc: Float[Tensor, ""]
+
+
+class PairwiseSums:
+    """MW between fixed positives and negatives that come in panels.
+
+    Args:
+        positives: every positive's score in the batch, in units of tau, in double precision.
+        lowest: no negative is lower.
+        highest: no negative is higher.
+        weight: what one pair counts.
+        dtype: the precision of the scores.
+    """
+
+    def __init__(
+        self,
+        positives: Float[Tensor, " positives"],
+        lowest: float,
+        highest: float,
+        weight: float,
+        dtype: torch.dtype,
+    ) -> None:
+        self._positives, self._weight = positives, weight
+        self._grid = build_grid(positives, lowest, highest, dtype)
+        self._cells, self._at = self._grid.weights(positives)
+        laid = self._at.new_zeros(self._grid.cells, self._at.shape[1]).index_add_(0, self._cells, self._at)
+        self._total, slope = kernel_sums(self._grid, laid)
+        self._refinement = refinement().to(positives.device)
+        self._slope = slope * weight
+
+    def walk(self, scale: float = 1.0) -> Walk:
+        """A walk over the negatives, whose scores times `scale` are in units of tau.
+
+        It writes derivatives by the score as it stands, `scale` included.
+        """
+        cubics = self._slope @ self._refinement.T * scale
+        if cubics.device.type != "cpu":
+            return TensorWalk(self._grid, cubics, scale)
+        # Compiled on first use only: importing a loss must not cost a compiler.
+        from raytriever.losses.mw.compiled import CompiledWalk
+
+        return CompiledWalk(self._grid, cubics, scale)
+
+    def outcome(self, own: Float[Tensor, "subcells terms"], all: Float[Tensor, "subcells terms"]) -> Outcome:
+        """Loss, derivatives and AUC from the sums walked over here and the sums over all workers."""
+        share = (self._gathered(own) * self._total).sum() * self._weight
+        at_nodes = kernel_sums_at_positives(self._grid, self._gathered(all))
+        by_positive = -(at_nodes[self._cells] * self._at).sum(1) * self._weight
+        subcell, x = self._grid.subcells(self._positives)
+        zeros = all.new_zeros(len(all))
+        area = auc(
+            zeros.index_add(0, subcell, torch.ones_like(x)), zeros.index_add(0, subcell, x), all[:, 0], all[:, 1]
+        )
+        return Outcome(share, by_positive, area)
+
+    def _gathered(self, sums: Float[Tensor, "subcells terms"]) -> Float[Tensor, "cells nodes"]:
+        return sums.reshape(-1, SUBCELLS * TERMS) @ self._refinement

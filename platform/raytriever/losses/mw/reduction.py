@@ -1,0 +1,78 @@
+"""MW as the engine drives it, over the global batch of all workers.
+
+Between workers travel the positives' scores, one bound on all scores, and one grid of sums whose size does
+not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from raytriever.losses.candidates import Candidates
+from raytriever.losses.engine import Sparse
+from raytriever.losses.mw.pairwise import PairwiseSums, Walk
+from raytriever.losses.panels import Panel
+from raytriever.losses.workers import Workers
+
+PairReduction = Literal["mean", "sum"]
+
+
+def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
+    """What one pair counts: the mean over pairs (Eq. 2), or their sum over the number of queries (Eq. 3)."""
+    return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
+
+
+class MWReduction:
+    """The Mann-Whitney loss at work on the panels of one batch."""
+
+    tempered = True
+    dense = True
+
+    def __init__(self, candidates: Candidates, workers: Workers, reduction: PairReduction) -> None:
+        self._candidates, self._workers, self._reduction = candidates, workers, reduction
+        self.sparse: list[Sparse] = []
+        self.statistics: dict[str, Tensor] = {}
+        self._sums: PairwiseSums
+        self._walk: Walk
+
+    def start(self, queries: Tensor, embeddings: Tensor) -> None:
+        """Tabulate the positives' side of the kernel sums."""
+        own = positive_scores(queries, embeddings, self._candidates)
+        gathered = self._workers.gather_values(own.flatten())
+        positives = gathered[~gathered.isnan()].double()
+        # No score exceeds the product of the longest embeddings (Cauchy-Schwarz).
+        longest = self._workers.maximum(torch.linalg.vector_norm(queries, dim=1).max())
+        bound = float(longest * torch.linalg.vector_norm(embeddings, dim=1).max())
+        self._first = int((~gathered[: self._workers.rank * own.numel()].isnan()).sum())
+        weight = pair_weight(self._reduction, len(positives), self._candidates.negatives, self._candidates.rows)
+        self._sums = PairwiseSums(positives, -bound, bound, weight, queries.dtype)
+        self._walk = self._sums.walk()
+
+    def reduce(self, panel: Panel, differentiate: bool) -> None:
+        """Sum the panel's negatives; turn its scores into derivatives."""
+        self._walk.add(panel.scores, panel.scores, *panel.excluded)
+
+    def finish(self) -> Float[Tensor, ""]:
+        """This worker's share of the mean over all pairs."""
+        own = self._walk.sums()
+        outcome = self._sums.outcome(own, self._workers.sum(own))
+        held = self._candidates.is_positive
+        rows = torch.arange(len(held), device=held.device)[:, None].expand_as(held)[held]
+        mine = slice(self._first, self._first + len(rows))
+        by_score = outcome.by_positive[mine].to(self._candidates.queries.dtype)
+        self.sparse.append((rows, self._candidates.positives[held], by_score))
+        self.statistics["batch_auc"] = outcome.auc.to(torch.float32)
+        return outcome.share
+
+
+def positive_scores(
+    queries: Float[Tensor, "rows width"], embeddings: Float[Tensor, "candidates width"], candidates: Candidates
+) -> Float[Tensor, "rows positives"]:
+    """The scores of this worker's positives, NaN where a row has no more."""
+    columns = candidates.positives.clamp(min=0)
+    scores = torch.stack([(queries * embeddings[column]).sum(1) for column in columns.T], 1)
+    return scores.masked_fill(~candidates.is_positive, torch.nan)

@@ -1,0 +1,78 @@
+"""The triplet loss over all pairs of a query (handbook chapter, 'Triplet Loss').
+
+    value = mean over P_i x N_i of max(0, margin - s+ + s-);  a query without negatives counts 0
+
+One walk over a panel for each positive, in blocks that stay in the processor's cache: the cost is linear in
+the scores with a constant that grows by a few percent a positive. Scores are not divided by a temperature.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from raytriever.losses.batch import PAD
+from raytriever.losses.engine import Sparse
+from raytriever.losses.panels import Panel
+
+BLOCK_SCORES = {"cpu": 1 << 16, "cuda": 1 << 24}
+
+
+class TripletReduction:
+    """The triplet loss at work on the panels of one batch."""
+
+    tempered = False
+    dense = True
+
+    def __init__(self, columns: Int64[Tensor, "rows positives"], margin: float, rows: int) -> None:
+        self._columns, self._margin, self._rows = columns, margin, rows
+        self._values: list[Tensor] = []
+        self.sparse: list[Sparse] = []
+
+    def start(self, queries: Tensor, embeddings: Tensor) -> None:
+        """Nothing of a row is needed before its panel."""
+
+    def reduce(self, panel: Panel, differentiate: bool) -> None:
+        """Add the panel's rows to the value; turn its scores into derivatives."""
+        columns = self._columns[panel.rows]
+        held = columns != PAD
+        # A padded place asks for more than any score: nothing exceeds it.
+        bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~held, torch.inf)
+        panel.exclude(-torch.inf)
+        excluded = torch.bincount(panel.excluded[0], minlength=len(columns))
+        pairs = held.sum(1) * (panel.scores.shape[1] - excluded)
+        weight = (1 / (pairs.clamp(min=1) * self._rows)).to(panel.scores.dtype)
+        sums, exceeded = torch.zeros_like(bars), torch.zeros_like(bars)
+        width = panel.scores.shape[1]
+        height = max(1, BLOCK_SCORES.get(panel.scores.device.type, 1 << 20) // width)
+        for start in range(0, len(columns), height):
+            block = slice(start, start + height)
+            self._walk(panel.scores[block], bars[block], sums[block], exceeded[block], weight[block])
+        self._values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
+        panel.scores[
+            torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[held], columns[held]
+        ] = -(exceeded * weight[:, None])[held]
+
+    def finish(self) -> Float[Tensor, ""]:
+        """This worker's share of the mean over all rows."""
+        return torch.stack(self._values).sum()
+
+    def _walk(
+        self,
+        scores: Float[Tensor, "rows candidates"],
+        bars: Float[Tensor, "rows positives"],
+        sums: Float[Tensor, "rows positives"],
+        exceeded: Float[Tensor, "rows positives"],
+        weight: Float[Tensor, " rows"],
+    ) -> None:
+        """Fill in sums and counts of what exceeds each bar; overwrite scores with their derivatives."""
+        over = torch.empty_like(scores)
+        counts = torch.zeros_like(scores)
+        for place in range(bars.shape[1]):
+            torch.sub(scores, bars[:, place, None], out=over).clamp_(min=0)
+            torch.sum(over, 1, out=sums[:, place])
+            over.sign_()
+            torch.sum(over, 1, out=exceeded[:, place])
+            counts += over
+        torch.mul(counts, weight[:, None], out=scores)

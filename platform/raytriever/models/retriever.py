@@ -46,6 +46,11 @@ class Retriever(nn.Module):
         """The number of components of an embedding."""
         return int(self.query.backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
+    def attend_by(self, implementation: str) -> None:
+        """Choose transformers' attention: `sdpa`, which it takes by itself, or `eager`."""
+        for tower in (self.query, self.passage):
+            tower.backbone.set_attn_implementation(implementation)  # type: ignore[operator]
+
     def token_ids(self, texts: Sequence[str], side: Side) -> list[list[int]]:
         """Prefix, tokenise and cut texts of one side; no padding."""
         prefix = self.description.query_prefix if side == "query" else self.description.passage_prefix

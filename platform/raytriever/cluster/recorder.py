@@ -36,7 +36,7 @@ class Recorder:
 
     def __init__(self, tracker: Tracker, folder: Path, total_steps: int) -> None:
         self._tracker, self._file, self._total = tracker, folder / STEPS, total_steps
-        self._lines = _read(self._file)
+        self._lines, self._torn = _read(self._file)
         self._told = {(line["step"], name) for line in self._lines for name in line["measured"]}
         self._waiting: list[dict[str, Any]] = []
         self._flushed = time.monotonic()
@@ -54,6 +54,7 @@ class Recorder:
             return
         fresh = {name: value for name, value in item.measured.items() if (item.step, name) not in self._told}
         if fresh:
+            self._told |= {(item.step, name) for name in fresh}  # a restarted group of workers repeats steps
             milliseconds = time.time_ns() // 1_000_000
             self._waiting.append({"step": item.step, "milliseconds": milliseconds, "measured": fresh})
         if "dev_loss" in item.measured:
@@ -79,7 +80,9 @@ class Recorder:
         )
         self._lines += lines
         with disk_errors(self._file), self._file.open("a", encoding="utf-8") as stream:
+            stream.write("\n" if self._torn else "")
             stream.writelines(json.dumps(line) + "\n" for line in lines)
+        self._torn = False
 
     def _say(self, text: str) -> None:
         if self._progress is None:
@@ -104,10 +107,11 @@ class Recorder:
         self.flush()
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
-    """The lines of an earlier call; the last may have been torn by its end."""
+def _read(file: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines of an earlier call, and whether the last was torn by its end."""
+    texts = file.read_text(encoding="utf-8").split("\n") if file.is_file() else [""]
     lines = []
-    for text in file.read_text(encoding="utf-8").split("\n") if file.is_file() else []:
+    for text in texts:
         with suppress(json.JSONDecodeError):
             lines.append(json.loads(text))
-    return lines
+    return lines, bool(texts[-1])

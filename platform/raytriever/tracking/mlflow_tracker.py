@@ -37,7 +37,8 @@ class MlflowTracker:
     Args:
         uri: of the tracking server or database.
         run_name: shown in the UI.
-        run_id: a run to continue; a new one is made when None or when the server does not know it.
+        run_id: a run to continue; a new one is made when None, or when the server does not know it
+            or has deleted it.
     """
 
     def __init__(self, uri: str, run_name: str, run_id: str | None = None) -> None:
@@ -76,7 +77,8 @@ class MlflowTracker:
         if run_id is None:
             return None
         try:
-            self._client.get_run(run_id)
+            if self._client.get_run(run_id).info.lifecycle_stage == "deleted":
+                return None
         except self._not_known as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None

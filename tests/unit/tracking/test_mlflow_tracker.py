@@ -1,0 +1,165 @@
+"""One run in a real MLflow database."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from raytriever.errors import ConfigError, StorageError, UserError
+from raytriever.tracking import mlflow_tracker
+from raytriever.tracking.mlflow_tracker import MlflowTracker, flatten, tracking_uri
+from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
+
+DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160, "train_queries": 96})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One database for all tests of this file: making its tables takes longer than the tests."""
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture
+def uri(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tracking_uri()
+
+
+@pytest.fixture
+def client(uri: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=uri)
+
+
+def test_the_database_is_named_absolutely(folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert uri == f"sqlite:///{folder}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
+    assert tracking_uri() == "http://elsewhere"
+
+
+def test_settings_data_numbers_and_files_of_a_run(
+    uri: str, client: MlflowClient, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker: Tracker = MlflowTracker(uri, "first")
+    config = {"loss": {"loss": "mw", "temperature": 0.01}, "training": {"epochs": None}}
+    tracker.describe(config, DATA, {"config_hash": "cafe"})
+    # Batches are cut where the server would refuse them: here after two.
+    monkeypatch.setattr(mlflow_tracker, "METRICS_A_REQUEST", 2)
+    tracker.log([Point("loss", 1 / (step + 1), step, 1000 + step) for step in range(5)])
+    tracker.log([])
+    tracker.log([Point("after/auc", 0.75, 5, 2000)])
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "roc.png").write_bytes(b"png")
+    (tmp_path / "config.yaml").write_text("loss: {}")
+    monkeypatch.chdir(tmp_path)  # where files go must not depend on where the process stands
+    tracker.log_file(tmp_path / "figures")
+    tracker.log_file(tmp_path / "config.yaml")
+    tracker.finish("FINISHED")
+
+    run = client.get_run(tracker.run_id)
+    assert run.info.run_name == "first"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"loss.loss": "mw", "loss.temperature": "0.01", "training.epochs": "None"}
+    assert run.data.tags["config_hash"] == "cafe"
+    assert run.data.metrics["after/auc"] == 0.75
+    history = client.get_metric_history(tracker.run_id, "loss")
+    assert [(m.step, m.value, m.timestamp) for m in history] == [(s, 1 / (s + 1), 1000 + s) for s in range(5)]
+    (given,) = run.inputs.dataset_inputs
+    assert (given.dataset.name, given.dataset.digest, given.dataset.source) == ("letters", "ab" * 16, "data/letters")
+    assert json.loads(given.dataset.profile) == DATA.counts
+    assert (given.tags[0].key, given.tags[0].value) == ("mlflow.data.context", "training")
+    kept = folder / "mlartifacts" / tracker.run_id / "artifacts"
+    assert sorted(str(file.relative_to(kept)) for file in kept.rglob("*.*")) == ["config.yaml", "figures/roc.png"]
+    assert {path.name for path in tmp_path.iterdir()} == {"figures", "config.yaml"}
+
+
+def test_a_run_is_continued_by_its_id(uri: str, client: MlflowClient) -> None:
+    first = MlflowTracker(uri, "continued")
+    first.describe({"loss": {"loss": "mw"}}, DATA, {"config_hash": "a"})
+    first.log([Point("loss", 0.5, 1, 1)])
+    first.finish("KILLED")
+    again = MlflowTracker(uri, "continued", first.run_id)
+    assert again.run_id == first.run_id
+    assert client.get_run(first.run_id).info.status == "RUNNING"
+    # Said again, with a setting that a newer version added.
+    again.describe({"loss": {"loss": "mw", "margin": 0.1}}, DATA, {"config_hash": "a"})
+    again.log([Point("loss", 0.25, 2, 2)])
+    run = client.get_run(first.run_id)
+    assert run.data.params == {"loss.loss": "mw", "loss.margin": "0.1"}
+    assert len(run.inputs.dataset_inputs) == 1
+    assert [m.value for m in client.get_metric_history(first.run_id, "loss")] == [0.5, 0.25]
+
+
+def test_a_run_that_is_not_there_any_more_is_begun_anew(uri: str, client: MlflowClient) -> None:
+    unknown = MlflowTracker(uri, "unknown", "0" * 32)
+    assert unknown.run_id != "0" * 32
+    assert client.get_run(unknown.run_id).info.status == "RUNNING"
+    client.delete_run(unknown.run_id)
+    deleted = MlflowTracker(uri, "deleted", unknown.run_id)
+    assert deleted.run_id != unknown.run_id
+    deleted.log([Point("loss", 0.5, 1, 1)])
+
+
+@pytest.mark.parametrize("words", [{}, {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}])
+def test_a_server_that_refuses_ends_in_seconds(monkeypatch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
+    for name in mlflow_tracker.FIRST_REQUESTS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"^http://127\.0\.0\.1:9: MLflow does not answer .*MLFLOW_TRACKING_URI$"):
+        MlflowTracker("http://127.0.0.1:9", "n")
+    assert time.monotonic() - began < 10
+    # The patience of later requests is MLflow's own again, or the user's.
+    assert {name: os.environ[name] for name in mlflow_tracker.FIRST_REQUESTS if name in os.environ} == words
+
+
+def test_a_server_that_is_silent_ends_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match="MLflow does not answer"):
+            MlflowTracker(address, "n")
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////proc/x.db", "sqlite:////dev/null/x.db", "ftp://x", "sqlite:///mlflow.db"])
+def test_an_address_that_cannot_be_is_one_line(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mlflow.db").write_bytes(b"no database at all" * 100)
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        MlflowTracker(uri, "n")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert time.monotonic() - began < 10
+
+
+def test_a_file_that_cannot_be_copied_is_named(uri: str, tmp_path: Path) -> None:
+    tracker = MlflowTracker(uri, "files")
+    with pytest.raises(
+        StorageError, match=rf"{tmp_path}/gone\.yaml: cannot be copied into the run's artifacts \(No such"
+    ):
+        tracker.log_file(tmp_path / "gone.yaml")
+
+
+def test_a_database_that_goes_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    database = tmp_path / "copy.db"
+    MlflowTracker(f"sqlite:///{folder}/mlflow.db", "made")  # its tables
+    database.write_bytes((folder / "mlflow.db").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    tracker = MlflowTracker(f"sqlite:///{database}", "lost")
+    database.write_bytes(b"")
+    with pytest.raises(ConfigError, match="MLflow does not answer"):
+        tracker.log([Point("loss", 0.5, 1, 1)])
+
+
+def test_nested_settings_become_flat_texts() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": "x"}) == {"a.b": "1", "a.c.d": "None", "e": "x"}

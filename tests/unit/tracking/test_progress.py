@@ -1,0 +1,109 @@
+"""What a person sees: lines in a log file, a bar on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import termios
+from types import SimpleNamespace
+
+import pytest
+
+from raytriever.tracking.progress import LINE_SECONDS, QUIET_SECONDS, Progress
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("raytriever.tracking.progress.time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def test_lines_tell_how_much_how_fast_and_how_long(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("train", 100, "step", stream=stream) as progress:
+        clock.now += LINE_SECONDS
+        progress.advance(25, loss=0.123456)
+        clock.now += LINE_SECONDS - 1
+        progress.advance(25, loss=0.1)  # too early for another line
+        clock.now += 1
+        progress.advance(25, loss=0.05, learning_rate=1e-5)
+        clock.now += LINE_SECONDS
+        progress.advance(25, loss=0.01)
+    assert stream.getvalue().splitlines() == [
+        "train: 25/100 steps, 2.5 steps/s, 30 s left, loss 0.1235",
+        "train: 75/100 steps, 3.75 steps/s, 7 s left, loss 0.05, learning_rate 1e-05",
+        "train: 100/100 steps, 3.33 steps/s, 30.0 s, loss 0.01",
+    ]
+
+
+def test_what_was_done_before_is_counted_but_not_in_the_rate(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("train", 100, "step", done=50, stream=stream) as progress:
+        clock.now += 10
+        progress.advance(10)
+    assert stream.getvalue().splitlines()[0] == "train: 60/100 steps, 1 steps/s, 40 s left"
+
+
+def test_what_is_over_at_once_needs_no_line(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("queries", 10, "text", stream=stream) as progress:
+        clock.now += QUIET_SECONDS
+        progress.advance(10)
+    with Progress("nothing", 0, "text", stream=stream):
+        clock.now += 60
+    assert stream.getvalue() == ""
+
+
+def test_an_interruption_tells_how_far_it_came(clock: Clock) -> None:
+    stream = io.StringIO()
+
+    def interrupted() -> None:
+        with Progress("train", 100, "step", stream=stream) as progress:
+            clock.now += 5
+            progress.advance(20)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert stream.getvalue() == "train: 20/100 steps, 4 steps/s, 20 s left\n"
+
+
+def test_a_remark_is_a_line_of_its_own() -> None:
+    stream = io.StringIO()
+    with Progress("train", 3, "step", stream=stream) as progress:
+        progress.say("step 2: dev loss 0.5")
+    assert stream.getvalue() == "step 2: dev loss 0.5\n"
+
+
+def test_on_a_terminal_there_is_a_bar_and_remarks_do_not_tear_it() -> None:
+    reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 120))
+    with os.fdopen(terminal, "w") as stream, Progress("train", 3, "step", stream=stream) as progress:
+        progress.advance(1, loss=0.25)
+        progress.say("step 1: dev loss 0.5")
+        progress.advance(2, loss=0.125)
+        progress._bar.refresh()  # type: ignore[union-attr]
+    shown = b""
+    try:
+        while part := os.read(reader, 65536):
+            shown += part
+    except OSError:  # how Linux tells the end of a terminal
+        pass
+    os.close(reader)
+    text = shown.decode()
+    assert "\rstep 1: dev loss 0.5\r\n" in text
+    last = text.rstrip().rsplit("\r", 1)[-1]
+    assert re.search(r"train: 100%.*3/3 \[\d\d:\d\d<\d\d:\d\d, .*step/s, loss 0\.125\]", last)

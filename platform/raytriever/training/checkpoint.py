@@ -90,9 +90,12 @@ def load_weights(path: Path, module: nn.Module) -> None:
     """Put a checkpoint's weights into the module they came from."""
     saved = load_file(path / WEIGHTS)
     own = _weights(module)
-    if saved.keys() != own.keys():
-        odd = sorted(saved.keys() ^ own.keys())[0]
-        raise StorageError(f"is of another model ({odd} is on one side only)", str(path), "train anew with --fresh")
+    shapes, own_shapes = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (saved, own))
+    for name in sorted(shapes.keys() | own_shapes.keys()):
+        there, here = shapes.get(name), own_shapes.get(name)
+        if there != here:
+            reason = f"is of another model ({name} is {'absent' if there is None else there} there and {'absent' if here is None else here} here)"
+            raise StorageError(reason, str(path), "train anew with --fresh")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])

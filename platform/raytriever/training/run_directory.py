@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, StorageError
 from raytriever.storage import check_writable, write_atomically
 
 CONFIG, IDENTITY, METRICS = "config.yaml", "run.json", "metrics.json"
@@ -70,8 +70,9 @@ class RunDirectory:
 
     def tracking_id(self) -> str | None:
         """The id under which the tracker knows this run, if it was begun before."""
-        file = self.path / IDENTITY
-        return json.loads(file.read_text())["tracking_id"] if file.is_file() else None
+        if self.state == "new" or not (self.path / IDENTITY).is_file():
+            return None  # what an older run left is not this one's
+        return str(_read_json(self.path / IDENTITY, "tracking_id")["tracking_id"])
 
     def keep_tracking_id(self, tracking_id: str) -> None:
         """Remember the tracker's id for a continued run."""
@@ -83,7 +84,17 @@ class RunDirectory:
 
     def metrics(self) -> dict[str, Any]:
         """The figures of a finished run."""
-        return json.loads((self.path / METRICS).read_text())
+        return _read_json(self.path / METRICS, "after")
+
+
+def _read_json(path: Path, needed: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or needed not in content:
+        raise StorageError("is torn or changed", str(path), "give --fresh to train anew")
+    return content
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -115,5 +115,5 @@ def test_another_seed_is_another_run(make_assignment, tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assignment) -> None:
     work, _ = make_assignment(total_steps=200, learning_rate=1e30, warmup_steps=0, max_grad_norm=1e30)
-    with pytest.raises((TrainingError, ValueError), match="NaN|nan|inf"):
+    with pytest.raises((TrainingError, ValueError), match=r"NaN|nan|inf"):
         train(work)

@@ -1,12 +1,14 @@
 """The learning rate's shape."""
 
+from itertools import pairwise
+
 from raytriever.training.schedule import learning_rate_scale
 
 
 def test_rises_over_the_warm_up_then_falls_to_zero() -> None:
     scales = [learning_rate_scale(step, 4, 12) for step in range(13)]
     assert scales[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert all(a > b for a, b in zip(scales[4:], scales[5:], strict=False))
+    assert all(a > b for a, b in pairwise(scales[4:]))
     assert scales[12] == 0
 
 

@@ -1,0 +1,119 @@
+"""The batch of a step: whose passages they are, and that workers share it out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.examples import Examples
+from raytriever.data.order import Order
+from raytriever.losses.batch import PAD
+from raytriever.losses.workers import ALONE
+from raytriever.models.buckets import Buckets
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batches import BatchSource
+
+# Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
+POSITIVES = {query: [10 * query + place for place in range(query + 1)] for query in range(6)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker as the batches see it: where it stands."""
+
+    rank: int
+    size: int
+
+
+@pytest.fixture(scope="module")
+def retriever(tiny_encoder: Path) -> Retriever:
+    return load_retriever(ModelConfig(str(tiny_encoder), query_prefix="q", passage_prefix="p"))
+
+
+def source(positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:
+    pairs = [(query, document, 1) for query, found in POSITIVES.items() for document in found]
+    dataset = RetrievalDataset(
+        "numbers",
+        Documents([f"d{n}" for n in range(60)], ["title"] * 60, [str(n) for n in range(60)]),
+        Queries([f"q{n}" for n in range(6)], [f"query {n}" for n in range(6)]),
+        {"train": Judgements(*np.array(pairs).T)},
+    )
+    table = np.array([[9, 8, PAD]] * 6)  # mined for every query: two, which nobody's positives are
+    examples = Examples.of(dataset, "train", 0, table)
+    return BatchSource(dataset, examples, Order(len(examples), batch_size, 0), positives, negatives)
+
+
+def texts(retriever: Retriever, side: Buckets) -> list[str]:
+    decoded = [
+        re.sub(" |##", "", text)
+        for part in side.parts
+        for text in retriever.tokenizer.batch_decode(part["input_ids"], skip_special_tokens=True)
+    ]
+    return [decoded[place] for place in side.places.tolist()]
+
+
+def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
+    batch = source().batch(3, retriever, ALONE)
+    assert sorted(batch.ids.queries.tolist()) == list(range(6))
+    assert texts(retriever, batch.queries) == [f"qquery{n}" for n in batch.ids.queries.tolist()]
+    assert texts(retriever, batch.passages) == [f"ptitle{n}" for n in batch.ids.passages.tolist()]
+    assert (batch.ids.seed, batch.ids.step) == (0, 3)
+
+
+def test_a_group_is_a_positive_then_hard_negatives(retriever: Retriever) -> None:
+    batch = source(positives=1, negatives=2).batch(0, retriever, ALONE)
+    groups = batch.ids.passages.reshape(6, 3)
+    for query, positive, group in zip(batch.ids.queries.tolist(), batch.ids.positives, groups, strict=True):
+        assert positive.tolist() == group[:1].tolist()
+        assert group[0] in POSITIVES[query]
+        assert sorted(group[1:].tolist()) == [8, 9]
+
+
+def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Retriever) -> None:
+    batch = source(positives=3, negatives=1).batch(0, retriever, ALONE)
+    groups = batch.ids.passages.reshape(6, 4)
+    for query, positives, group in zip(batch.ids.queries.tolist(), batch.ids.positives, groups, strict=True):
+        there = positives[positives != PAD].tolist()
+        assert len(set(there)) == len(there) == min(3, len(POSITIVES[query]))
+        assert set(there) <= set(POSITIVES[query])
+        assert group[: len(there)].tolist() == there
+        assert set(group[len(there) :].tolist()) <= {8, 9}
+
+
+def test_every_positive_of_a_query_is_known_padded_behind(retriever: Retriever) -> None:
+    known = source().batch(0, retriever, ALONE).ids
+    assert known.known is not None
+    assert known.known.shape == (6, 6)
+    for query, row in zip(known.queries.tolist(), known.known.tolist(), strict=True):
+        assert row == POSITIVES[query] + [PAD] * (5 - query)
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) -> None:
+    whole = source(positives=2, negatives=1).batch(step, retriever, ALONE)
+    shares = [source(positives=2, negatives=1).batch(step, retriever, Place(rank, 3)) for rank in range(3)]
+    for name in ("queries", "positives", "passages"):
+        together = torch.cat([getattr(share.ids, name) for share in shares])
+        assert torch.equal(together, getattr(whole.ids, name)), name
+    padded = [row for share in shares for row in share.ids.known.tolist()]
+    assert [[n for n in row if n != PAD] for row in padded] == [
+        [n for n in row if n != PAD] for row in whole.ids.known.tolist()
+    ]
+    together = [text for share in shares for text in texts(retriever, share.passages)]
+    assert together == texts(retriever, whole.passages)
+
+
+def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
+    batch = source().batch(1, retriever, ALONE)
+    moved = batch.to(torch.device("meta"))
+    assert moved.ids.known.device.type == moved.passages.places.device.type == "meta"
+    assert moved.ids.known.shape == batch.ids.known.shape
+    assert (moved.ids.seed, moved.ids.step) == (0, 1)
+    assert {tensor.device.type for part in moved.queries.parts for tensor in part.values()} == {"meta"}

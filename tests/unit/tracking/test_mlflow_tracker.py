@@ -87,8 +87,8 @@ def test_a_run_is_continued_by_its_id(uri: str, client: MlflowClient) -> None:
     again = MlflowTracker(uri, "continued", first.run_id)
     assert again.run_id == first.run_id
     assert client.get_run(first.run_id).info.status == "RUNNING"
-    # Said again, with a setting that a newer version added.
-    again.describe({"loss": {"loss": "mw", "margin": 0.1}}, DATA, {"config_hash": "a"})
+    # Said again, with a setting that a newer version added and one that it writes differently.
+    again.describe({"loss": {"loss": "MW", "margin": 0.1}}, DATA, {"config_hash": "a"})
     again.log([Point("loss", 0.25, 2, 2)])
     run = client.get_run(first.run_id)
     assert run.data.params == {"loss.loss": "mw", "loss.margin": "0.1"}

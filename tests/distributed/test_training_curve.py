@@ -1,0 +1,65 @@
+"""Real process groups: 2 workers with a batch of 8 each train as 1 worker with a batch of 16."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+LOSSES = ("mw", "infonce")
+TOLERANCE = 1e-5
+Results = dict[tuple[int, int], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, tiny_dataset: Path) -> Results:
+    folder = tmp_path_factory.mktemp("curve")
+    script = Path(__file__).parent / "curve_worker.py"
+    members = [(size, rank) for size in (1, 2) for rank in range(size)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(size), str(folder / "store"), folder, tiny_encoder, tiny_dataset],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for size, rank in members
+    ]
+    for process in processes:
+        _, err = process.communicate(timeout=180)
+        assert process.returncode == 0, err
+    return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s, r in members}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_curves_are_one(loss: str, results: Results) -> None:
+    for name, count in {"loss": 6, "temperature": 6, "gradient_norm": 6, "dev_loss": 2}.items():
+        one, two = (results[member][f"{loss}/curve/{name}"] for member in ((1, 0), (2, 0)))
+        assert len(one) == count
+        torch.testing.assert_close(two, one, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda told, n=name: f"{n}: {told}")
+    curve = results[1, 0][f"{loss}/curve/loss"]
+    assert curve[-1] < curve[0]  # something was trained
+    assert len(set(results[1, 0][f"{loss}/curve/temperature"].tolist())) == 6
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_parameters_are_one(loss: str, results: Results) -> None:
+    expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{loss}/parameter/")}
+    assert f"{loss}/parameter/loss.log_temperature" in expected
+    assert len(expected) > 30
+    for rank in (0, 1):
+        for key, value in expected.items():
+            if key.endswith("attention.self.key.bias"):
+                continue  # the softmax of attention cancels it: its gradient is noise, which AdamW scales up
+            torch.testing.assert_close(
+                results[2, rank][key], value, rtol=0, atol=TOLERANCE, msg=lambda told, k=key: f"{k}: {told}"
+            )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_workers_agree_to_the_bit(loss: str, results: Results) -> None:
+    for key, value in results[2, 0].items():
+        if key.startswith(f"{loss}/parameter/"):
+            assert torch.equal(value, results[2, 1][key]), key

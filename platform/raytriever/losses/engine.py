@@ -75,13 +75,17 @@ class _Sweep(torch.autograd.Function):
             scale = torch.exp(-log_temperature) if reduction.tempered else torch.ones_like(log_temperature)
             scaled = queries * scale
             reduction.start(scaled, embeddings)
-            by_query, by_embedding = torch.zeros_like(queries), torch.zeros_like(embeddings)
+            by_query, by_embedding = (
+                torch.zeros_like(x) if differentiate else x.new_empty(0) for x in (queries, embeddings)
+            )
             for panel in Panels(scaled, embeddings, candidates):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
                     torch.mm(panel.scores, embeddings, out=by_query[panel.rows])
                     by_embedding.addmm_(panel.scores.T, panel.queries)
             share = reduction.finish().to(queries.dtype)
+            if not differentiate:
+                return share
             for rows, columns, by_score in reduction.sparse:
                 by_query.index_add_(0, rows, embeddings[columns] * by_score[:, None])
                 by_embedding.index_add_(0, columns, scaled[rows] * by_score[:, None])

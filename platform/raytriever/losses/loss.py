@@ -103,12 +103,13 @@ def _in_working_precision(batch: Candidates) -> Candidates:
 
 
 def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""]) -> None:
-    """No score may overflow: by Cauchy-Schwarz none exceeds the product of the longest embeddings."""
+    """No score may overflow, whatever the order of summation."""
     with torch.no_grad():
-        longest = [torch.linalg.vector_norm(x, dim=1).max() for x in (batch.queries, batch.embeddings)]
-        if not bool(torch.isfinite(longest[0] * longest[1] * torch.exp(-log_temperature))):
-            raise LossInputError(
-                f"scores overflow: embeddings as long as {float(longest[0]):.3g} and {float(longest[1]):.3g}, "
-                f"temperature {float(log_temperature.exp()):.3g}",
-                remedy="look for a diverged encoder, or a temperature that was trained to 0",
-            )
+        largest = [float(torch.linalg.vector_norm(x, torch.inf)) for x in (batch.queries, batch.embeddings)]
+        temperature = float(log_temperature.exp())
+    bound = largest[0] * largest[1] * batch.queries.shape[1]
+    if not bound < torch.finfo(batch.queries.dtype).max * min(temperature, 1.0):
+        raise LossInputError(
+            f"scores overflow: embeddings hold {largest[0]:.3g} and {largest[1]:.3g}, temperature {temperature:.3g}",
+            remedy="look for a diverged encoder, or a temperature that was trained to 0",
+        )

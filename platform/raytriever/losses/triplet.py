@@ -42,7 +42,7 @@ class TripletReduction:
         panel.exclude(-torch.inf)
         excluded = torch.bincount(panel.excluded[0], minlength=len(columns))
         pairs = held.sum(1) * (panel.scores.shape[1] - excluded)
-        weight = (1 / (pairs.clamp(min=1) * self._rows)).to(panel.scores.dtype)
+        weight = (pairs.clamp(min=1) * self._rows).to(panel.scores.dtype).reciprocal()
         sums, exceeded = torch.zeros_like(bars), torch.zeros_like(bars)
         width = panel.scores.shape[1]
         height = max(1, BLOCK_SCORES.get(panel.scores.device.type, 1 << 20) // width)

@@ -45,8 +45,8 @@ class MWReduction:
         gathered = self._workers.gather_values(own.flatten())
         positives = gathered[~gathered.isnan()].double()
         # No score exceeds the product of the longest embeddings (Cauchy-Schwarz).
-        longest = self._workers.maximum(torch.linalg.vector_norm(queries, dim=1).max())
-        bound = float(longest * torch.linalg.vector_norm(embeddings, dim=1).max())
+        longest = self._workers.maximum(_longest(queries))
+        bound = float(longest * _longest(embeddings))
         self._first = int((~gathered[: self._workers.rank * own.numel()].isnan()).sum())
         weight = pair_weight(self._reduction, len(positives), self._candidates.negatives, self._candidates.rows)
         self._sums = PairwiseSums(positives, -bound, bound, weight, queries.dtype)
@@ -76,3 +76,7 @@ def positive_scores(
     columns = candidates.positives.clamp(min=0)
     scores = torch.stack([(queries * embeddings[column]).sum(1) for column in columns.T], 1)
     return scores.masked_fill(~candidates.is_positive, torch.nan)
+
+
+def _longest(embeddings: Float[Tensor, "rows width"]) -> Float[Tensor, ""]:
+    return torch.linalg.vector_norm(embeddings, dim=1, dtype=torch.float64).max()

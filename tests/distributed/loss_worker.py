@@ -1,0 +1,88 @@
+"""One worker of a real gloo group: every loss on its share of one global batch, through a two-tower encoder.
+
+Run as `loss_worker.py RANK SIZE STORE OUTPUT`; writes each loss's value, statistics and averaged parameter
+gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from raytriever.errors import LossInputError
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+from raytriever.parallel.gather import GroupWorkers
+
+QUERIES, PASSAGES, WIDTH = 8, 28, 6
+
+
+def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
+    """Repeats across workers, positives in other workers' parts, known positives, a query twice."""
+    generator = torch.Generator().manual_seed(5)
+    queries = torch.randn(QUERIES, WIDTH, generator=generator, dtype=torch.float64)
+    passages = torch.randn(PASSAGES, WIDTH, generator=generator, dtype=torch.float64)
+    documents = torch.arange(PASSAGES)
+    documents[27], documents[13], documents[20] = 0, 1, 26
+    positives = torch.full((QUERIES, 3), -1)
+    positives[:, 0] = torch.tensor([0, 4, 8, 12, 14, 18, 21, 25])
+    positives[1, 1], positives[2, 1:], positives[6, 2] = 0, torch.tensor([1, 22]), 3
+    known = torch.full((QUERIES, 1), -1)
+    known[3], known[7] = 24, 0
+    query_ids = torch.arange(QUERIES)
+    query_ids[7] = 0
+    queries[7] = queries[0]
+    return queries, passages, BatchIds(query_ids, positives, documents, known, seed=4, step=9)
+
+
+def main(rank: int, size: int, store: str, output: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    workers = GroupWorkers()
+    queries, passages, ids = global_batch()
+    b, n = QUERIES // size, PASSAGES // size
+    mine, texts = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
+    own = BatchIds(ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step)
+    out: dict[str, torch.Tensor] = {}
+    for name in LOSS_NAMES:
+        torch.manual_seed(0)
+        encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
+        loss = build_loss(
+            LossConfig(
+                loss=name, temperature=0.6, distribution_weight=0.2, learn_temperature=name != "triplet", margin=0.5
+            )
+        )
+        result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), own, workers)
+        result.value.backward()
+        out[f"{name}/value"] = result.value.detach()
+        for key, number in result.statistics.items():
+            out[f"{name}/{key}"] = number
+        parameters = [p for module in (*encoders, loss) for p in module.parameters()]
+        for place, parameter in enumerate(parameters):
+            # What data-parallel averaging does.
+            distributed.all_reduce(parameter.grad)
+            out[f"{name}/gradient {place}"] = parameter.grad / size
+    if size > 1:
+        try:
+            build_loss(LossConfig())(
+                queries[: b + rank], passages[: n + rank], own_of(ids, b + rank, n + rank), workers
+            )
+        except LossInputError as error:
+            out["refused"] = torch.tensor(list(str(error).encode()))
+    torch.save(out, output / f"{size}-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def own_of(ids: BatchIds, b: int, n: int) -> BatchIds:
+    return BatchIds(ids.queries[:b], ids.positives[:b], ids.passages[:n])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

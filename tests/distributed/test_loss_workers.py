@@ -1,0 +1,47 @@
+"""Real process groups of 1, 2 and 4: every loss has one value and one gradient, whatever the number of workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.losses.config import LOSS_NAMES
+
+SIZES = (1, 2, 4)
+Results = dict[tuple[int, int], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("group")
+    script = Path(__file__).parent / "loss_worker.py"
+    for size in SIZES:
+        store = folder / f"store-{size}"
+        group = [
+            subprocess.Popen([sys.executable, script, str(rank), str(size), str(store), str(folder)])
+            for rank in range(size)
+        ]
+        assert [worker.wait(timeout=180) for worker in group] == [0] * size
+    return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s in SIZES for r in range(s)}
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: Results) -> None:
+    expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}
+    assert sum("gradient" in key for key in expected) == 4 + (name != "triplet")
+    assert all(float(value.abs().max()) > 0 for key, value in expected.items() if "gradient" in key)
+    for rank in range(size):
+        for key, value in expected.items():
+            torch.testing.assert_close(results[size, rank][key], value, rtol=1e-7, atol=1e-9, msg=f"{key} on {rank}")
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_unequal_shares_are_refused_by_every_worker(size: int, results: Results) -> None:
+    for rank in range(size):
+        message = bytes(results[size, rank]["refused"].tolist()).decode()
+        assert "(queries, passages) differ between workers" in message

@@ -1,0 +1,70 @@
+"""The engine: nothing of the score matrix's size when it streams, the same numbers as when it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from raytriever.losses import panels
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+
+QUERIES, HARD, WIDTH = 256, 5, 16
+
+
+class Largest(TorchDispatchMode):
+    """The storage of the largest tensor that any operation returns, in elements."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                stored = leaf.untyped_storage().nbytes() // leaf.element_size()
+                self.elements = max(self.elements, stored)
+        return out
+
+
+def run(name: str) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(QUERIES, WIDTH, generator=generator).requires_grad_()
+    passages = torch.randn(QUERIES * (1 + HARD), WIDTH, generator=generator).requires_grad_()
+    positives = torch.stack([torch.arange(QUERIES), torch.arange(QUERIES) + QUERIES], 1)
+    ids = BatchIds(torch.arange(QUERIES), positives, torch.arange(len(passages)))
+    # Few cells, so that MW's grid is small beside the matrix: it does not grow with the batch.
+    config = LossConfig(loss=name, temperature=5.0, distribution_weight=0.1)
+    value = build_loss(config)(queries, passages, ids).value
+    value.backward()
+    return [value.detach(), queries.grad, passages.grad]
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_streaming_never_holds_the_score_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = QUERIES * QUERIES * (1 + HARD)
+    with Largest() as whole:
+        expected = run(name)
+    assert whole.elements >= scores
+    monkeypatch.setattr(panels, "PANEL_BYTES", 10 * 4 * QUERIES * (1 + HARD))
+    with Largest() as streamed:
+        out = run(name)
+    assert streamed.elements <= scores // 6
+    for ours, other in zip(out, expected, strict=True):
+        torch.testing.assert_close(ours, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_the_same_bits_twice(name: str) -> None:
+    for one, other in zip(run(name), run(name), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_autocast_does_not_reach_the_scores(name: str) -> None:
+    expected = run(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        for ours, other in zip(run(name), expected, strict=True):
+            torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)

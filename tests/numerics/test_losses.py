@@ -1,0 +1,212 @@
+"""Every loss against its literal form: value, gradients, extremes, and what the papers prove of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from literal import Example, auc, example, literal
+
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import LOSSES, build_loss
+
+ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")
+every_loss = pytest.mark.parametrize("name", LOSS_NAMES)
+
+
+def gradients(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:
+    value = (
+        literal(config, batch.queries, batch.passages, batch.ids)
+        if of is literal
+        else build_loss(config)(batch.queries, batch.passages, batch.ids).value
+    )
+    return [value.detach(), *torch.autograd.grad(value, (batch.queries, batch.passages))]
+
+
+def assert_literal(config: LossConfig, batch: Example) -> None:
+    for ours, oracle in zip(gradients(config, batch), gradients(config, batch, literal), strict=True):
+        torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
+
+
+def test_every_named_loss_is_registered() -> None:
+    assert tuple(LOSSES) == LOSS_NAMES
+
+
+@every_loss
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("levels", [0, 3], ids=["plain", "tied"])
+def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
+    config = LossConfig(loss=name, temperature=0.7, margin=0.5, distribution_weight=0.1)
+    assert_literal(config, example(seed, levels=levels))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(2, 6),
+    hard=st.integers(2, 3),
+    positives=st.integers(1, 4),
+    levels=st.sampled_from([0, 2, 4]),
+    temperature=st.sampled_from([0.05, 1.0, 20.0]),
+)
+def test_equals_the_literal_loss_on_any_shape(
+    seed: int, batch: int, hard: int, positives: int, levels: int, temperature: float
+) -> None:
+    made = example(seed, batch, hard, positives, levels=levels, repeats=positives > 1)
+    for name in LOSS_NAMES:
+        assert_literal(LossConfig(loss=name, temperature=temperature), made)
+
+
+@every_loss
+def test_gradcheck_with_the_temperature(name: str) -> None:
+    batch = example(2, batch=3)
+    log_temperature = torch.tensor(-0.3, dtype=torch.float64, requires_grad=name != "triplet")
+
+    def value(*inputs: torch.Tensor) -> torch.Tensor:
+        loss = build_loss(LossConfig(loss=name, distribution_weight=0.1))
+        loss._buffers["log_temperature"] = inputs[2]
+        return loss(inputs[0], inputs[1], batch.ids).value
+
+    assert torch.autograd.gradcheck(value, (batch.queries, batch.passages, log_temperature))
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finite_at_extreme_scores(name: str, dtype: torch.dtype) -> None:
+    batch = example(3)
+    queries, passages = ((x.detach() * 60).to(dtype).requires_grad_() for x in (batch.queries, batch.passages))
+    assert float((queries @ passages.T).detach().abs().max()) > 1e4
+    value = build_loss(LossConfig(loss=name, temperature=1e-3))(queries, passages, batch.ids).value
+    value.backward()
+    assert bool(torch.isfinite(value))
+    assert bool(torch.isfinite(queries.grad).all())
+    assert bool(torch.isfinite(passages.grad).all())
+    assert float(passages.grad.abs().max()) > 0
+    config = LossConfig(loss=name, temperature=1e-3)
+    oracle = literal(config, queries.detach().double(), passages.detach().double(), batch.ids)
+    torch.testing.assert_close(value.double(), oracle, rtol=1e-4, atol=1e-3)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_inputs_are_summed_in_float32(name: str, dtype: torch.dtype) -> None:
+    batch = example(4)
+    rounded = [x.detach().to(dtype) for x in (batch.queries, batch.passages)]
+    config = LossConfig(loss=name, temperature=0.5)
+    oracle = literal(config, *(x.double() for x in rounded), batch.ids)
+    ours = build_loss(config)(*rounded, batch.ids).value
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), oracle, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ONE_POSITIVE)
+def test_equals_infonce_with_one_positive(name: str) -> None:
+    batch = example(5, positives=1, repeats=False)
+    ours = gradients(LossConfig(loss=name, temperature=0.3), batch)
+    oracle = gradients(LossConfig(loss="infonce", temperature=0.3), batch)
+    for one, other in zip(ours, oracle, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+def test_lemma_1_infonce_ignores_a_shift_of_one_query_and_mw_does_not() -> None:
+    batch = example(6)
+    constant = torch.ones(len(batch.passages), 1, dtype=torch.float64)
+    shift = torch.zeros(len(batch.queries), 1, dtype=torch.float64)
+    passages = torch.cat([batch.passages.detach(), constant], 1)
+
+    def value(name: str) -> float:
+        loss = build_loss(LossConfig(loss=name, temperature=0.5))
+        return float(loss(torch.cat([batch.queries.detach(), shift], 1), passages, batch.ids).value)
+
+    before = value("infonce"), value("mw")
+    shift[0] = 2.5
+    assert value("infonce") == pytest.approx(before[0], rel=1e-12)
+    assert abs(value("mw") - before[1]) > 0.05
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_lemma_2_mw_bounds_the_area_over_the_curve(seed: int, temperature: float) -> None:
+    batch = example(seed, levels=3 * (seed % 2))
+    queries, passages = batch.queries.detach(), batch.passages.detach()
+    value = build_loss(LossConfig(loss="mw", temperature=temperature))(queries, passages, batch.ids).value
+    area_over = 1 - auc(queries, passages, batch.ids)
+    assert area_over > 0
+    assert area_over <= float(value) / torch.log(torch.tensor(2.0)).item()
+
+
+@pytest.mark.parametrize("name", ["joint", "summarg", "lsepair"])
+def test_equations_10_to_12_the_gradient_of_a_positive(name: str) -> None:
+    scores = torch.tensor([[0.3], [1.1], [-0.4], [0.9], [0.2]], dtype=torch.float64, requires_grad=True)
+    query = torch.ones(1, 1, dtype=torch.float64)
+    ids = BatchIds(torch.tensor([0]), torch.tensor([[0, 1, 2]]), torch.arange(5))
+    build_loss(LossConfig(loss=name, temperature=1.0))(query, scores, ids).value.backward()
+    p, n = scores.detach()[:3, 0], scores.detach()[3:, 0]
+    everything = p.exp().sum() + n.exp().sum()
+    expected = {
+        "joint": p.exp() / everything - 1 / 3,
+        "summarg": p.exp() / everything * (1 - everything / p.exp().sum()),
+        "lsepair": -(-p).exp() * n.exp().sum() / (1 + (-p).exp().sum() * n.exp().sum()),
+    }[name]
+    torch.testing.assert_close(scores.grad[:3, 0], expected, rtol=1e-12, atol=0)
+
+
+@every_loss
+def test_no_gradient_is_asked_for_under_no_grad(name: str) -> None:
+    batch = example(7)
+    loss = build_loss(LossConfig(loss=name))
+    with torch.no_grad():
+        value = loss(batch.queries, batch.passages, batch.ids).value
+    assert not value.requires_grad
+    torch.testing.assert_close(value, loss(batch.queries, batch.passages, batch.ids).value.detach())
+
+
+def test_statistics_are_those_of_the_batch() -> None:
+    batch = example(8, batch=6)
+    config = LossConfig(loss="mw", temperature=0.01, distribution_weight=0.5)
+    statistics = build_loss(config)(batch.queries, batch.passages, batch.ids).statistics
+    assert float(statistics["batch_auc"]) == pytest.approx(auc(batch.queries, batch.passages, batch.ids), abs=1e-6)
+    assert float(statistics["temperature"]) == pytest.approx(0.01)
+    place = {d: i for i, d in reversed(list(enumerate(batch.ids.passages.tolist())))}
+    apart = [
+        (batch.queries[i] - batch.passages[place[d]]).detach().norm()
+        for i, row in enumerate(batch.ids.positives.tolist())
+        for d in {d for d in row if d >= 0}
+    ]
+    assert float(statistics["query_positive_distance"]) == pytest.approx(float(torch.stack(apart).mean()))
+    assert all(not number.requires_grad and number.ndim == 0 for number in statistics.values())
+
+
+def test_a_learnt_temperature_receives_its_gradient() -> None:
+    batch = example(9)
+    loss = build_loss(LossConfig(loss="mw", temperature=0.5, learn_temperature=True))
+    loss(batch.queries.float(), batch.passages.float(), batch.ids).value.backward()
+    assert [name for name, _ in loss.named_parameters()] == ["log_temperature"]
+    up, down = (
+        literal(LossConfig(loss="mw", temperature=0.5 * factor), batch.queries, batch.passages, batch.ids)
+        for factor in (1.001, 1 / 1.001)
+    )
+    expected = float(up - down) / (2 * torch.log(torch.tensor(1.001)).item())
+    assert float(loss.log_temperature.grad) == pytest.approx(expected, rel=1e-3)
+
+
+def test_eq_3_is_the_sum() -> None:
+    assert_literal(LossConfig(loss="mw", temperature=0.5, reduction="sum"), example(10))
+
+
+def test_rand1_draws_evenly_by_seed_step_and_query_alone() -> None:
+    from raytriever.losses.rand1 import drawn_positive
+
+    columns = torch.tensor([[4, -1, 7, 9]]).repeat(3000, 1)
+    ids = BatchIds(torch.arange(3000), columns, torch.arange(10), seed=1, step=2)
+    drawn = drawn_positive(columns, ids)[:, 0]
+    for column in (4, 7, 9):
+        assert 0.30 < float((drawn == column).float().mean()) < 0.37
+    flipped = dataclasses.replace(ids, queries=ids.queries.flip(0))
+    assert torch.equal(drawn_positive(columns, flipped)[:, 0].flip(0), drawn)
+    later = dataclasses.replace(ids, step=3)
+    assert 0.5 < float((drawn_positive(columns, later)[:, 0] != drawn).float().mean()) < 0.8

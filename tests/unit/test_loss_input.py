@@ -1,0 +1,85 @@
+"""What a loss refuses, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+
+IDS = BatchIds(torch.tensor([7, 8]), torch.tensor([[0], [1]]), torch.arange(4))
+EMBEDDINGS = torch.eye(4)
+
+
+def spoilt(value: float) -> torch.Tensor:
+    out = EMBEDDINGS.clone()
+    out[2, 1] = value
+    return out
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize(
+    ("queries", "passages", "ids", "message"),
+    [
+        (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.tensor([[0], [-1]])}, "query id 8 has no positive"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.tensor([[0], [9]])}, "document 9 is a positive but"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.arange(4).repeat(2, 1)}, "no negatives: 2 queries"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"passages": torch.arange(3)}, "ids.passages: 3 rows for 4"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"queries": torch.arange(3)}, "ids.queries: 3 rows for 2"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"positives": torch.zeros(3, 1).long()}, "ids.positives: 3 rows for 2"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"known": torch.zeros(1, 1).long()}, "ids.known: 1 rows for 2"),
+        (EMBEDDINGS[:2], EMBEDDINGS, {"passages": torch.tensor([0, 1, 2, -3])}, "-3 is not an id"),
+        (EMBEDDINGS[:2, :3], EMBEDDINGS, {}, r"\(2, 3\).*\(4, 4\)"),
+        (EMBEDDINGS[:2].double(), EMBEDDINGS, {}, "float64.*float32"),
+        (EMBEDDINGS[:2], spoilt(torch.nan), {}, "1 of 4 passage embeddings.*row 2"),
+        (spoilt(torch.inf)[1:3], EMBEDDINGS, {}, "1 of 2 query embeddings.*row 1"),
+        (EMBEDDINGS[:2] * 1e20, EMBEDDINGS * 1e20, {}, r"scores overflow.*1e\+20"),
+    ],
+)
+def test_bad_input_is_named(name: str, queries: torch.Tensor, passages: torch.Tensor, ids: dict, message: str) -> None:
+    with pytest.raises(LossInputError, match=message):
+        build_loss(LossConfig(loss=name))(queries, passages, dataclasses.replace(IDS, **ids))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LossConfig(loss="mv"), "'mv'.*did you mean 'mw'"),
+        (LossConfig(temperature=0.0), "--temperature: 0.0"),
+        (LossConfig(temperature=-0.1), "--temperature: -0.1"),
+        (LossConfig(temperature=float("inf")), "--temperature: inf"),
+        (LossConfig(margin=-1.0), "--margin: -1.0"),
+        (LossConfig(distribution_weight=-1.0), "--distribution-weight: -1.0"),
+        (LossConfig(loss="triplet", learn_temperature=True), "--learn-temperature: triplet has no"),
+        (LossConfig(loss="joint", reduction="sum"), "--reduction: joint is a mean"),
+    ],
+)
+def test_a_wrong_setting_is_named(config: LossConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_loss(config)
+
+
+def test_a_batch_whose_every_other_query_has_negatives_is_fine() -> None:
+    ids = dataclasses.replace(IDS, positives=torch.tensor([[0, 1, 2, 3], [1, -1, -1, -1]]))
+    for name in LOSS_NAMES:
+        queries = EMBEDDINGS[:2].clone().requires_grad_()
+        value = build_loss(LossConfig(loss=name, temperature=1.0))(queries, EMBEDDINGS, ids).value
+        value.backward()
+        assert bool(torch.isfinite(value)), name
+        assert bool(torch.isfinite(queries.grad).all()), name
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [("raytriever.losses.config", "torch"), ("raytriever.losses.registry", "numba")],
+)
+def test_importing_costs_no_heavy_module(module: str, absent: str) -> None:
+    code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

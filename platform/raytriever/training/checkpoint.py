@@ -94,7 +94,10 @@ def load_weights(path: Path, module: nn.Module) -> None:
     for name in sorted(shapes.keys() | own_shapes.keys()):
         there, here = shapes.get(name), own_shapes.get(name)
         if there != here:
-            reason = f"is of another model ({name} is {'absent' if there is None else there} there and {'absent' if here is None else here} here)"
+            told = " and ".join(
+                f"{'absent' if shape is None else shape} {where}" for shape, where in ((there, "there"), (here, "here"))
+            )
+            reason = f"is of another model ({name} is {told})"
             raise StorageError(reason, str(path), "train anew with --fresh")
     with torch.no_grad():
         for name, tensor in own.items():

@@ -16,7 +16,7 @@ def pydocs() -> Config:
     """MW at temperature 0.01 on in-batch negatives; settings chosen on the dev split."""
     return Config(
         data=DataConfig(dataset="pydocs"),
-        model=ModelConfig(model="minilm", passage_length=64),
+        model=ModelConfig(model="minilm", passage_length=48),
         loss=LossConfig(loss="mw", temperature=0.01),
         training=TrainingConfig(batch_size=64, max_steps=60, learning_rate=5e-5, warmup_steps=10),
     )

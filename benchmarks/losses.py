@@ -1,0 +1,324 @@
+"""The losses: time, memory and accuracy against their targets and against what else one could use.
+
+Run: `python benchmarks/losses.py [--json PATH] [--libauc-python PYTHON] [--device cuda]`. Needs torch and
+numba; rows of sentence-transformers and LibAUC (in an environment of its own, named by its Python) appear
+where they are installed. Times are medians of forward and backward with both sides of a ratio warmed up and
+interleaved in one process; peak memory is that of a fresh process beyond its inputs. On CUDA the rows are
+those that need a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch.nn import functional
+
+from ends import End, parser, report
+
+WIDTH, HARD, TAU = 384, 5, 0.01
+Step = Callable[[], object]
+
+
+def embeddings(batch: int, device: str = "cpu", width: int = WIDTH, dtype: torch.dtype = torch.float32) -> list:
+    """Unit queries and passages, a query's positive close to it; passages 0 to B - 1 are the positives."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = {"generator": generator, "device": device}
+    queries = functional.normalize(torch.randn(batch, width, **shape), dim=1)
+    passages = functional.normalize(torch.randn(batch * (1 + HARD), width, **shape), dim=1)
+    passages[:batch] = functional.normalize(0.4 * queries + passages[:batch], dim=1)
+    return [x.to(dtype).requires_grad_() for x in (queries, passages)]
+
+
+def scores(batch: int) -> torch.Tensor:
+    """A score matrix such as an encoder in training gives."""
+    queries, passages = embeddings(batch)
+    return (queries @ passages.T).detach().requires_grad_()
+
+
+def ours(name: str, inputs: list, positives: int = 1) -> Step:
+    """One of our losses, embeddings in and embedding gradients out."""
+    from raytriever.losses.batch import BatchIds
+    from raytriever.losses.config import LossConfig
+    from raytriever.losses.registry import build_loss
+
+    queries, passages = inputs
+    batch = len(queries)
+    step = torch.arange(positives, device=queries.device) * batch
+    columns = torch.arange(batch, device=queries.device)[:, None] + step
+    ids = BatchIds(columns[:, 0], columns, torch.arange(len(passages), device=queries.device))
+    loss = build_loss(LossConfig(loss=name, temperature=TAU))
+
+    def run() -> object:
+        queries.grad = passages.grad = None
+        loss(queries, passages, ids).value.backward()
+        return queries.grad
+
+    return run
+
+
+def rival(name: str, inputs: list) -> Step:
+    """What one would use instead, on the same embeddings."""
+    queries, passages = inputs
+    batch = len(queries)
+    labels = torch.arange(batch, device=queries.device)
+    if name == "materialised infonce":
+
+        def value() -> torch.Tensor:
+            return functional.cross_entropy((queries @ passages.T) / TAU, labels)
+
+    elif name == "MultipleNegativesRankingLoss":
+        from sentence_transformers.losses import MultipleNegativesRankingLoss
+        from sentence_transformers.util import dot_score
+
+        loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=1 / TAU, similarity_fct=dot_score)
+
+        def value() -> torch.Tensor:
+            return loss.compute_loss_from_embeddings([queries, *passages.split(batch)], None)
+
+    elif name == "CachedMultipleNegativesRankingLoss":
+        from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+        from sentence_transformers.util import dot_score
+
+        cached = CachedMultipleNegativesRankingLoss(
+            torch.nn.Sequential(torch.nn.Identity()), scale=1 / TAU, similarity_fct=dot_score
+        )
+        columns = [[queries], *([part] for part in passages.split(batch))]
+
+        def run_cached() -> object:
+            queries.grad = passages.grad = None
+            cached.calculate_loss(columns, with_backward=True)
+            return queries.grad
+
+        return run_cached
+    else:
+        from libauc.losses import PairwiseAUCLoss
+
+        pairwise = PairwiseAUCLoss(surr_loss="logistic", hparam=1 / TAU)
+        flags = torch.eye(batch, len(passages), dtype=torch.long)
+
+        def value() -> torch.Tensor:
+            return pairwise((queries @ passages.T).flatten(), flags.flatten())
+
+    def run() -> object:
+        queries.grad = passages.grad = None
+        value().backward()
+        return queries.grad
+
+    return run
+
+
+def times(steps: dict[str, Step], repeats: int) -> dict[str, float]:
+    """Median seconds of each step, warmed up, taking turns so that a slow spell hits all."""
+    for step in steps.values():
+        step()
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            start = perf_counter()
+            step()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            taken[name].append(perf_counter() - start)
+    return {name: median(all_of_it) for name, all_of_it in taken.items()}
+
+
+def memory(field: str) -> int:
+    """A field of this process's status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def alone(name: str, batch: int, threads: int) -> None:
+    """In a fresh process: the seconds and the peak memory of one step, beyond its inputs."""
+    torch.set_num_threads(threads)
+    make = rival if not is_ours(name) else ours
+    make(name, embeddings(8))()
+    step = make(name, embeddings(batch))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    start = perf_counter()
+    step()
+    print(json.dumps({"seconds": perf_counter() - start, "bytes": memory("VmHWM") - before}))
+
+
+def is_ours(name: str) -> bool:
+    """Ours are named in lower case, without spaces."""
+    return name == name.lower() and " " not in name
+
+
+def in_fresh_process(name: str, batch: int, python: str = sys.executable) -> dict[str, float]:
+    """`alone`, run by a Python of one's choice."""
+    command = [python, __file__, "--alone", name, "--batch", str(batch), "--threads", str(torch.get_num_threads())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def literal(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
+    """The table of pairs, as every public implementation builds it, positives a few at a time."""
+    batch = len(matrix)
+    positives = matrix.diagonal()
+    keep = ~torch.eye(batch, matrix.shape[1], dtype=torch.bool)
+    negatives = matrix[keep]
+    total = matrix.new_zeros(())
+    part = max(1, (1 << 25) // len(negatives))
+    for some in positives.split(part):
+        apart = (negatives - some[:, None]) / temperature
+        total = total + torch.logaddexp(apart, torch.zeros_like(apart)).sum()
+    return total / (batch * len(negatives))
+
+
+def from_scores() -> dict[str, End]:
+    """`mw` on a given matrix: against `cross_entropy` and against the literal table."""
+    from raytriever.losses.mw.functional import mw_from_scores
+
+    def differentiated(matrix: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+        def run() -> object:
+            matrix.grad = None
+            value(matrix).backward()
+            return matrix.grad
+
+        return run
+
+    def mw(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
+        return mw_from_scores(matrix, torch.arange(len(matrix))[:, None], temperature)
+
+    large, small = scores(1024), scores(256)
+    labels = torch.arange(1024)
+    taken = times(
+        {
+            "mw": differentiated(large, lambda s: mw(s, TAU)),
+            "cross_entropy": differentiated(large, lambda s: functional.cross_entropy(s, labels)),
+        },
+        31,
+    )
+    ratio = taken["mw"] / taken["cross_entropy"]
+    taken_small = times(
+        {
+            "mw": differentiated(small, lambda s: mw(s, TAU)),
+            "table": differentiated(small, lambda s: literal(s, TAU)),
+        },
+        3,
+    )
+    gain = taken_small["table"] / taken_small["mw"]
+    by_value, by_gradient = 0.0, 0.0
+    for batch in (1, 2, 64, 256):
+        for kind in ("plain", "tied", "equal"):
+            matrix = scores(batch).detach()
+            matrix = {"plain": matrix, "tied": (matrix * 50).round() / 50, "equal": matrix * 0 + 0.3}[kind]
+            for temperature in (0.05, 0.01, 0.005):
+                a, b = matrix.clone().requires_grad_(), matrix.double().requires_grad_()
+                value, oracle = mw(a, temperature), literal(b, temperature)
+                value.backward()
+                oracle.backward()
+                by_value = max(by_value, float(abs(value.detach().double() - oracle.detach()) / oracle.detach()))
+                by_gradient = max(by_gradient, float((a.grad.double() - b.grad).norm() / b.grad.norm()))
+    return {
+        "mw / cross_entropy, matrix given, B=1024 (x)": End(ratio, "at most 3", ratio <= 3),
+        "literal table / mw, B=256 (x)": End(gain, "at least 100", gain >= 100),
+        "mw, worst relative error of the loss": End(by_value, "at most 1e-6", by_value <= 1e-6),
+        "mw, worst relative error of the gradient": End(by_gradient, "at most 1e-5", by_gradient <= 1e-5),
+    }
+
+
+def from_embeddings() -> dict[str, End]:
+    """The engine: growth, many positives, and a batch of 4096."""
+    from raytriever.losses.config import LOSS_NAMES
+
+    found: dict[str, End] = {}
+    single, double = embeddings(1024), embeddings(2048)
+    taken = times({f"{n} 1": ours(n, single) for n in LOSS_NAMES} | {f"{n} 2": ours(n, double) for n in LOSS_NAMES}, 5)
+    for name in LOSS_NAMES:
+        growth = taken[f"{name} 2"] / taken[f"{name} 1"]
+        found[f"{name}: time at B=2048 / B=1024 (x)"] = End(growth, "at most 5", growth <= 5)
+    many = {n: ours(n, double, 6) for n in LOSS_NAMES if n not in ("infonce", "infonce-symmetric")}
+    taken = times({"infonce": ours("infonce", double), **many}, 5)
+    for name in many:
+        ratio = taken[name] / taken["infonce"]
+        found[f"{name}, 6 positives / infonce, B=2048 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+    inputs = embeddings(4096)
+    other = "materialised infonce"
+    taken = times({other: rival(other, inputs), **{n: ours(n, inputs) for n in LOSS_NAMES}}, 3)
+    for name in LOSS_NAMES:
+        ratio = taken[name] / taken[other]
+        found[f"{name} / {other}, B=4096 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+    return found
+
+
+def in_fresh_processes(libauc: str | None) -> dict[str, End]:
+    """Memory, and the rivals."""
+    from raytriever.losses.config import LOSS_NAMES
+
+    found: dict[str, End] = {}
+    for name in LOSS_NAMES:
+        extra = in_fresh_process(name, 4096)["bytes"] / 1e6
+        found[f"{name}: extra memory, B=4096 (MB)"] = End(extra, "at most 300", extra <= 300)
+    for name in ("infonce", "mw"):
+        run = in_fresh_process(name, 16384)
+        found[f"{name}: B=16384 runs (s)"] = End(run["seconds"], "runs", True)
+        found[f"{name}: extra memory, B=16384 (MB)"] = End(run["bytes"] / 1e6, "told", True)
+    rivals = ["materialised infonce"]
+    if importlib.util.find_spec("sentence_transformers"):
+        rivals += ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"]
+    for name in ("infonce", "mw", *rivals):
+        run = in_fresh_process(name, 4096)
+        found[f"{name}, B=4096 (s)"] = End(run["seconds"], "told", True)
+        found[f"{name}, B=4096, extra memory (MB)"] = End(run["bytes"] / 1e6, "told", True)
+    for name, python in (("mw", sys.executable), *([("PairwiseAUCLoss", libauc)] if libauc else [])):
+        run = in_fresh_process(name, 256, python)
+        found[f"{name}, B=256 (s)"] = End(run["seconds"], "told", True)
+        found[f"{name}, B=256, extra memory (MB)"] = End(run["bytes"] / 1e6, "told", True)
+    return found
+
+
+def on_cuda() -> dict[str, End]:
+    """What only a GPU can show: bf16, width 1024."""
+    inputs = embeddings(8192, "cuda", 1024, torch.bfloat16)
+    taken = times({"mw": ours("mw", inputs), "infonce": rival("materialised infonce", inputs)}, 7)
+    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    peak = 2 * 8192**3 / times({"product": lambda: square @ square}, 7)["product"]
+    share = 3 * 2 * 8192 * 8192 * (1 + HARD) * 1024 / taken["mw"] / peak
+    ratio = taken["mw"] / taken["infonce"]
+    inputs = embeddings(65536, "cuda", 1024, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), perf_counter()
+    ours("mw", inputs)()
+    torch.cuda.synchronize()
+    extra = (torch.cuda.max_memory_allocated() - before) / 1e9
+    return {
+        "mw / infonce by cross_entropy, B=8192 (x)": End(ratio, "at most 1.5", ratio <= 1.5),
+        "mw, share of the matrix-product peak, B=8192": End(share, "told", True),
+        "mw: B=65536 runs (s)": End(perf_counter() - start, "runs", True),
+        "mw: extra memory, B=65536 (GB)": End(extra, "told", True),
+    }
+
+
+def main() -> None:
+    """Measure and report."""
+    line = parser(__doc__.splitlines()[0])
+    line.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    line.add_argument("--threads", type=int, default=2, help="processor threads")
+    line.add_argument("--libauc-python", metavar="PYTHON", help="the Python of an environment that has LibAUC")
+    line.add_argument("--alone", help=argparse.SUPPRESS)
+    line.add_argument("--batch", type=int, help=argparse.SUPPRESS)
+    given = line.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.alone:
+        alone(given.alone, given.batch, given.threads)
+    elif given.device == "cuda":
+        report(f"losses on {torch.cuda.get_device_name()}", on_cuda(), given.json)
+    else:
+        found = from_scores() | from_embeddings() | in_fresh_processes(given.libauc_python)
+        report(f"losses, {given.threads} threads, fp32, d = {WIDTH}, H = {HARD}", found, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, tiny_d
     processes = [
         subprocess.Popen(
             [sys.executable, script, str(rank), str(size), str(folder / "store"), folder, tiny_encoder, tiny_dataset],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},  # three processes at once
             stderr=subprocess.PIPE,
             text=True,
         )

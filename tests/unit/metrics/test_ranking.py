@@ -45,9 +45,7 @@ def test_mrr_ends_at_its_cutoff() -> None:
 
 def test_a_query_with_an_empty_ranking_counts_zero() -> None:
     relevance = Relevance(np.array([0]), np.array([3]), np.array([2]), 1)
-    assert all(
-        values.tolist() == [0.0] for values in measure_ranking(np.full((1, 5), -1), relevance).values()
-    )
+    assert all(values.tolist() == [0.0] for values in measure_ranking(np.full((1, 5), -1), relevance).values())
 
 
 def test_a_document_beyond_every_judged_one_is_not_taken_for_another() -> None:

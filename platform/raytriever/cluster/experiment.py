@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from numpy import ndarray
@@ -29,9 +28,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.bm25 import Bm25Index, mine
 from raytriever.retrieval.evaluate import Evaluation
-from raytriever.retrieval.figures import save_losses, save_roc, save_score_histograms
-from raytriever.retrieval.report import write_report
-from raytriever.retrieval.run_file import write_run
+from raytriever.retrieval.outcome import write_outcome
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
 from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
 from raytriever.tracking.source import git_commit
@@ -153,31 +150,17 @@ class _Experiment:
 
     def _conclude(self, tracker: Tracker, found: dict[str, Evaluation], recorder: Recorder, began: float) -> None:
         config, path, dataset = self.config, self.run.path, self.dataset
-        for name, evaluation in found.items():
-            write_run(path / "runs" / f"{name}.trec", evaluation, dataset, name)
-        dense = {name: found[name] for name in ("before", "after")}
-        figures = path / "figures"
-        save_roc(figures / "roc.png", dense)
-        save_score_histograms(figures / "scores.png", dense)
-        save_losses(figures / "loss.png", recorder.curve("loss"), recorder.curve("dev_loss"))
-        rows = {name: evaluation.metrics for name, evaluation in found.items()}
-        metrics: dict[str, Any] = {"dataset": dataset.name, "split": config.data.test_split, **rows}
-        queries = len(found["after"].queries)
-        write_report(
-            path / "report.html",
+        write_outcome(
+            path,
             f"{config.model.model} trained with {config.loss.loss} on {dataset.name}",
-            [
-                f"Measured on the {queries:,} queries of split {config.data.test_split}, "
-                f"searched in all {len(dataset.documents):,} documents."
-            ],
-            rows,
-            {
-                "ROC curve": figures / "roc.png",
-                "Scores of positives and of the best non-positives": figures / "scores.png",
-                "Loss": figures / "loss.png",
-            },
+            config.data.test_split,
+            dataset,
+            found,
+            recorder.curve("loss"),
+            recorder.curve("dev_loss"),
             dump_config(config),
         )
+        rows = {name: evaluation.metrics for name, evaluation in found.items()}
         now = time.time_ns() // 1_000_000
         points = [
             Point(f"{system}/{name}", value, self.total_steps, now)
@@ -188,7 +171,7 @@ class _Experiment:
         tracker.log(points)
         for name in ("config.yaml", "report.html", "figures", "model"):
             tracker.log_file(path / name)
-        self.run.finish(metrics)
+        self.run.finish({"dataset": dataset.name, "split": config.data.test_split, **rows})
 
 
 def default_output(run_name: str) -> Path:

@@ -25,6 +25,7 @@ from torch.nn import functional
 from ends import End, parser, report
 
 WIDTH, HARD, TAU = 384, 5, 0.01
+AGAINST = "mw against cross_entropy"
 Step = Callable[[], object]
 
 
@@ -52,8 +53,10 @@ def ours(name: str, inputs: list, positives: int = 1) -> Step:
 
     queries, passages = inputs
     batch = len(queries)
-    step = torch.arange(positives, device=queries.device) * batch
-    columns = torch.arange(batch, device=queries.device)[:, None] + step
+    # A block of passages after another, and from the first again one further on.
+    step = torch.arange(positives, device=queries.device)
+    columns = torch.arange(batch, device=queries.device)[:, None] + step * batch + step // (1 + HARD)
+    columns %= len(passages)
     ids = BatchIds(columns[:, 0], columns, torch.arange(len(passages), device=queries.device))
     loss = build_loss(LossConfig(loss=name, temperature=TAU))
 
@@ -140,6 +143,9 @@ def memory(field: str) -> int:
 def alone(name: str, batch: int, threads: int) -> None:
     """In a fresh process: the seconds and the peak memory of one step, beyond its inputs."""
     torch.set_num_threads(threads)
+    if name == AGAINST:
+        print(json.dumps({"ratio": against_cross_entropy(batch)}))
+        return
     make = rival if not is_ours(name) else ours
     make(name, embeddings(8))()
     step = make(name, embeddings(batch))
@@ -176,37 +182,47 @@ def literal(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
     return total / (batch * len(negatives))
 
 
-def from_scores() -> dict[str, End]:
-    """`mw` on a given matrix: against `cross_entropy` and against the literal table."""
+def differentiated(matrix: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> Step:
+    """A loss of a given matrix, forward and backward."""
+
+    def run() -> object:
+        matrix.grad = None
+        value(matrix).backward()
+        return matrix.grad
+
+    return run
+
+
+def mw(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Our loss of a given matrix whose diagonal holds the positives."""
     from raytriever.losses.mw.functional import mw_from_scores
 
-    def differentiated(matrix: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> Step:
-        def run() -> object:
-            matrix.grad = None
-            value(matrix).backward()
-            return matrix.grad
+    return mw_from_scores(matrix, torch.arange(len(matrix))[:, None], temperature)
 
-        return run
 
-    def mw(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
-        return mw_from_scores(matrix, torch.arange(len(matrix))[:, None], temperature)
+def against_cross_entropy(batch: int) -> float:
+    """Time of `mw` over that of `cross_entropy`, on one matrix."""
+    matrix, labels = scores(batch), torch.arange(batch)
+    steps = {
+        "mw": differentiated(matrix, lambda s: mw(s, TAU)),
+        "cross_entropy": differentiated(matrix, lambda s: functional.cross_entropy(s, labels)),
+    }
+    taken = times(steps, 31)
+    return taken["mw"] / taken["cross_entropy"]
 
-    large, small = scores(1024), scores(256)
-    labels = torch.arange(1024)
-    taken = times(
-        {
-            "mw": differentiated(large, lambda s: mw(s, TAU)),
-            "cross_entropy": differentiated(large, lambda s: functional.cross_entropy(s, labels)),
-        },
-        31,
-    )
-    ratio = taken["mw"] / taken["cross_entropy"]
+
+def from_scores() -> dict[str, End]:
+    """`mw` on a given matrix: against `cross_entropy` and against the literal table."""
+    # The worst of several processes: whether an allocator keeps the matrix's pages is a process's own luck,
+    # and where it does not, both sides spend their time on page faults and `mw` looks better than it is.
+    ratio = max(in_fresh_process(AGAINST, 1024)["ratio"] for _ in range(7))
+    small = scores(256)
     taken_small = times(
         {
             "mw": differentiated(small, lambda s: mw(s, TAU)),
             "table": differentiated(small, lambda s: literal(s, TAU)),
         },
-        3,
+        5,
     )
     gain = taken_small["table"] / taken_small["mw"]
     by_value, by_gradient = 0.0, 0.0
@@ -222,7 +238,7 @@ def from_scores() -> dict[str, End]:
                 by_value = max(by_value, float(abs(value.detach().double() - oracle.detach()) / oracle.detach()))
                 by_gradient = max(by_gradient, float((a.grad.double() - b.grad).norm() / b.grad.norm()))
     return {
-        "mw / cross_entropy, matrix given, B=1024 (x)": End(ratio, "at most 3", ratio <= 3),
+        "mw / cross_entropy, matrix given, B=1024, worst of 7 (x)": End(ratio, "at most 3", ratio <= 3),
         "literal table / mw, B=256 (x)": End(gain, "at least 100", gain >= 100),
         "mw, worst relative error of the loss": End(by_value, "at most 1e-6", by_value <= 1e-6),
         "mw, worst relative error of the gradient": End(by_gradient, "at most 1e-5", by_gradient <= 1e-5),
@@ -239,11 +255,11 @@ def from_embeddings() -> dict[str, End]:
     for name in LOSS_NAMES:
         growth = taken[f"{name} 2"] / taken[f"{name} 1"]
         found[f"{name}: time at B=2048 / B=1024 (x)"] = End(growth, "at most 5", growth <= 5)
-    many = {n: ours(n, double, 6) for n in LOSS_NAMES if n not in ("infonce", "infonce-symmetric")}
+    many = {n: ours(n, double, 8) for n in LOSS_NAMES if n not in ("infonce", "infonce-symmetric")}
     taken = times({"infonce": ours("infonce", double), **many}, 5)
     for name in many:
         ratio = taken[name] / taken["infonce"]
-        found[f"{name}, 6 positives / infonce, B=2048 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+        found[f"{name}, 8 positives / infonce, B=2048 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
     inputs = embeddings(4096)
     other = "materialised infonce"
     taken = times({other: rival(other, inputs), **{n: ours(n, inputs) for n in LOSS_NAMES}}, 3)

@@ -29,6 +29,9 @@ $(VENV)/.tests: $(VENV)/.runs
 quickstart: $(VENV)/.runs
 	$(BIN)/python jobs/train.py --loss mw --run-name quickstart
 
+# Test processes share the cores; threads that wait by spinning would hold them from each other.
+test test-all: export OMP_WAIT_POLICY = PASSIVE
+
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 

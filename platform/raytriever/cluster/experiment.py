@@ -21,7 +21,7 @@ from raytriever.cluster.session import ray_session
 from raytriever.cluster.train import train_on_cluster
 from raytriever.config import Config, check_config, dump_config, to_dict
 from raytriever.data.examples import Examples
-from raytriever.data.open import open_dataset
+from raytriever.data.open import PYDOCS, open_dataset
 from raytriever.data.order import Order
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -89,6 +89,8 @@ class _Experiment:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.precision = choose_precision(config.training.precision, self.device)
         data = config.data
+        if data.dataset == PYDOCS:
+            say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
         splits = [data.train_split, data.dev_split, data.test_split]
         self.dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows)
         examples = Examples.of(self.dataset, data.train_split, config.training.seed)

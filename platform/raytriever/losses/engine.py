@@ -12,7 +12,7 @@ dL/dQ>.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from raytriever.losses.panels import Panel, Panels
 Sparse = tuple[Tensor, Tensor, Tensor]
 
 
+@runtime_checkable
 class Reduction(Protocol):
     """A loss as the engine drives it, once for a batch.
 

@@ -7,11 +7,12 @@ data-parallel average then gives the gradients of one process that holds the who
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 
+@runtime_checkable
 class Workers(Protocol):
     """A data-parallel group seen from one worker. All call every collective, in the same order."""
 

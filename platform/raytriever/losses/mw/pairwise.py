@@ -13,7 +13,7 @@ statistic: they add up over panels and workers, and the loss, the positives' der
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from raytriever.losses.mw.sums import kernel_sums, kernel_sums_at_positives
 from raytriever.losses.mw.tensors import TensorWalk
 
 
+@runtime_checkable
 class Walk(Protocol):
     """A pass over panels of scores that sums the negatives and writes their derivatives."""
 

@@ -8,8 +8,8 @@ scores themselves, see `nodes`). Wanted, all sums over pairs:
     F(p)  = sum_n sigmoid(n - p)         minus the derivative at each positive
 
 Within REACH the cells are even, so the kernel depends on the difference of cells only: a banded product.
-Beyond it softplus is 0 below and linear above, the sigmoid 0 or 1: prefix sums. No term is ever subtracted
-from another, so tiny losses keep their digits.
+Beyond it softplus is 0 below and linear above, the sigmoid 0 or 1: prefix sums. Where a sum is tiny all its
+terms are, so tiny losses keep their digits (a convolution by FFT would lose them).
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""Every annotated shape of the losses holds at every call, forward and backward."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+# In a process of its own: the checks must be in place before the losses are imported, and only there.
+CHECKED = """
+import sys
+from pathlib import Path
+from jaxtyping import install_import_hook
+root = Path(sys.argv[1])
+modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / "raytriever/losses").rglob("*.py")]
+# What numba compiles has no annotations and may not be wrapped.
+modules.remove("raytriever.losses.mw.compiled")
+install_import_hook(modules, "beartype.beartype")
+from literal import example
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+for name in LOSS_NAMES:
+    made = example(0)
+    loss = build_loss(LossConfig(loss=name, temperature=0.5, distribution_weight=0.1))
+    loss(made.queries, made.passages, made.ids).value.backward()
+try:
+    loss(made.queries[:2], made.passages, made.ids)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_annotated_shapes_hold() -> None:
+    here = Path(__file__).parent
+    root = here.parent.parent / "platform"
+    done = subprocess.run(
+        [sys.executable, "-c", CHECKED, str(root)], cwd=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["LossInputError"]

@@ -25,6 +25,7 @@ def main() -> None:
         environment = {
             **os.environ,
             "RAYTRIEVER_CACHE": f"{folder}/cache",
+            "NUMBA_CACHE_DIR": f"{folder}/compiled",
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         }
         command = [sys.executable, str(REPOSITORY / "jobs" / "train.py")]

@@ -50,7 +50,7 @@ def main(words: list[str]) -> None:
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
-_EXAMPLE = "split a string into words"
+_EXAMPLE = "solve a system of linear equations"
 
 
 def resolve(arguments: argparse.Namespace) -> Config:

@@ -54,7 +54,8 @@ def save_score_histograms(path: Path, evaluations: Mapping[str, Evaluation]) -> 
         ):
             axes.hist(pool, bins, density=True, alpha=0.6, label=label)
         axes.set(title=name, xlabel="score", ylabel="density")
-        axes.legend()
+        axes.margins(y=0.3)  # room for the legend above the bars
+        axes.legend(loc="upper right")
     _save(figure, path)
 
 

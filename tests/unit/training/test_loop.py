@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from raytriever.losses.config import LossConfig
+from raytriever.data.dataset import Positives
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.training.loop import Assignment, train
-from raytriever.training.step import TrainingError
+from raytriever.training.step import Objective, TrainingError
 
 
 def parameters(work: Assignment) -> dict[str, torch.Tensor]:
@@ -38,6 +42,23 @@ def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> 
     assert heard.losses[-1] < 0.8 * heard.losses[0]
     unchanged = [name for name in before if torch.equal(before[name], after[name]) and "pooler" not in name]
     assert not unchanged
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_dataset: Path, name: str) -> None:
+    work, heard = make_assignment(
+        total_steps=12, eval_steps=12, positives_per_query=3, loss=LossConfig(loss=name, temperature=0.05)
+    )
+    # Every query gets a second relevant document, so that groups of two positives and of negatives mix.
+    positives = work.train.examples.positives
+    documents = np.stack([positives.documents, (positives.documents + 1) % 128], axis=1)
+    several = Positives(positives.queries, 2 * positives.offsets, np.sort(documents, axis=1).reshape(-1))
+    train_on = dataclasses.replace(work.train, examples=dataclasses.replace(work.train.examples, positives=several))
+    train(dataclasses.replace(work, train=train_on))
+    first = train_on.batch(0, work.retriever, ALONE)
+    assert (first.ids.positives >= 0).sum(1).tolist() == [2] * 16
+    learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
+    assert learned < heard.losses[0]  # of the same batch, before the first step
 
 
 def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:

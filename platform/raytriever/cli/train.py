@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, given, warn
@@ -44,13 +47,22 @@ def main(words: list[str]) -> None:
     if finished.quarantined:
         print(finished.quarantined)
     print("\nGo on with:")
-    print(f"  mlflow ui --backend-store-uri {tracking_uri()}")
-    print(f'  python jobs/search.py --model {finished.path} --dataset {config.data.dataset} "{_EXAMPLE}"')
+    print(f"  {_program('mlflow')} ui --backend-store-uri {tracking_uri()}")
+    print(f'  {_program("python")} jobs/search.py --model {finished.path} --dataset {config.data.dataset} "{_EXAMPLE}"')
     print(f"  {finished.path / 'report.html'} in a browser")
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
 _EXAMPLE = "solve a system of linear equations"
+
+
+def _program(name: str) -> str:
+    """How this environment's program is called from here: by its name where the shell would find it, else by path."""
+    own = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    if found is not None and Path(found).absolute() == own.absolute():
+        return name
+    return os.path.relpath(own) if own.absolute().is_relative_to(Path.cwd()) else str(own)
 
 
 def resolve(arguments: argparse.Namespace) -> Config:

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
+from raytriever.training.checkpoint import WEIGHTS
 from raytriever.training.loop import Assignment, train
 from raytriever.training.step import Objective, TrainingError
 
@@ -124,6 +126,9 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     assert min(looks, key=looks.__getitem__) == progression.best_step
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {f"step-{progression.best_step}", f"step-{progression.step}"}
+    best = load_file(tmp_path / f"step-{progression.best_step}" / WEIGHTS)
+    for name, value in parameters(work).items():
+        assert torch.equal(value, best[f"retriever.{name}"]), name
 
 
 def test_another_seed_is_another_run(make_assignment, tmp_path: Path) -> None:

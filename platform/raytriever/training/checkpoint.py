@@ -67,7 +67,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
         try:
             read_manifest(path)
         except StorageError as error:
-            passed.append(f"{error}; an older checkpoint is used, where there is one")
+            passed.append(f"{error}; where there is one, an older checkpoint is used")
         else:
             return path, passed
     return None, passed

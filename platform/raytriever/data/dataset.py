@@ -47,28 +47,46 @@ class Queries:
 
 @dataclass(frozen=True)
 class Judgements:
-    """The judged pairs of one split, sorted by query position, then document position."""
+    """The judged pairs of one split, sorted by query position, then document position.
+
+    Args:
+        queries: query positions.
+        documents: document positions.
+        scores: the grades; above 0 is relevant.
+        sources: who judged, as a place in `records.SOURCES`; all by hand when not given.
+        ranks: the place of a positive among its query's, from 0, the most useful first; all 0 when not given.
+    """
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
     scores: Int64[ndarray, " rows"]
+    sources: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
+    ranks: Int64[ndarray, " rows"] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        for name in ("sources", "ranks"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.zeros(len(self.queries), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.queries)
 
     def where(self, keep: ndarray) -> Judgements:
         """The rows for which `keep`, a mask, is true."""
-        return Judgements(self.queries[keep], self.documents[keep], self.scores[keep])
+        columns = (self.queries, self.documents, self.scores, self.sources, self.ranks)
+        return Judgements(*(column[keep] for column in columns))
 
 
 @dataclass(frozen=True)
 class Positives:
     """The relevant documents of each query of a split: those of `queries[i]` are
-    `documents[offsets[i]:offsets[i + 1]]`, at least one, ascending."""
+    `documents[offsets[i]:offsets[i + 1]]`, at least one, ascending; `sources` and `ranks` beside them."""
 
     queries: Int64[ndarray, " queries"]
     offsets: Int64[ndarray, " queries+1"]
     documents: Int64[ndarray, " positives"]
+    sources: Int64[ndarray, " positives"]
+    ranks: Int64[ndarray, " positives"]
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -111,7 +129,7 @@ class RetrievalDataset:
         rows = self.judgements[split].where(self.judgements[split].scores > 0)
         queries, starts = np.unique(rows.queries, return_index=True)
         offsets = np.append(starts, len(rows)).astype(np.int64)
-        return Positives(queries, offsets, rows.documents)
+        return Positives(queries, offsets, rows.documents, rows.sources, rows.ranks)
 
     def counts(self) -> dict[str, int]:
         """For tracking: documents, queries, and for each split its queries, judgements and positives."""

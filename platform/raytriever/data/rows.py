@@ -1,4 +1,4 @@
-"""The rows of a text file, plain or gzipped, one at a time, each with its number.
+"""The rows of a text file, plain or gzipped, one at a time, each with its number; and the fields of a row, checked.
 
 Rows end at the byte `\\n` and nowhere else: texts hold U+2028, U+0085 and other characters at which
 `str.splitlines` would break them.
@@ -6,38 +6,32 @@ Rows end at the byte `\\n` and nowhere else: texts hold U+2028, U+0085 and other
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
+from raytriever.data.files import broken_gzip, open_stream
 from raytriever.data.quarantine import BadRow
-from raytriever.errors import DataError
-from raytriever.storage import disk_errors
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def numbered_rows(file: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
     """The rows that are not blank, without their line ends, counted from 1.
 
     Raises:
         DataError: the file as a whole is broken: a gzip that is cut off or none at all.
     """
-    number = 0
-    try:
-        with disk_errors(file), gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if number == 1:
-                    line = line.removeprefix(_BYTE_ORDER_MARK)
-                if not line.isspace():
-                    yield number, line.rstrip(b"\r\n")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"the gzip is broken after row {number} ({error})", str(file), "copy or compress it again"
-        ) from error
+    read = [0]
+    with broken_gzip(str(file), read), closing(open_stream(str(file))) as stream:
+        for number, line in enumerate(stream, start=1):
+            read[0] = number
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line.isspace():
+                yield number, line.rstrip(b"\r\n")
 
 
 def text_of(row: bytes) -> str:
@@ -49,29 +43,63 @@ def text_of(row: bytes) -> str:
         raise BadRow(f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8") from error
 
 
+def _no_number(name: str) -> Never:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_no_number).decode
+
+
 def object_of(row: bytes) -> dict[str, Any]:
-    """A row as a JSON object; raises `BadRow` if it is none."""
-    text = text_of(row)
+    """A row as a JSON object; raises `BadRow` if it is none. `NaN` and `Infinity` are no JSON."""
     try:
-        parsed = json.loads(text)
+        parsed = _decode(row.decode())
+    except UnicodeDecodeError:
+        text_of(row)
+        raise
     except json.JSONDecodeError as error:
         raise BadRow(f"not JSON ({error.msg} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:
         raise BadRow(f"not JSON ({error})") from error
-    if not isinstance(parsed, dict):
+    if type(parsed) is not dict:
         raise BadRow(f"a JSON object is expected, not {type(parsed).__name__}")
     return parsed
 
 
-def string_field(row: dict[str, Any], name: str) -> str:
+def string_field(row: Mapping[str, Any], name: str) -> str:
     """A field that must hold a text that is not blank; raises `BadRow` naming what there is."""
-    if name not in row:
-        raise BadRow(f'no field "{name}"; the fields are {", ".join(row) or "none"}')
-    value = row[name]
+    try:
+        value = row[name]
+    except KeyError:
+        raise BadRow(f'no field "{name}"; the fields are {", ".join(row) or "none"}') from None
+    return text_value(value, name)
+
+
+def text_value(value: Any, name: str) -> str:
+    """The value of a field, or of a place in one, that must be a text that is not blank; raises `BadRow`."""
     if not isinstance(value, str):
         raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
     if not value or value.isspace():
         raise BadRow(f'empty "{name}"')
+    return encodable(value, name)
+
+
+def id_field(row: Mapping[str, Any], name: str) -> str:
+    """A field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
+    value = row.get(name)
+    return str(value) if type(value) is int else string_field(row, name)
+
+
+def id_value(value: Any, name: str) -> str:
+    """`id_field` of a value that stands in a list."""
+    return str(value) if type(value) is int else text_value(value, name)
+
+
+def optional_text(row: Mapping[str, Any], name: str) -> str:
+    """A field that may be missing, null or empty, which all give the empty text; raises `BadRow` for no string."""
+    value = row.get(name) or ""
+    if not isinstance(value, str):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
     return encodable(value, name)
 
 

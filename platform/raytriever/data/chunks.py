@@ -1,0 +1,158 @@
+"""A file as chunks of whole rows, read in one place and parsed in another.
+
+1. `read_chunks` streams a `Part`, one file of a data set, as `Chunk`s of about 1 MiB, cut only between rows.
+2. `parse_chunk` turns a chunk into `Records`, wherever it was sent: parts and chunks can be pickled.
+
+Memory is bounded by a chunk, and a chunk by its size or by its longest row.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from raytriever.data.lines import read_lines
+from raytriever.data.quarantine import BadRow, bad_entry
+from raytriever.data.records import Records
+from raytriever.data.rows import object_of, text_of
+
+Kind = Literal["json", "tsv", "array", "parquet", "ir"]
+Column = Literal["documents", "queries", "judgements", "negatives"]
+COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
+
+
+class RowParser(Protocol):
+    """Adds what a row holds to the records, or raises `BadRow` having added nothing. Can be pickled.
+
+    The row is a mapping of fields, or for the kind `tsv` the list of its columns.
+    """
+
+    def __call__(self, row: Any, records: Records) -> None:
+        """Add one row."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a data set and how it is read.
+
+    Args:
+        where: its path or URI, absolute; a name of `ir_datasets` with what is read of it for the kind `ir`.
+        kind: `json`, an object a line; `tsv`, with a header; `array`, one JSON array of objects; `parquet`; `ir`.
+        parse: what its rows mean.
+        header: the columns of a `tsv`, as the first row must name them.
+        split: the split that its judgements belong to; None where it has none, or where its rows name it.
+    """
+
+    where: str
+    kind: Kind
+    parse: RowParser
+    header: tuple[str, ...] = ()
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole rows of a part: `number` counts the part's chunks from 0, `first_row` is its first row's, from 1.
+
+    The payload is text whose rows end at `\\n` (what is an array or comes from `ir_datasets` has become such), or for
+    `parquet` an Arrow IPC stream.
+    """
+
+    part: int
+    number: int
+    first_row: int
+    payload: bytes
+
+
+@dataclass
+class Parsed:
+    """What a chunk held: its records, its bad rows as `quarantine.jsonl` has them, how many rows that are not blank;
+    and `marks`: of each good row its number and how many of each column of the records there are up to its end."""
+
+    records: Records
+    bad: list[dict[str, Any]]
+    rows: int
+    marks: list[tuple[int, int, int, int, int]]
+
+    def rows_of(self, column: Column) -> list[int]:
+        """The number, in the file, of the row that each record of a column of the records came from."""
+        at, found = 1 + COLUMNS.index(column), list[int]()
+        for mark in self.marks:
+            while len(found) < mark[at]:
+                found.append(mark[0])
+        return found
+
+    def row_of(self, column: Column, place: int) -> int:
+        """The same for the record at `place` alone."""
+        at = 1 + COLUMNS.index(column)
+        return self.marks[bisect_right(self.marks, place, key=lambda mark: mark[at])][0]
+
+
+def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
+    """The chunks of a part in order, streamed.
+
+    Args:
+        part: the file.
+        index: its place among the parts, kept in each chunk.
+        size: the bytes after which a chunk is cut at the next row; Parquet is cut by rows of about that size.
+
+    Raises:
+        DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
+    """
+    pieces: Iterator[tuple[int, bytes]]
+    if part.kind == "parquet":
+        from raytriever.data.parquet import read_batches
+
+        pieces = read_batches(part.where, size)
+    elif part.kind == "array":
+        from raytriever.data.arrays import read_elements
+
+        pieces = read_elements(part.where, size)
+    elif part.kind == "ir":
+        from raytriever.data.formats.ir import read_rows
+
+        pieces = read_rows(part.where, size)
+    else:
+        pieces = read_lines(part.where, size, part.header)
+    for number, (first_row, payload) in enumerate(pieces):
+        yield Chunk(index, number, first_row, payload)
+
+
+def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
+    """The records of a chunk; a bad row stands aside alone, told with its file, number and reason."""
+    parsed = Parsed(Records(), [], 0, [])
+    found, marks, parse = parsed.records, parsed.marks, part.parse
+    documents, queries, judgements, negatives = found.documents, found.queries, found.judgements, found.negatives
+    raws, decode = _rows(part, chunk)
+    for number, raw in enumerate(raws, chunk.first_row):
+        if not raw or (decode is not None and raw.isspace()):
+            continue
+        parsed.rows += 1
+        try:
+            parse(decode(raw) if decode else raw, found)
+            marks.append((number, len(documents), len(queries), len(judgements), len(negatives)))
+        except BadRow as bad:
+            parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))
+    return parsed
+
+
+def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[bytes], Any] | None]:
+    """The rows of a chunk, and what makes one into what the parser takes; None when they are that already."""
+    if part.kind == "parquet":
+        from raytriever.data.parquet import rows_of
+
+        return rows_of(chunk.payload), None
+    return chunk.payload.split(b"\n"), _columns if part.kind == "tsv" else object_of
+
+
+def _columns(row: bytes) -> list[str]:
+    return text_of(row.rstrip(b"\r")).split("\t")
+
+
+def _as_text(row: Any) -> bytes:
+    if isinstance(row, bytes):
+        return row.rstrip(b"\r")
+    return json.dumps(row, ensure_ascii=False, default=str).encode(errors="replace")

@@ -1,0 +1,169 @@
+"""The BEIR layout: corpus, queries, and judgements by split (Thakur et al. 2021, arXiv:2104.08663).
+
+1. `corpus.jsonl`: `{"_id", "title", "text"}`; 2. `queries.jsonl`: `{"_id", "text"}`;
+3. `qrels/<split>.tsv`: a header, then query id, document id and integer score, and where the header names them
+`source` (human or llm) and `rank`. What was judged 0 is also a hard negative of origin `gold`.
+
+Each plain or gzipped; or as the hub has it: folders `corpus` and `queries` of Parquet shards, judgements as
+`qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.data.chunks import Kind, Part
+from raytriever.data.formats.plan import Plan, kind_of, plain_before_packed, shown, split_named
+from raytriever.data.quarantine import BadRow
+from raytriever.data.records import SOURCES, Document, Judgement, Negative, Query, Records
+from raytriever.data.rows import id_field, optional_text, string_field
+from raytriever.data.source import Source, SourceFile
+from raytriever.errors import DataError
+
+SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
+QRELS_HEADER = ["query-id", "corpus-id", "score"]
+_OPTIONAL = ("source", "rank")
+_HEADERS = [(*QRELS_HEADER, *more) for more in ((), _OPTIONAL, _OPTIONAL[:1], _OPTIONAL[1:])]
+_INTEGER = re.compile(r"-?[0-9]{1,9}")
+_TEXTS = r"(?:{0}\.jsonl(?:\.gz)?|{0}/[^/]+\.(?:jsonl(?:\.gz)?|parquet)|(?:data/)?{0}(?:-\d+-of-\d+)?\.parquet)"
+_CORPUS, _QUERIES = (re.compile(_TEXTS.format(stem)) for stem in ("corpus", "queries"))
+_QRELS = re.compile(r"qrels/[^/]+\.(?:tsv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet")
+
+
+def is_whole(source: Source) -> bool:
+    """Whether the source has all three: corpus, queries and judgements."""
+    return all(any(pattern.fullmatch(file.path) for file in source.files) for pattern in (_CORPUS, _QUERIES, _QRELS))
+
+
+def is_begun(source: Source) -> bool:
+    """Whether the source has one of the three, which makes it a BEIR folder that lacks something."""
+    return any(pattern.fullmatch(file.path) for file in source.files for pattern in (_CORPUS, _QUERIES, _QRELS))
+
+
+def plan(source: Source) -> Plan:
+    """The parts of a BEIR folder; raises `DataError` naming what is there in place of a corpus or queries."""
+    documents = _texts(source, "corpus", _CORPUS)
+    queries = _texts(source, "queries", _QUERIES)
+    taken = {file.path for file in (*documents, *queries)}
+    judged = [file for file in plain_before_packed(source.files) if _QRELS.fullmatch(file.path)]
+    parts = [Part(file.where, kind_of(file.path), DocumentRow()) for file in documents]
+    parts += [Part(file.where, kind_of(file.path), QueryRow()) for file in queries]
+    qrels = [_qrels_part(file) for file in judged if file.path not in taken]
+    return Plan("beir", (*parts, *qrels), tuple(dict.fromkeys(part.split for part in qrels if part.split)))
+
+
+def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
+    found = [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
+    if not found:
+        raise DataError(
+            f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}",
+            source.where,
+            "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)",
+        )
+    return found
+
+
+def _qrels_part(file: SourceFile) -> Part:
+    kind: Kind = kind_of(file.path)
+    split = split_named(file.path)
+    if kind != "tsv":
+        return Part(file.where, kind, JudgementRow(split), split=split)
+    header = _header(file)
+    return Part(file.where, kind, JudgementColumns(split, header[3:]), header, split)
+
+
+def _header(file: SourceFile) -> tuple[str, ...]:
+    """The header that the file has, or the shortest, which reading it will then ask for."""
+    from raytriever.data.formats.peek import first_row
+
+    found = tuple(first_row(file.where).decode(errors="replace").split("\t"))
+    return found if found in _HEADERS else _HEADERS[0]
+
+
+@dataclass(frozen=True)
+class DocumentRow:
+    """`{"_id", "title", "text"}`; the id may stand under `id`, the title may be missing."""
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the document."""
+        name = id_field(row, "_id" if "_id" in row or "id" not in row else "id")
+        records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
+
+
+@dataclass(frozen=True)
+class QueryRow:
+    """`{"_id", "text"}`; the id may stand under `id`."""
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the query."""
+        name = id_field(row, "_id" if "_id" in row or "id" not in row else "id")
+        records.queries.append(Query(name, string_field(row, "text")))
+
+
+@dataclass(frozen=True)
+class JudgementColumns:
+    """The columns of a tab-separated row: three, then those that `more` names."""
+
+    split: str
+    more: tuple[str, ...] = ()
+
+    def __call__(self, row: Sequence[str], records: Records) -> None:
+        """Add the judged pair."""
+        if len(row) != 3 + len(self.more):
+            raise BadRow(f"{len(row)} columns, not {3 + len(self.more)} separated by tabs")
+        query, document, score = row[:3]
+        for value, name in ((query, "query-id"), (document, "corpus-id")):
+            if not value or value.isspace():
+                raise BadRow(f'empty "{name}"')
+        if not _INTEGER.fullmatch(score):
+            raise BadRow(f"score {score[:20]!r} is not an integer")
+        if self.more:
+            more = dict(zip(self.more, row[3:], strict=True))
+            add_judged(records, self.split, query, document, int(score), **_optional(more))
+        else:
+            add_judged(records, self.split, query, document, int(score))
+
+
+@dataclass(frozen=True)
+class JudgementRow:
+    """`{"query-id", "corpus-id", "score"}`, and `source` and `rank` where they are given."""
+
+    split: str
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the judged pair."""
+        query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
+        if "score" not in row:
+            raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
+        score = row["score"]
+        if isinstance(score, float) and score.is_integer():
+            score = int(score)  # as some Parquet files of the hub have them
+        if type(score) is not int or not _INTEGER.fullmatch(str(score)):
+            raise BadRow(f"score {str(score)[:20]!r} is not an integer")
+        more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
+        add_judged(records, self.split, query, document, score, **_optional(more))
+
+
+def add_judged(
+    records: Records, split: str, query: str, document: str, score: int, source: str = SOURCES[0], rank: int = 0
+) -> None:
+    """Add a judged pair; one that was judged 0 is a hard negative as well."""
+    records.judgements.append(Judgement(split, query, document, score, source, rank))
+    if score == 0:
+        records.negatives.append(Negative(query, document, "gold"))
+
+
+def _optional(more: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "source" in more:
+        if more["source"] not in SOURCES:
+            raise BadRow(f"source {more['source'][:20]!r} is none of {', '.join(SOURCES)}")
+        found["source"] = more["source"]
+    if "rank" in more:
+        if not _INTEGER.fullmatch(more["rank"]) or int(more["rank"]) < 0:
+            raise BadRow(f"rank {more['rank'][:20]!r} is not a whole number from 0")
+        found["rank"] = int(more["rank"])
+    return found

@@ -1,0 +1,81 @@
+"""What recognising a data set answers, and what the names of its files tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raytriever.data.chunks import Kind, Part
+from raytriever.data.source import Source, SourceFile
+
+_KINDS: dict[str, Kind] = {
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".ndjson": "json",
+    ".json": "array",
+    ".json.gz": "array",
+    ".tsv": "tsv",
+    ".tsv.gz": "tsv",
+    ".parquet": "parquet",
+}
+_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|tsv)(?:\.gz)?$|\.parquet$")
+_SHARD = re.compile(r"-\d+-of-\d+$")
+_CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
+_SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a data set is read.
+
+    Args:
+        format: its name.
+        parts: its files, those with nothing but texts first.
+        splits: those that the parts hold; None where only the rows tell.
+    """
+
+    format: str
+    parts: tuple[Part, ...]
+    splits: tuple[str, ...] | None
+
+
+def kind_of(path: str) -> Kind:
+    """How a file of this name is read; call it for names with a known ending only."""
+    return _KINDS[_SUFFIX.search(path)[0]]  # type: ignore[index]
+
+
+def has_rows(path: str) -> bool:
+    """Whether a file of this name may hold rows: `.jsonl`, `.json`, `.tsv`, plain or gzipped, or `.parquet`."""
+    return _SUFFIX.search(path) is not None
+
+
+def stem_of(path: str) -> str:
+    """A path without its ending and without the number of its shard."""
+    return _SHARD.sub("", _SUFFIX.sub("", path))
+
+
+def split_named(path: str) -> str:
+    """The split of a file of judgements: its stem; `validation`, `valid` and `val` are `dev`."""
+    stem = stem_of(path).rsplit("/", 1)[-1]
+    return _CANONICAL.get(stem, stem)
+
+
+def split_within(path: str) -> str:
+    """The split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it names; a
+    path that names none is of `train`."""
+    found = _SPLIT.findall(stem_of(path))
+    return _CANONICAL.get(found[-1], found[-1]) if found else "train"
+
+
+def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
+    """The files that hold rows; of a file that lies there plain and gzipped, the plain one."""
+    readable = [file for file in files if has_rows(file.path)]
+    paths = {file.path for file in readable}
+    return [file for file in readable if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
+
+
+def shown(source: Source) -> str:
+    """What a source holds at its top, a dozen names at most."""
+    there = sorted({file.path.split("/")[0] for file in source.files})
+    return ", ".join(there[:12]) or "nothing"

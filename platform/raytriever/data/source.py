@@ -1,0 +1,103 @@
+"""Where the files of a data set are: a local path, any `pyarrow.fs` URI, a data set of the Hugging Face hub, or a name
+of `ir_datasets`.
+
+A `Source` lists; `open_stream` and `open_raw` read, in any process, given only the `where` of a listed file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from raytriever.data.files import Listed, is_uri, list_remote
+from raytriever.errors import DataError
+from raytriever.options import did_you_mean
+from raytriever.storage import disk_errors
+
+IR_DATASETS = "ir_datasets:"
+_NAMES = ("pydocs",)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file: `path` relative to the source, with `/`; `where` the whole path or URI, absolute, so that it means the
+    same in a worker; `size` in bytes; `modified_ns` since 1970, 0 where the store does not tell."""
+
+    path: str
+    where: str
+    size: int
+    modified_ns: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as files, sorted by path; none for a name of `ir_datasets`, which `where` then holds."""
+
+    name: str
+    where: str
+    files: tuple[SourceFile, ...]
+
+    @classmethod
+    def open(cls, name_or_path: str | Path) -> Source:
+        """List what a data set consists of; nothing is read. Files whose name begins with `.` or `_` are passed over.
+
+        Args:
+            name_or_path: a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
+                `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`.
+
+        Raises:
+            DataError: there is no such path, nothing in it, or no way to reach it.
+        """
+        name = str(name_or_path)
+        if name.startswith(IR_DATASETS):
+            return cls(name.rsplit("/", 1)[-1].removeprefix(IR_DATASETS), name, ())
+        if is_uri(name):
+            where, listed = list_remote(name)
+        else:
+            path = Path(name.removeprefix("file://")).expanduser()
+            where, listed = os.path.abspath(path), _list_local(name, path)
+        files = sorted((SourceFile(*one) for one in listed if _is_data(one.path)), key=lambda file: file.path)
+        if not files:
+            raise DataError("no file in it", f"--dataset {name}", "give a folder with data")
+        return cls(_last_part(where), where, tuple(files))
+
+
+def _list_local(name: str, path: Path) -> list[Listed]:
+    if path.is_file():
+        return [_local(path.name, path)]
+    if not path.is_dir():
+        raise _no_such(name, path)
+    with disk_errors(path):
+        return [
+            _local(Path(here, file).relative_to(path).as_posix(), Path(here, file))
+            for here, _, files in os.walk(path, followlinks=True)
+            for file in files
+        ]
+
+
+def _local(relative: str, path: Path) -> Listed:
+    status = path.stat()
+    return Listed(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+
+def _no_such(name: str, path: Path) -> DataError:
+    known = list(_NAMES)
+    if path.parent.is_dir():
+        known += [str(path.parent / there.name) for there in path.parent.iterdir() if not there.name.startswith(".")]
+    hint = did_you_mean(name, known)
+    return DataError(
+        "no data set of this name and no such folder",
+        f"--dataset {name}",
+        hint
+        if hint.startswith("did")
+        else f"give {_NAMES[0]!r} or the path of a folder in BEIR layout or another that docs/formats.md names",
+    )
+
+
+def _is_data(path: str) -> bool:
+    return not any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def _last_part(where: str) -> str:
+    return where.split("?")[0].rstrip("/").rsplit("/", 1)[-1].split("@")[0]

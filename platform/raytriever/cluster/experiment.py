@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from numpy import ndarray
 
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
 from raytriever.cluster.train import train_on_cluster
 from raytriever.config import Config, check_config, dump_config, to_dict
 from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.open import PYDOCS, open_dataset
 from raytriever.data.order import Order
 from raytriever.losses.registry import build_loss
@@ -128,11 +128,11 @@ class _Experiment:
         rows = {name: evaluation.metrics for name, evaluation in found.items()}
         return Finished(path, rows, str(left_out) if left_out.total else None, anew=True)
 
-    def _negatives(self, index: Bm25Index) -> ndarray | None:
+    def _negatives(self, index: Bm25Index) -> NegativesTable | None:
         if not self.config.data.negatives_per_query:
             return None
         positives = self.dataset.positives(self.config.data.train_split)
-        return mine(
+        mined = mine(
             index,
             self.dataset.queries.texts,
             positives.queries,
@@ -140,6 +140,7 @@ class _Experiment:
             positives.documents,
             NEGATIVES_DEPTH,
         )
+        return NegativesTable.from_depth(self.dataset, mined, "bm25")
 
     def _describe(self, tracker: Tracker) -> None:
         dataset, data = self.dataset, self.config.data

@@ -16,13 +16,13 @@ from typing import Any
 
 import ray
 import torch
-from numpy import ndarray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from raytriever.cluster.monitor import listening
 from raytriever.config import Config
 from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.open import open_dataset
 from raytriever.data.order import Order
 from raytriever.errors import UserError
@@ -54,7 +54,7 @@ class Notice:
 
 def train_on_cluster(
     config: Config,
-    negatives: ndarray | None,
+    negatives: NegativesTable | None,
     total_steps: int,
     folder: Path,
     hear: Callable[[StepNews | Notice], None],
@@ -153,7 +153,7 @@ def _train(job: Mapping[str, Any]) -> None:
     dataset = open_dataset(data.dataset, [data.train_split, data.dev_split], max_bad_rows=data.max_bad_rows)
     retriever = load_retriever(config.model).to(device)
 
-    def source(split: str, negatives: ndarray | None, size: int) -> BatchSource:
+    def source(split: str, negatives: NegativesTable | None, size: int) -> BatchSource:
         examples = Examples.of(dataset, split, settings.seed, negatives)
         order = Order(len(examples), size, settings.seed)
         return BatchSource(dataset, examples, order, data.positives_per_query, data.negatives_per_query)

@@ -1,22 +1,28 @@
 """What one training example is: a query, some of its positives, and hard negatives, all by position.
 
-Every draw is a hash of (seed, epoch, example), so it is the same on any worker and after any restart, and
-differs from epoch to epoch. It is splitmix64 (Steele et al. 2014), which numpy evaluates by the batch.
+Every draw is a hash of (seed, epoch, example) (`draws`), so it is the same on any worker and after any restart, and
+differs from epoch to epoch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
+from raytriever.data.combine import starts_of
 from raytriever.data.dataset import Positives, RetrievalDataset
+from raytriever.data.draws import WORD, words
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.origins import RANDOM, counts_by_origin
+from raytriever.data.positives import ALL, groups_of
 from raytriever.errors import DataError
 
-_WORD = 2**64 - 1
-_POSITIVE, _NEGATIVE, _RANDOM = 1, 2, 3  # what a draw is for: one example's draws must not repeat each other
+# What a draw is for: one example's draws must not repeat each other.
+_POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -24,17 +30,25 @@ class Examples:
     """The training examples of a split: one a query that has positives.
 
     Args:
-        positives: the queries and their relevant documents.
-        documents: how many documents the corpus has.
+        positives: the queries and all their relevant documents, whatever groups are made of.
+        drawn: what groups are made of, see `positives.groups_of`.
+        starts: the examples before each data set of several in one, and last all of them.
+        document_starts: the documents before each, and last all of them: random negatives of a query are documents
+            of its own data set.
         seed: another seed, other draws.
-        negatives: a negatives table with a row for every query of the data set: document positions in order
-            of hardness, then -1. A query without any, or no table at all, gets random documents.
+        negatives: hard negatives; a query without any, or no table at all, gets random documents.
+        shares: of the negatives by origin, see `origins`; without them a query's rows are all alike.
+        ranked: whether the positives of a group are those of the lowest ranks, rather than drawn each epoch.
     """
 
     positives: Positives
-    documents: int
+    drawn: tuple[Positives, ...]
+    starts: Int64[ndarray, " parts+1"]
+    document_starts: Int64[ndarray, " parts+1"]
     seed: int
-    negatives: Int64[ndarray, "queries depth"] | None = None
+    negatives: NegativesTable | None = None
+    shares: Float64[ndarray, " origins"] | None = None
+    ranked: bool = False
 
     @classmethod
     def of(
@@ -42,27 +56,39 @@ class Examples:
         dataset: RetrievalDataset,
         split: str,
         seed: int,
-        negatives: Int64[ndarray, "queries depth"] | None = None,
+        negatives: NegativesTable | None = None,
+        *,
+        sources: str = ALL,
+        ranked: bool = False,
+        shares: Float64[ndarray, " origins"] | None = None,
     ) -> Examples:
-        """The examples of an opened split; raises `DataError` if there are none or the table does not fit."""
-        positives = dataset.positives(split)
-        if not len(positives):
+        """The examples of an opened split.
+
+        Args:
+            dataset: one data set, or several in one (`combine`).
+            split: which of its splits.
+            seed: see the class, as for all but `sources`.
+            sources: who judged the positives that groups are made of: `all`, `human`, `llm` or `human-first`.
+
+        Raises:
+            DataError: the split has no positive (of the source), nothing but positives, or the table does not fit.
+        """
+        known = dataset.positives(split)
+        if not len(known):
             raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
-        if np.diff(positives.offsets).max() == len(dataset.documents):
+        positives, drawn = groups_of(known, sources, f"{dataset.name} {split}")
+        query_starts, document_starts = starts_of(dataset)
+        starts = np.searchsorted(positives.queries, query_starts)
+        part = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        if (np.diff(positives.offsets) >= np.diff(document_starts)[part]).any():
             raise DataError("every document is relevant to some query", dataset.name, "add other documents")
-        if negatives is not None and len(negatives) != len(dataset.queries):
+        if negatives is not None and len(negatives.offsets) != len(dataset.queries) + 1:
             raise DataError(
-                f"the negatives table has {len(negatives)} rows for {len(dataset.queries)} queries",
+                f"the negatives table is of {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}",
                 dataset.name,
                 "mine the negatives of this data set",
             )
-        if negatives is not None and negatives.size and negatives.max() >= len(dataset.documents):
-            raise DataError(
-                f"the negatives table names document {negatives.max()} of {len(dataset.documents)}",
-                dataset.name,
-                "mine the negatives of this data set",
-            )
-        return cls(positives, len(dataset.documents), seed, negatives)
+        return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked)
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -74,14 +100,13 @@ class Examples:
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:
-        """At most `count` of each query's positives, another choice each epoch, -1 behind those that have fewer."""
-        starts, ends = self.positives.offsets[examples], self.positives.offsets[examples + 1]
-        columns = np.arange(max(count, int((ends - starts).max())))
-        there = columns < (ends - starts)[:, None]
-        places = np.minimum(starts[:, None] + columns, len(self.positives.documents) - 1)
-        keys = _hash(self.seed, epochs, examples, _POSITIVE, columns)
-        order = np.argsort(np.where(there, keys, np.uint64(_WORD)), axis=1, kind="stable")[:, :count]
-        return np.take_along_axis(np.where(there, self.positives.documents[places], -1), order, axis=1)
+        """At most `count` positives of each query, -1 behind those that have fewer: another choice each epoch, or
+        the same by rank."""
+        if len(self.drawn) == 1:
+            return self._choice(self.drawn[0], examples, epochs, count, _POSITIVE)
+        first = self._choice(self.drawn[0], examples, epochs, 1, _POSITIVE)
+        further = self._choice(self.drawn[1], examples, epochs, count - 1, _FURTHER_POSITIVE)
+        return np.concatenate([first, further], axis=1)
 
     def groups(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
@@ -89,55 +114,91 @@ class Examples:
         """The positives of each example, -1 behind those that have fewer, and its whole group of passages: the
         positives, then hard negatives, so many that all groups are of one size."""
         drawn = self.drawn_positives(examples, epochs, positives)
-        hard = self.hard_negatives(examples, epochs, negatives + positives)
-        passages = np.concatenate([np.where(drawn < 0, hard[:, negatives:], drawn), hard[:, :negatives]], axis=1)
-        return drawn, passages
+        held = (drawn >= 0).sum(axis=1)
+        hard = self._hard(examples, epochs, negatives + positives - held, negatives + positives)
+        # What stands in for lacking positives are the negatives behind those that every group has.
+        columns = np.maximum(negatives + np.arange(positives)[None, :] - held[:, None], 0)
+        lacking = np.take_along_axis(hard, columns, axis=1)
+        return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
 
     def hard_negatives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:
-        """`count` negatives for each example: drawn without repetition from the query's row of the table,
-        repeated in the drawn order when the row has fewer, random non-positives when it has none."""
-        columns = np.arange(count)
-        negatives = self._random(examples, epochs, columns)
-        if self.negatives is None or not count:
-            return negatives
-        rows = self.negatives[self.queries(examples)]
-        there = rows >= 0
-        keys = _hash(self.seed, epochs, examples, _NEGATIVE, np.arange(rows.shape[1]))
-        drawn = np.argsort(np.where(there, keys, np.uint64(_WORD)), axis=1, kind="stable")
-        known = there.sum(axis=1)
-        wrapped = columns[None, :] % np.maximum(known, 1)[:, None]
-        mined = np.take_along_axis(rows, np.take_along_axis(drawn, wrapped, axis=1), axis=1)
-        return np.where(known[:, None] > 0, mined, negatives)
+        """`count` negatives for each example: drawn without repetition from the query's rows of the table (by the
+        shares, from those of each origin), repeated in the drawn order when there are fewer, random non-positives
+        of the query's data set when there are none."""
+        return self._hard(examples, epochs, np.full(len(examples), count), count)
+
+    def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
+        """`count` of the positives of each example, -1 behind."""
+        places, there = _rows(among.offsets, examples, count)
+        if not len(among.documents):
+            return np.full((len(examples), count), -1, dtype=np.int64)
+        if self.ranked:
+            keys = among.ranks[places].astype(np.uint64)
+        else:
+            keys = words(self.seed, epochs, examples, purpose, np.arange(places.shape[1]))
+        order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(np.where(there, among.documents[places], -1), order, axis=1)
+
+    def _hard(self, examples: ndarray, epochs: ndarray, wanted: ndarray, width: int) -> ndarray:
+        """`width` negatives of each example, of which the first `wanted`, as many as are used, hold the shares."""
+        columns = np.arange(width)
+        found = self._random(examples, epochs, columns)
+        table = self.negatives
+        if table is None or not len(table) or not width:
+            return found
+        places, there = _rows(table.offsets, self.queries(examples), 1)
+        keys = words(self.seed, epochs, examples, _NEGATIVE, np.arange(places.shape[1]))
+        if self.shares is None:
+            return _filled(found, columns, table.documents[places], there, keys)
+        origins = np.where(there, table.origins[places], -1)
+        by_origin = np.stack([(origins == code).any(axis=1) for code in range(len(self.shares))], axis=1)
+        shift = words(self.seed, epochs, examples, _SHARE) / 2.0**64
+        counts = counts_by_origin(self.shares, by_origin, wanted, shift * (1 - 2.0**-53))
+        ends = np.cumsum(counts, axis=1)
+        for code in range(len(self.shares)):
+            if code != RANDOM:
+                along = columns[None, :] - (ends - counts)[:, code, None]
+                mine = (along >= 0) & (columns[None, :] < ends[:, code, None])
+                drawn = _filled(found, along, table.documents[places], origins == code, keys)
+                found = np.where(mine, drawn, found)
+        return found
 
     def _random(self, examples: ndarray, epochs: ndarray, columns: ndarray) -> Int64[ndarray, "batch count"]:
-        draws = _hash(self.seed, epochs, examples, _RANDOM, columns) % np.uint64(self.documents)
-        found = draws.astype(np.int64)
-        # Ascending, as queries and the documents of each are: one search tells whether a pair is a positive.
-        owner = np.repeat(np.arange(len(self.positives)), np.diff(self.positives.offsets))
-        pairs = owner * self.documents + self.positives.documents
+        part = np.searchsorted(self.starts, examples, side="right") - 1
+        first = self.document_starts[part][:, None]
+        size = self.document_starts[part + 1][:, None] - first
+        found = (words(self.seed, epochs, examples, _RANDOM, columns) % size.astype(np.uint64)).astype(np.int64)
+        total = self.document_starts[-1]
         while True:
-            asked = examples[:, None] * self.documents + found
-            places = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
-            clash = pairs[places] == asked
+            asked = examples[:, None] * total + first + found
+            places = np.minimum(np.searchsorted(self._pairs, asked), len(self._pairs) - 1)
+            clash = self._pairs[places] == asked
             if not clash.any():
-                return found
-            found[clash] = (found[clash] + 1) % self.documents
+                return first + found
+            found = np.where(clash, (found + 1) % size, found)
+
+    @cached_property
+    def _pairs(self) -> Int64[ndarray, " positives"]:
+        """Ascending, as queries and the documents of each are: one search tells whether a pair is a positive."""
+        owner = np.repeat(np.arange(len(self.positives)), np.diff(self.positives.offsets))
+        return owner * self.document_starts[-1] + self.positives.documents
 
 
-def _hash(seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None) -> ndarray:
-    """splitmix64 over its arguments one after another: uint64 `[batch]`, or `[batch, columns]`."""
-    state = _mix(np.full(len(examples), seed & _WORD, dtype=np.uint64) + np.uint64(purpose))
-    state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
-    state = _mix(state ^ np.asarray(examples).astype(np.uint64))
-    if columns is None:
-        return state
-    return _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
+def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
+    """The rows of each, side by side, at least `least` columns: their places, and whether there is one."""
+    starts, ends = offsets[of], offsets[of + 1]
+    columns = np.arange(max(least, int((ends - starts).max())))
+    there = columns < (ends - starts)[:, None]
+    return np.minimum(starts[:, None] + columns, max(0, int(offsets[-1]) - 1)), there
 
 
-def _mix(state: ndarray) -> ndarray:
-    state = state + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+def _filled(otherwise: ndarray, columns: ndarray, documents: ndarray, there: ndarray, keys: ndarray) -> ndarray:
+    """For each column the document so far along the drawn order of those there, over again at their end; where
+    there is none at all, what is there otherwise."""
+    order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")
+    known = there.sum(axis=1)[:, None]
+    wrapped = np.broadcast_to(columns, otherwise.shape) % np.maximum(known, 1)
+    mined = np.take_along_axis(documents, np.take_along_axis(order, wrapped, axis=1), axis=1)
+    return np.where(known > 0, mined, otherwise)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import DataError
 
 
@@ -24,7 +25,8 @@ def dataset_of(positives: list[list[int]], documents: int) -> RetrievalDataset:
 
 POSITIVES = [[1], [], [2, 5, 7], [0]]
 DATASET = dataset_of(POSITIVES, 12)
-TABLE = np.array([[3, 4, 6, 8], [9, -1, -1, -1], [9, 10, -1, -1], [-1, -1, -1, -1]], dtype=np.int64)
+MINED = np.array([[3, 4, 6, 8], [9, -1, -1, -1], [9, 10, -1, -1], [-1, -1, -1, -1]], dtype=np.int64)
+TABLE = NegativesTable.from_depth(DATASET, MINED, "bm25")
 
 
 def every(examples: Examples, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,10 +113,9 @@ def test_the_draws_never_change() -> None:
 
 
 def test_a_table_of_another_data_set_is_refused() -> None:
-    with pytest.raises(DataError, match="has 3 rows for 4 queries"):
-        Examples.of(DATASET, "train", 0, TABLE[:3])
-    with pytest.raises(DataError, match="names document 12 of 12"):
-        Examples.of(DATASET, "train", 0, np.full((4, 1), 12))
+    other = NegativesTable.none(dataset_of(POSITIVES[:3], 12))
+    with pytest.raises(DataError, match="is of 3 queries, not 4"):
+        Examples.of(DATASET, "train", 0, other)
 
 
 def test_a_split_without_use_is_refused() -> None:

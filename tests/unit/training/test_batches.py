@@ -12,6 +12,7 @@ import torch
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.order import Order
 from raytriever.losses.batch import PAD
 from raytriever.losses.workers import ALONE
@@ -45,7 +46,8 @@ def source(positives: int = 1, negatives: int = 2, batch_size: int = 6) -> Batch
         Queries([f"q{n}" for n in range(6)], [f"query {n}" for n in range(6)]),
         {"train": Judgements(*np.array(pairs).T)},
     )
-    table = np.array([[9, 8, PAD]] * 6)  # mined for every query: two, which nobody's positives are
+    # Mined for every query: two, which nobody's positives are.
+    table = NegativesTable.from_depth(dataset, np.array([[9, 8, PAD]] * 6), "bm25")
     examples = Examples.of(dataset, "train", 0, table)
     return BatchSource(dataset, examples, Order(len(examples), batch_size, 0), positives, negatives)
 

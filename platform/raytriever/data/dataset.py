@@ -1,4 +1,4 @@
-"""A retrieval data set in memory: columns of texts, and judgements as arrays of positions in them.
+"""A retrieval data set: columns of texts, in memory or in shards, and judgements as arrays of positions in them.
 
 Everything downstream speaks of a query or a document by its position; ids are for files and people.
 """
@@ -6,7 +6,7 @@ Everything downstream speaks of a query or a document by its position; ids are f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,16 +14,22 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.data.columns import TokenColumn
+from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The corpus, three columns of equal length; a title may be empty, a text never is."""
+    """The corpus, three columns of equal length; a title may be empty, a text never is.
 
-    ids: list[str]
-    titles: list[str]
-    texts: list[str]
+    `stored_digest` is what `digest` would compute, where whoever wrote the columns has told.
+    """
+
+    ids: Sequence[str]
+    titles: Sequence[str]
+    texts: Sequence[str]
+    stored_digest: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -31,18 +37,34 @@ class Documents:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over ids, titles and texts: the key of whatever is computed from the corpus alone."""
-        return _digest([*self.ids, *self.titles, *self.texts])
+        contents = (key_of(title, text) for title, text in zip(self.titles, self.texts, strict=True))
+        return self.stored_digest or digest_of(map(key_of, self.ids), contents)
 
 
 @dataclass(frozen=True)
 class Queries:
-    """All queries of the data set, of every split, two columns of equal length."""
+    """All queries of the data set, of every split, two columns of equal length; `stored_digest` as for documents."""
 
-    ids: list[str]
-    texts: list[str]
+    ids: Sequence[str]
+    texts: Sequence[str]
+    stored_digest: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over ids and texts."""
+        return self.stored_digest or digest_of(map(key_of, self.ids), map(key_of, self.texts))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token ids of all texts, without special tokens and uncut, and the digest of what made them."""
+
+    queries: TokenColumn
+    documents: TokenColumn
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -105,24 +127,26 @@ class RetrievalDataset:
     queries: Queries
     judgements: Mapping[str, Judgements]
     quarantine: QuarantineReport = field(default_factory=QuarantineReport)
+    tokens: Tokens | None = None
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the content as opened, whatever the files were called or compressed with."""
-        parts = [self.documents.digest, _digest([*self.queries.ids, *self.queries.texts])]
+        parts = [self.documents.digest, self.queries.digest]
         for split in sorted(self.judgements):
             rows = self.judgements[split]
-            table = np.stack([rows.queries, rows.documents, rows.scores]).astype("<i8")
+            table = np.stack([rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks]).astype("<i8")
             parts += [split, hashlib.sha256(table.tobytes()).hexdigest()]
-        return _digest(parts)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def passage_text(self, document: int) -> str:
         """Title and text of one document, joined as BEIR does."""
         return (self.documents.titles[document] + " " + self.documents.texts[document]).strip()
 
-    def passages(self) -> list[str]:
-        """`passage_text` of the whole corpus."""
-        return [self.passage_text(document) for document in range(len(self.documents))]
+    def passages(self) -> Iterator[str]:
+        """`passage_text` of every document, one after another."""
+        for title, text in zip(self.documents.titles, self.documents.texts, strict=True):
+            yield (title + " " + text).strip()
 
     def positives(self, split: str) -> Positives:
         """The queries of a split that have a document scored above 0, with those documents."""
@@ -139,13 +163,3 @@ class RetrievalDataset:
             found[f"{split}_judgements"] = len(rows)
             found[f"{split}_positives"] = int((rows.scores > 0).sum())
         return found | {"bad_rows": self.quarantine.total}
-
-
-def _digest(texts: Iterable[str]) -> str:
-    """SHA-256 over texts, each preceded by its length so that no two lists run together alike."""
-    state = hashlib.sha256()
-    for text in texts:
-        raw = text.encode()
-        state.update(len(raw).to_bytes(8, "little"))
-        state.update(raw)
-    return state.hexdigest()

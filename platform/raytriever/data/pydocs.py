@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.data.beir import QRELS_HEADER
+from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.docstrings import documented
 from raytriever.data.prose import normalised, question_and_answer
 from raytriever.data.public_names import PublicNames
@@ -27,6 +27,7 @@ from raytriever.storage import cache_folder, committed_directory, read_manifest
 
 log = logging.getLogger(__name__)
 
+PYDOCS = "pydocs"
 BUILDER_VERSION = 3
 _TEST_BELOW, _DEV_BELOW = 0.035, 0.07
 

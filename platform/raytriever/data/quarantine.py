@@ -40,6 +40,15 @@ class QuarantineReport:
         """Bad rows of all files."""
         return len(self.entries)
 
+    @classmethod
+    def read(cls, folder: Path | str) -> QuarantineReport:
+        """What `write` wrote there; nothing where there is no such file."""
+        path = Path(folder) / QUARANTINE
+        if not path.exists():
+            return cls()
+        rows = path.read_bytes().split(b"\n")
+        return cls(tuple(json.loads(row) for row in rows if row), path)
+
     def write(self, folder: Path | str) -> QuarantineReport:
         """Write the rows to `folder/quarantine.jsonl`; where there are none, remove what an earlier reading left.
 
@@ -62,43 +71,28 @@ class QuarantineReport:
         return f"{self.total} bad {rows} left out ({files})" + (f": see {self.path}" if self.path else "")
 
 
-class Quarantine:
-    """Collects the bad rows of a data set while it is read.
+def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
+    """A bad row as `quarantine.jsonl` has it; `row` is counted from 1, of `raw` the first 200 bytes are kept."""
+    return {"file": where, "row": row, "reason": reason, "raw": raw[:_RAW_BYTES].decode(errors="replace")}
+
+
+def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
+    """Decide on a file read to its end.
 
     Args:
-        max_share: the share of a file's rows, 0 to 1, that may be bad.
+        where: the file.
+        rows: how many rows it has.
+        bad: how many of them are bad.
+        first: the first of those.
+        max_share: the share, 0 to 1, that may be bad.
+
+    Raises:
+        DataError: too many rows are bad.
     """
-
-    def __init__(self, max_share: float) -> None:
-        self._max_share = max_share
-        self._entries: list[Mapping[str, Any]] = []
-        self._first: dict[str, tuple[int, str]] = {}
-        self._counts: Counter[str] = Counter()
-
-    def add(self, file: Path, row: int, reason: str, raw: bytes) -> None:
-        """Put row `row` (counted from 1) of `file` aside."""
-        entry = {
-            "file": str(file),
-            "row": row,
-            "reason": reason,
-            "raw": raw[:_RAW_BYTES].decode(errors="replace"),
-        }
-        self._entries.append(entry)
-        self._first.setdefault(str(file), (row, reason))
-        self._counts[str(file)] += 1
-
-    def close(self, file: Path, rows: int) -> None:
-        """Decide on a file read to its end; raises `DataError` if too many of its `rows` were bad."""
-        bad = self._counts[str(file)]
-        if bad > self._max_share * rows:
-            row, reason = self._first[str(file)]
-            raise DataError(
-                f"{reason}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
-                f"than the {self._max_share * 100:g} % allowed by --max-bad-rows",
-                where=f"{file} row {row}",
-                remedy="mend them or raise it",
-            )
-
-    def report(self) -> QuarantineReport:
-        """What was put aside so far; nothing is written."""
-        return QuarantineReport(tuple(self._entries))
+    if first is not None and bad > max_share * rows:
+        raise DataError(
+            f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
+            f"than the {max_share * 100:g} % allowed by --max-bad-rows",
+            where=f"{where} row {first['row']}",
+            remedy="mend them or raise it",
+        )

@@ -1,0 +1,83 @@
+"""Shards made by Ray Data: files are read in one task each and stream, chunk by chunk, to tasks that write shards.
+
+1. What travels is chunks of raw rows; Ray Data holds readers back when writers are behind, so that the object store
+   holds a few chunks whatever the corpus. Shards go from the task that made them straight to the folder.
+2. A task is given again by Ray when its process dies; the writer sees the mark the first attempt left and finds the
+   row that did it (`data.shards`), so no row can make it die twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+from ray.data import DataContext
+
+from raytriever.data.chunks import Part, read_chunks
+from raytriever.data.shards import ShardReport, ShardWriter
+from raytriever.errors import UserError
+
+# A reader only unpacks; it may share a core, and a share that differs keeps it a task of its own.
+_READER_CPUS, _WRITER_CPUS = 0.25, 1
+
+
+def in_ray_tasks(writer: ShardWriter, chunk_bytes: int) -> Iterator[ShardReport]:
+    """The runner for `data.prepare` inside a Ray session; reports come in the order in which shards are done."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = DataContext.get_current().copy()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    # Each chunk is a block of its own, or one task would be given many.
+    context.target_max_block_size = chunk_bytes // 2
+    with DataContext.current(context):
+        parts = [{"part": index} for index in range(len(writer.parts))]
+        shards = (
+            ray.data.from_items(parts, override_num_blocks=len(parts))
+            .flat_map(_Reader(writer.parts, chunk_bytes), num_cpus=_READER_CPUS)
+            .map_batches(_Writer(writer), batch_size=1, batch_format="pyarrow", num_cpus=_WRITER_CPUS)
+        )
+        for row in shards.iter_rows():
+            told = pickle.loads(row["told"])  # noqa: S301  what our own task sent a moment ago
+            if isinstance(told, UserError):
+                raise told
+            yield told
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A part to its chunks, or to the mistake that stands in the way of reading it."""
+
+    parts: tuple[Part, ...]
+    chunk_bytes: int
+
+    def __call__(self, row: Mapping[str, Any]) -> Iterator[dict[str, bytes]]:
+        try:
+            for chunk in read_chunks(self.parts[row["part"]], row["part"], self.chunk_bytes):
+                yield {"sent": pickle.dumps(chunk)}
+        except UserError as mistake:
+            yield {"sent": pickle.dumps(mistake)}
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """A chunk to the report on its shard. Mistakes travel as values: raised, Ray would wrap and retry them."""
+
+    writer: ShardWriter
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        # Every core has a task; a tokenizer with threads of its own would only get in the others' way.
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+        told = []
+        for sent in batch["sent"]:
+            chunk = pickle.loads(sent.as_buffer())  # noqa: S301  what our own reader sent a moment ago
+            try:
+                told.append(chunk if isinstance(chunk, UserError) else self.writer(chunk))
+            except UserError as mistake:
+                told.append(mistake)
+        return pa.table({"told": pa.array([pickle.dumps(report) for report in told], pa.large_binary())})

@@ -1,0 +1,156 @@
+"""Shards become a data set: ids become positions, repeated ids are settled, pairs find their ends.
+
+1. Of rows with one id the first counts. One that says the same again is passed over, one that says something else
+   is a bad row.
+2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row.
+3. Held are the keys of all ids (`keys`, 16 bytes each, and as many of the contents) and the pairs; no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.columns import map_texts
+from raytriever.data.keys import KeyIndex, digest_of
+from raytriever.data.shard_files import JUDGEMENTS, NEGATIVES
+from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport
+
+# Of each bad row its part, its number, the reason, and what it said.
+BadRows = list[tuple[int, int, str, bytes]]
+
+
+@dataclass(frozen=True)
+class SideFound:
+    """The documents or queries of all shards.
+
+    Args:
+        index: finds a row by the key of its id.
+        live: rows that count, ascending.
+        rows: how many there are, with those that do not count.
+        digest: SHA-256 over ids and contents in order.
+        repeated: rows that said again what stood before.
+        same_text: rows that have the text of another id.
+    """
+
+    index: KeyIndex
+    live: Int64[ndarray, " positions"]
+    rows: int
+    digest: str
+    repeated: int
+    same_text: int
+
+    def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
+        """The position of each key, -1 for those that are not there."""
+        rows = self.index.find(keys)
+        return np.where(rows >= 0, np.searchsorted(self.live, rows), -1)
+
+
+def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, SideFound], BadRows]:
+    """Write `live` and the pairs' tables into the folder of the shards.
+
+    Returns:
+        Documents and queries, and the bad rows that show only when everything is together.
+    """
+    bad: BadRows = []
+    sides = {name: _settle(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
+    for name, side in sides.items():
+        if len(side.live) < side.rows:
+            np.save(folder / f"{name}.live.npy", side.live)
+    _judgements(folder, reports, sides, bad)
+    _negatives(folder, reports, sides, bad)
+    return sides, bad
+
+
+def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> SideFound:
+    loaded = [_load(folder / WORK / f"{report.stem}.{name}.npz") for report in reports]
+    keys, contents, rows = (
+        np.concatenate([shard[column] for shard in loaded]) for column in ("keys", "contents", "rows")
+    )
+    parts = np.repeat([report.part for report in reports], [len(shard["rows"]) for shard in loaded])
+    index = KeyIndex(keys)
+    first = index.first()
+    repeated = first != np.arange(len(first))
+    other = repeated & (contents != contents[first]).any(axis=1)
+    for place in np.flatnonzero(other):
+        said = _id_at(folder / name, reports, loaded, int(place))
+        bad.append((int(parts[place]), int(rows[place]), f"id {said!r} stood before with a different text", b""))
+    live = np.flatnonzero(~repeated)
+    digest = digest_of([keys[live].tobytes()], [contents[live].tobytes()])
+    same_text = len(live) - len(np.unique(KeyIndex(contents[live]).first()))
+    return SideFound(index, live, len(keys), digest, int((repeated & ~other).sum()), same_text)
+
+
+def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
+    tables: dict[str, list[ndarray]] = {}
+    for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
+        columns = np.stack(
+            [queries, documents, pairs["scores"], pairs["kinds"], pairs["ranks"], pairs["rows"]]
+            + [np.full(len(queries), report.part)]
+        ).astype(np.int64)
+        for split in np.unique(pairs["splits"]):
+            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & (queries >= 0)])
+    (folder / JUDGEMENTS).mkdir()
+    for split, found in tables.items():
+        table = np.concatenate(found, axis=1)
+        order = np.lexsort((table[1], table[0]))  # stable: of equal pairs the first row leads
+        table = table[:, order]
+        again = np.zeros(len(order), dtype=bool)
+        again[1:] = (table[:2, 1:] == table[:2, :-1]).all(axis=0)
+        leader = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
+        for place in np.flatnonzero(again & (table[2] != table[2][leader])):
+            reason = f"the pair was judged {table[2][leader[place]]} before and is {table[2][place]} here"
+            bad.append((int(table[6][place]), int(table[5][place]), reason, b""))
+        np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5, ~again]))
+
+
+def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
+    rows, scores = [], []
+    for _, pairs, queries, documents in _resolved(folder, NEGATIVES, reports, sides, bad):
+        there = queries >= 0
+        rows.append(np.stack([queries, documents, pairs["kinds"], pairs["ranks"]])[:, there])
+        scores.append(pairs["scores"][there].astype(np.float32))
+    if rows:
+        np.save(folder / f"{NEGATIVES}.npy", np.ascontiguousarray(np.concatenate(rows, axis=1)))
+        np.save(folder / f"{NEGATIVES}.scores.npy", np.concatenate(scores))
+
+
+def _resolved(
+    folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows
+) -> Iterator[tuple[ShardReport, dict[str, ndarray], ndarray, ndarray]]:
+    """Each shard's pairs with the positions of their ends; both are -1 where one is unknown."""
+    for report in reports:
+        file = folder / WORK / f"{report.stem}.{name}.npz"
+        if not file.exists():
+            continue
+        pairs = _load(file)
+        queries = sides[QUERIES].positions(pairs["queries"])
+        documents = sides[DOCUMENTS].positions(pairs["documents"])
+        unknown = (queries < 0) | (documents < 0)
+        ids = map_texts(file.with_suffix(".arrow")) if unknown.any() else pa.table({})
+        for place in np.flatnonzero(unknown):
+            end = "query" if queries[place] < 0 else "document"
+            said = ids[end][int(place)].as_py()
+            row = int(pairs["rows"][place])
+            bad.append((report.part, row, f"unknown {end} id {said!r}", said.encode()))
+        yield report, pairs, np.where(unknown, -1, queries), np.where(unknown, -1, documents)
+
+
+def _id_at(folder: Path, reports: Sequence[ShardReport], loaded: Sequence[dict[str, ndarray]], place: int) -> str:
+    """The id that stands at a row counted over all shards."""
+    for report, shard in zip(reports, loaded, strict=True):
+        if place < len(shard["rows"]):
+            return str(map_texts(folder / f"{report.stem}.arrow")["id"][place].as_py())
+        place -= len(shard["rows"])
+    raise IndexError(place)
+
+
+def _load(file: Path) -> dict[str, ndarray]:
+    with np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)

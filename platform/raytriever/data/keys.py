@@ -1,0 +1,78 @@
+"""Ids and contents as 128-bit hashes, so that millions of them are compared and looked up as arrays.
+
+16 bytes a document are held where its id is matched with the judgements', whatever the length of ids and texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+from numpy import ndarray
+
+WIDTH = 16
+Keys = UInt64[ndarray, "rows 2"]
+
+
+def key_of(*texts: str) -> bytes:
+    """BLAKE2b over texts, each but the last preceded by its length, so that no two rows run together alike."""
+    if len(texts) == 1:
+        return hashlib.blake2b(texts[0].encode(), digest_size=WIDTH).digest()
+    state = hashlib.blake2b(digest_size=WIDTH)
+    for text in texts[:-1]:
+        raw = text.encode()
+        state.update(b"%d:" % len(raw) + raw)
+    state.update(texts[-1].encode())
+    return state.digest()
+
+
+def keys_of(rows: Iterable[bytes]) -> Keys:
+    """Keys one after another as an array."""
+    return np.frombuffer(b"".join(rows), dtype="<u8").reshape(-1, 2)
+
+
+def digest_of(ids: Iterable[bytes], contents: Iterable[bytes]) -> str:
+    """SHA-256 over the keys of all ids, then of all contents."""
+    state = hashlib.sha256(b"".join(ids))
+    state.update(b"".join(contents))
+    return state.hexdigest()
+
+
+class KeyIndex:
+    """Finds keys; of equal ones the first counts.
+
+    Args:
+        keys: the keys; a position is a place among them.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        # Sorted by both words, equal keys by position.
+        self._order = np.lexsort((keys[:, 1], keys[:, 0]))
+        self._sorted = keys[self._order]
+
+    def first(self) -> Int64[ndarray, " rows"]:
+        """For each key the position of the first that equals it: its own where it is the first."""
+        changed = np.ones(len(self._sorted), dtype=bool)
+        changed[1:] = (self._sorted[1:] != self._sorted[:-1]).any(axis=1)
+        leaders = self._order[np.maximum.accumulate(np.where(changed, np.arange(len(changed)), 0))]
+        found = np.empty(len(self._order), dtype=np.int64)
+        found[self._order] = leaders
+        return found
+
+    def find(self, keys: Keys) -> Int64[ndarray, " asked"]:
+        """The first position of each key, -1 where it is not there."""
+        if not len(self._sorted):
+            return np.full(len(keys), -1, dtype=np.int64)
+        places = np.searchsorted(self._sorted[:, 0], keys[:, 0])
+        last = len(self._sorted) - 1
+        while True:
+            here = self._sorted[np.minimum(places, last)]
+            # Two keys may share their first word: walk on through those that do.
+            walk = (places <= last) & (here[:, 0] == keys[:, 0]) & (here[:, 1] < keys[:, 1])
+            if not walk.any():
+                break
+            places = places + walk
+        same = (places <= last) & (here == keys).all(axis=1)
+        return np.where(same, self._order[np.minimum(places, last)], -1)

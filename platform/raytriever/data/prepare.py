@@ -1,0 +1,182 @@
+"""A data set, wherever it is and however it is laid out, becomes a directory of shards; once.
+
+1. Its files are listed and its format recognised; the key is the digest of their bytes and of the settings.
+2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process or,
+   by a `Runner` that knows Ray, in many, and positions are made (`assemble`).
+3. Bad rows stand in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytriever.data.assemble import BadRows, SideFound, assemble
+from raytriever.data.chunks import Part, read_chunks
+from raytriever.data.content import content_digest
+from raytriever.data.formats import Plan, recognise
+from raytriever.data.pydocs import PYDOCS, pydocs_folder
+from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
+from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, make_folders
+from raytriever.data.source import Source
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import DataError, StorageError
+from raytriever.storage import cache_folder, committed_directory, read_manifest
+
+VERSION = 1
+_SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
+
+# Makes the shards of all parts, in any order: `run(writer, chunk_bytes)`.
+Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
+Say = Callable[[str], None]
+
+
+def quietly(text: str) -> None:
+    """Says nothing."""
+
+
+def in_this_process(writer: ShardWriter, chunk_bytes: int) -> Iterator[ShardReport]:
+    """The runner that needs nothing."""
+    for index, part in enumerate(writer.parts):
+        for chunk in read_chunks(part, index, chunk_bytes):
+            yield writer(chunk)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be prepared.
+
+    Args:
+        dataset: `pydocs`, a path, or a URI; see `source.Source.open`.
+        tokenisation: None where only texts are wanted.
+        format: its name, or None to recognise it.
+        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
+    """
+
+    dataset: str
+    tokenisation: Tokenisation | None = None
+    format: str | None = None
+    max_bad_rows: float = 0.01
+
+    def key(self, source: Source, plan: Plan) -> str:
+        """SHA-256 over the bytes of the files and all settings that decide what the shards hold."""
+        tokens = self.tokenisation.digest if self.tokenisation else None
+        read = {part.where for part in plan.parts}
+        files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
+        decides = [VERSION, plan.format, tokens, source.name, files or sorted(read)]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+
+
+def prepare(request: Request, run: Runner = in_this_process, output: Path | None = None, say: Say = print) -> Path:
+    """The directory of a prepared data set, made if it is not there.
+
+    Args:
+        request: what is to be prepared.
+        run: how its shards are made.
+        output: where the directory shall stand; in the cache when None.
+        say: hears whether anything had to be done.
+
+    Raises:
+        DataError: no such data set, a format nobody knows, a broken file, or too many bad rows.
+        StorageError: `output` holds something else, or cannot be written.
+    """
+    source = Source.open(str(pydocs_folder()) if request.dataset == PYDOCS else request.dataset)
+    name = PYDOCS if request.dataset == PYDOCS else source.name
+    plan = recognise(source, request.format)
+    key = request.key(source, plan)
+    place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
+    found = prepared_meta(place)
+    if found is not None and found["key"] == key:
+        _check_files(found, request.max_bad_rows)
+        say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
+        return place
+    say(f"{name}: preparing {sum(file.size for file in source.files) / 1e6:,.0f} MB of {plan.format} data")
+    with committed_directory(place, meta := {"kind": "dataset", "key": key}, replace=found is not None) as aside:
+        _fill(aside, request, name, plan, source, run, meta)
+    return place
+
+
+def prepared_meta(place: Path) -> dict[str, Any] | None:
+    """What is known of a prepared data set; None where none stands whole."""
+    try:
+        meta: dict[str, Any] = read_manifest(place, verify=False)["meta"]
+    except StorageError:
+        return None
+    return meta if meta.get("kind") == "dataset" and meta.get("version") == VERSION else None
+
+
+def _fill(
+    aside: Path, request: Request, name: str, plan: Plan, source: Source, run: Runner, meta: dict[str, Any]
+) -> None:
+    make_folders(aside)
+    size = min(_LARGEST, max(_SMALLEST, sum(file.size for file in source.files) // _SHARDS))
+    reports = []
+    for report in run(ShardWriter(plan.parts, aside, request.tokenisation), size):
+        _refuse_hopeless(plan.parts[report.part], report, request.max_bad_rows)
+        reports.append(report)
+    reports.sort(key=lambda report: report.stem)
+    sides, late = assemble(aside, reports)
+    files, entries = _accounts(plan.parts, reports, late)
+    QuarantineReport(tuple(entries)).write(aside)
+    shutil.rmtree(aside / WORK)
+    meta |= {
+        "version": VERSION,
+        "name": name,
+        "format": plan.format,
+        "tokenisation": request.tokenisation.digest if request.tokenisation else None,
+        "files": files,
+        "sides": {side: _told(found) for side, found in sides.items()},
+    }
+    _check_files(meta, request.max_bad_rows)
+    for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
+        if not len(sides[side].live):
+            raise DataError(f"no {what} in it", source.where, "give a data set with documents and queries")
+
+
+def _accounts(
+    parts: tuple[Part, ...], reports: list[ShardReport], late: BadRows
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """For each file its rows, its bad rows and the first of them; and all bad rows, by file and row."""
+    rows: Counter[int] = Counter()
+    entries: list[tuple[int, dict[str, Any]]] = []
+    for report in reports:
+        rows[report.part] += report.rows
+        entries += [(report.part, entry) for entry in report.bad]
+    entries += [(part, bad_entry(parts[part].where, row, reason, raw)) for part, row, reason, raw in late]
+    entries.sort(key=lambda entry: (entry[0], entry[1]["row"]))
+    bad = Counter(part for part, _ in entries)
+    first: dict[int, dict[str, Any]] = {}
+    for part, entry in entries:
+        first.setdefault(part, entry)
+    files = [
+        {"where": part.where, "rows": rows[place], "bad": bad[place], "first": first.get(place)}
+        for place, part in enumerate(parts)
+    ]
+    return files, [entry for _, entry in entries]
+
+
+def _refuse_hopeless(part: Part, report: ShardReport, max_share: float) -> None:
+    """Stop at once where a file begins with nothing but bad rows, rather than read it to its end."""
+    if report.number == 0 and report.rows == len(report.bad):
+        check_share(part.where, report.rows, len(report.bad), report.bad[0] if report.bad else None, max_share)
+
+
+def _check_files(meta: dict[str, Any], max_share: float) -> None:
+    for file in meta["files"]:
+        check_share(file["where"], file["rows"], file["bad"], file["first"], max_share)
+
+
+def _told(side: SideFound) -> dict[str, Any]:
+    return {
+        "rows": side.rows,
+        "live": len(side.live),
+        "digest": side.digest,
+        "repeated": side.repeated,
+        "same_text": side.same_text,
+    }

@@ -1,0 +1,67 @@
+"""Texts to token ids, by the tokenizer alone: no model, no special tokens, nothing cut.
+
+Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenising again.
+Only the library `tokenizers` is imported here, because every worker of a preparation starts with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+# What a tokenizer holds of a text is some hundred times the text; beyond this no model reads anyway.
+MAX_CHARACTERS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Tokenisation:
+    """How the two sides of a data set become tokens.
+
+    Args:
+        tokenizer: a tokenizer of the library `tokenizers`, serialised, without truncation and padding.
+        query_prefix: put in front of every query.
+        passage_prefix: put in front of every passage.
+    """
+
+    tokenizer: str
+    query_prefix: str = ""
+    passage_prefix: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that decides the tokens."""
+        parts = (self.tokenizer, self.query_prefix, self.passage_prefix)
+        return hashlib.sha256(
+            "\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()
+        ).hexdigest()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest type that holds every token id."""
+        return np.dtype("<u2" if _backend(self.tokenizer).get_vocab_size() <= 2**16 else "<u4")
+
+    def encode(self, texts: Sequence[str], prefix: str) -> list[ndarray]:
+        """The token ids of each text, with the prefix in front; texts are cut at `MAX_CHARACTERS`."""
+        prepared = [prefix + text[:MAX_CHARACTERS] for text in texts]
+        found = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in found]
+
+
+def flat(token_ids: Iterable[ndarray], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
+    """Token ids of texts end to end, and where each text begins, with the end of the last: int64."""
+    rows = list(token_ids)
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
+    return (np.concatenate(rows) if rows else np.zeros(0)).astype(dtype, copy=False), offsets
+
+
+@lru_cache(maxsize=4)
+def _backend(tokenizer: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(tokenizer)

@@ -128,24 +128,30 @@ def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
     documents, queries, judgements, negatives = found.documents, found.queries, found.judgements, found.negatives
     raws, decode = _rows(part, chunk)
     for number, raw in enumerate(raws, chunk.first_row):
-        if not raw or (decode is not None and raw.isspace()):
+        if not raw or (type(raw) is bytes and raw.isspace()):
             continue
         parsed.rows += 1
         try:
-            parse(decode(raw) if decode else raw, found)
+            parse(decode(raw), found)
             marks.append((number, len(documents), len(queries), len(judgements), len(negatives)))
         except BadRow as bad:
             parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))
     return parsed
 
 
-def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[bytes], Any] | None]:
-    """The rows of a chunk, and what makes one into what the parser takes; None when they are that already."""
+def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+    """The rows of a chunk, and what makes one into what the parser takes, or raises `BadRow`."""
     if part.kind == "parquet":
         from raytriever.data.parquet import rows_of
 
-        return rows_of(chunk.payload), None
+        return rows_of(chunk.payload), _good
     return chunk.payload.split(b"\n"), _columns if part.kind == "tsv" else object_of
+
+
+def _good(row: Any) -> Any:
+    if isinstance(row, BadRow):
+        raise row
+    return row
 
 
 def _columns(row: bytes) -> list[str]:

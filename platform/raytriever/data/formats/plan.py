@@ -25,6 +25,10 @@ _CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
 _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
 
 
+_UNTELLING = ("data", "default")
+_SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a data set is read.
@@ -55,17 +59,31 @@ def stem_of(path: str) -> str:
     return _SHARD.sub("", _SUFFIX.sub("", path))
 
 
+def names_settings(path: str) -> bool:
+    """Whether a file is one of those that tell about a data set, and holds none of its rows."""
+    return path.rsplit("/", 1)[-1] in _SETTINGS
+
+
+def base_of(path: str) -> str:
+    """The folder of a file, without what in it only speaks of splits or says `data` or `default`."""
+    folders = path.split("/")[:-1]
+    return "/".join(part for part in folders if part not in _UNTELLING and not _SPLIT.fullmatch(part))
+
+
+def canonical_split(name: str) -> str:
+    """The name of a split as it is used here: `validation`, `valid` and `val` are `dev`."""
+    return _CANONICAL.get(name, name)
+
+
 def split_named(path: str) -> str:
     """The split of a file of judgements: its stem; `validation`, `valid` and `val` are `dev`."""
-    stem = stem_of(path).rsplit("/", 1)[-1]
-    return _CANONICAL.get(stem, stem)
+    return canonical_split(stem_of(path).rsplit("/", 1)[-1])
 
 
-def split_within(path: str) -> str:
-    """The split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it names; a
-    path that names none is of `train`."""
+def split_if_named(path: str) -> str | None:
+    """The split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it names."""
     found = _SPLIT.findall(stem_of(path))
-    return _CANONICAL.get(found[-1], found[-1]) if found else "train"
+    return canonical_split(found[-1]) if found else None
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:

@@ -1,12 +1,36 @@
-"""Which format a data set is in, told from the names of its files and the fields of their first rows."""
+"""Which format a data set is in, told from the names of its files and the fields of their first rows.
+
+1. A name of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR), are known by their names.
+2. Any other file that may hold rows is looked into; all must speak of one format, in one folder but for splits.
+"""
 
 from __future__ import annotations
 
-from raytriever.data.formats import beir
-from raytriever.data.formats.plan import Plan
-from raytriever.data.source import Source
+from typing import Any
 
-FORMATS = ("beir",)
+from raytriever.data.chunks import Part
+from raytriever.data.formats import beir, dpr, flagembedding, ir, pairs, sentence_transformers, tevatron
+from raytriever.data.formats.peek import Peek, peek
+from raytriever.data.formats.plan import (
+    Plan,
+    base_of,
+    names_settings,
+    plain_before_packed,
+    shown,
+    split_if_named,
+    stem_of,
+)
+from raytriever.data.source import IR_DATASETS, Source, SourceFile
+from raytriever.errors import DataError
+from raytriever.options import did_you_mean
+
+# Those that are known by the fields of a row; the first that knows the fields takes them.
+_BY_FIELDS: dict[str, Any] = {
+    module.NAME: module for module in (tevatron, dpr, flagembedding, pairs, sentence_transformers)
+}
+FORMATS = ("beir", *_BY_FIELDS, "ir_datasets")
+_SIGNATURES = "; ".join([beir.SIGNATURE, *(module.SIGNATURE for module in _BY_FIELDS.values())])
+Seen = list[tuple[SourceFile, Peek]]
 
 
 def recognise(source: Source, format: str | None = None) -> Plan:
@@ -14,9 +38,97 @@ def recognise(source: Source, format: str | None = None) -> Plan:
 
     Args:
         source: its files.
-        format: one of `FORMATS`; None to find out.
+        format: one of `FORMATS`; None to find out. Where it is named, files of other formats are passed over.
 
     Raises:
-        DataError: the files are of no known format, or of several.
+        DataError: the files are of no known format, or of several, or broken; or the name is of no format.
     """
-    return beir.plan(source)
+    if format is not None and format not in FORMATS:
+        raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
+    if source.where.startswith(IR_DATASETS):
+        return ir.plan(source)
+    if format == "beir" or (format is None and beir.is_whole(source)):
+        return beir.plan(source)
+    seen = _look_into(source)
+    names = (format,) if format else tuple(_BY_FIELDS)
+    found = {name: matched for name in names if (matched := _matching(name, seen))}
+    if not found and format is None and beir.is_begun(source):
+        return beir.plan(source)
+    if not found:
+        raise _unknown(source, seen, format)
+    name, matched = next(iter(found.items()))
+    strange = [] if format else [one for one in seen if one not in matched]
+    if len(found) > 1 or strange:
+        raise _ambiguous(source, seen)
+    return _plan(source, name, matched)
+
+
+def _look_into(source: Source) -> Seen:
+    """The files that may hold rows; of the shards of one file only the first is opened."""
+    peeked: dict[str, Peek] = {}
+    seen = []
+    for file in plain_before_packed(source.files):
+        if file.path.endswith((".tsv", ".tsv.gz")) or names_settings(file.path):
+            continue
+        group = stem_of(file.path)
+        if group not in peeked:
+            peeked[group] = peek(file)
+        seen.append((file, peeked[group]))
+    return seen
+
+
+def _format_of(fields: frozenset[str]) -> str | None:
+    return next((name for name, module in _BY_FIELDS.items() if module.parser(fields, "")), None)
+
+
+def _matching(name: str, seen: Seen) -> Seen:
+    return [one for one in seen if _format_of(one[1].fields) == name]
+
+
+def _plan(source: Source, name: str, matched: Seen) -> Plan:
+    texts: list[Part] = []
+    judged: list[Part] = []
+    folders = set()
+    rows_name_splits = False
+    for file, (kind, fields) in matched:
+        split = split_if_named(file.path) or "train"
+        parse = _BY_FIELDS[name].parser(fields, split)
+        if isinstance(parse, tevatron.CorpusRow):
+            texts.append(Part(file.where, kind, parse))
+            continue
+        by_row = name == pairs.NAME and "split" in fields
+        rows_name_splits |= by_row
+        folders.add(base_of(file.path))
+        judged.append(Part(file.where, kind, parse, split=None if by_row else split))
+    if len(folders) > 1:
+        raise DataError(
+            f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}",
+            source.where,
+            "give one of these folders",
+        )
+    if not judged or (not texts and any(isinstance(part.parse, tevatron.DocumentIdsRow) for part in judged)):
+        missing = "corpus of docid, text" if judged else "file of queries"
+        raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
+    splits = tuple(dict.fromkeys(part.split for part in judged if part.split))
+    return Plan(name, (*texts, *judged), None if rows_name_splits else splits)
+
+
+def _told(seen: Seen) -> str:
+    """Each file with its format, or its fields where it is of none; a dozen at most."""
+    told = {}
+    for file, (_, fields) in seen:
+        known = _format_of(fields)
+        told[stem_of(file.path)] = known or (f"the fields {', '.join(sorted(fields)[:8])}" if fields else "no objects")
+    return ", ".join(f"{path} ({what})" for path, what in list(told.items())[:12])
+
+
+def _unknown(source: Source, seen: Seen, format: str | None) -> DataError:
+    there = _told(seen) or shown(source)
+    wanted = f"not in the format {format}" if format else "in no known format"
+    return DataError(f"{wanted}; it holds {there}", source.where, f"known are {_SIGNATURES}")
+
+
+def _ambiguous(source: Source, seen: Seen) -> DataError:
+    return DataError(
+        f"not in one format; it holds {_told(seen)}", source.where, "give one of the files, or name the format"
+    )

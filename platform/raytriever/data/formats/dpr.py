@@ -1,0 +1,49 @@
+"""The training files of DPR (Karpukhin et al. 2020, arXiv:2004.04906), one JSON array or an object a line.
+
+`{"question", "answers", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs"}`, each context `{"title", "text",
+"score", "passage_id" or "psg_id"}`. Hard negatives are BM25's, the other negatives were drawn at random (section 3.2);
+their scores are kept. The positives' order is their rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.data.chunks import RowParser
+from raytriever.data.formats.group import Group, object_list, optional_score
+from raytriever.data.records import Records
+from raytriever.data.rows import id_field, optional_text, string_field
+
+NAME = "dpr"
+SIGNATURE = "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs"
+_NEGATIVES = {"hard_negative_ctxs": "bm25", "negative_ctxs": "random"}
+_IDS = ("passage_id", "psg_id")
+
+
+def parser(fields: frozenset[str], split: str) -> RowParser | None:
+    """What rows of these fields mean; None if they are not of this format."""
+    return QuestionRow(split) if {"question", "positive_ctxs"} <= fields else None
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    """A question with its contexts."""
+
+    split: str
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the question, its contexts, and what they are to it."""
+        group = Group(self.split, string_field(row, "question"))
+        for context in object_list(row, "positive_ctxs"):
+            group.judged(_context(group, context))
+        for name, origin in _NEGATIVES.items():
+            for context in object_list(row, name):
+                group.negative(_context(group, context), origin, optional_score(context, "score"))
+        group.add_to(records)
+
+
+def _context(group: Group, context: Mapping[str, Any]) -> str:
+    name = next((id_field(context, name) for name in _IDS if context.get(name) is not None), None)
+    return group.document(string_field(context, "text"), optional_text(context, "title"), name)

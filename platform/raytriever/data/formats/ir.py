@@ -1,0 +1,124 @@
+"""Data sets by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280): `ir_datasets:beir/scifact`.
+
+A name's own judgements, and those of the names directly below it that speak of a split (`beir/scifact/train`), are
+read; what it is named for decides the split, `test` where the name tells none. Rows travel as JSON, one a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from raytriever.data.chunks import Part, RowParser
+from raytriever.data.formats.beir import DocumentRow, JudgementRow, QueryRow
+from raytriever.data.formats.plan import Plan, split_if_named
+from raytriever.data.source import IR_DATASETS, Source
+from raytriever.errors import DataError
+from raytriever.options import did_you_mean
+
+SIGNATURE = "ir_datasets:NAME"
+_DOCS, _QUERIES, _QRELS = "docs", "queries", "qrels"
+
+
+def plan(source: Source) -> Plan:
+    """The parts of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or judgements."""
+    name = source.where.removeprefix(IR_DATASETS)
+    registry = _package().registry
+    _load(name)
+    below = [other for other in registry if other.startswith(name + "/") and "/" not in other[len(name) + 1 :]]
+    judged = [name, *sorted(other for other in below if split_if_named(other[len(name) :]))]
+    judged = [other for other in judged if _load(other).has_qrels()]
+    asked = [name] if _load(name).has_queries() else judged
+    if not _load(name).has_docs() or not asked or not judged:
+        raise DataError(
+            f"has no {'documents' if not _load(name).has_docs() else 'judgements of a split'}",
+            source.where,
+            f"choose a name below it: {', '.join(below[:8])}" if below else "choose another name",
+        )
+    splits = {other: split_if_named(other) or "test" for other in judged}
+    parts = [_part(name, _DOCS, DocumentRow()), *(_part(other, _QUERIES, QueryRow()) for other in asked)]
+    parts += [_part(other, _QRELS, JudgementRow(split), split) for other, split in splits.items()]
+    return Plan("ir_datasets", tuple(parts), tuple(dict.fromkeys(splits.values())))
+
+
+def _part(name: str, what: str, parse: RowParser, split: str | None = None) -> Part:
+    return Part(f"{IR_DATASETS}{name}#{what}", "ir", parse, split=split)
+
+
+def read_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """Pieces of at least `size` bytes, but for the last, of JSON lines, each with the number of its first row.
+
+    Raises:
+        DataError: `ir_datasets` is missing, or cannot read or download what was asked for.
+    """
+    name, _, what = where.removeprefix(IR_DATASETS).partition("#")
+    dataset = _load(name)
+    rows, row_of = _ROWS[what]
+    first, lines, length = 1, list[bytes](), 0
+    try:
+        for record in getattr(dataset, rows)():
+            lines.append(json.dumps(row_of(record), ensure_ascii=False).encode(errors="surrogatepass"))
+            length += len(lines[-1]) + 1
+            if length >= size:
+                yield first, b"\n".join(lines) + b"\n"
+                first, lines, length = first + len(lines), [], 0
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        told = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"cannot be read after row {first + len(lines) - 1} ({type(error).__name__}: {told})",
+            where,
+            "check the network, or put its files under IR_DATASETS_HOME",
+        ) from error
+    if lines:
+        yield first, b"\n".join(lines) + b"\n"
+    elif first == 1:
+        raise DataError("no row in it", where, "choose another name")
+
+
+def _document(record: Any) -> dict[str, Any]:
+    if hasattr(record, "text"):
+        return {"_id": record.doc_id, "title": getattr(record, "title", ""), "text": record.text}
+    return {"_id": record.doc_id, "text": record.default_text()}
+
+
+def _query(record: Any) -> dict[str, Any]:
+    return {"_id": record.query_id, "text": record.default_text()}
+
+
+def _judgement(record: Any) -> dict[str, Any]:
+    return {"query-id": record.query_id, "corpus-id": record.doc_id, "score": record.relevance}
+
+
+_ROWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    _DOCS: ("docs_iter", _document),
+    _QUERIES: ("queries_iter", _query),
+    _QRELS: ("qrels_iter", _judgement),
+}
+
+
+def _package() -> Any:
+    try:
+        import ir_datasets
+    except ImportError as error:
+        raise DataError(
+            "the package ir_datasets is not installed",
+            f"--dataset {IR_DATASETS}...",
+            "pip install 'raytriever[sources]'",
+        ) from error
+    return ir_datasets
+
+
+def _load(name: str) -> Any:
+    package = _package()
+    try:
+        return package.load(name)
+    except KeyError as error:
+        raise DataError(
+            "ir_datasets has no such name", f"--dataset {IR_DATASETS}{name}", _hint(name, package.registry)
+        ) from error
+
+
+def _hint(name: str, registry: Any) -> str:
+    hint = did_you_mean(name, list(registry))
+    return hint if hint.startswith("did") else "see ir-datasets.com for the names"

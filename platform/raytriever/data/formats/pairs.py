@@ -1,0 +1,56 @@
+"""Sentence pairs with labels of natural language inference: `{"premise", "hypothesis", "label", "split"}`.
+
+The premise is a query, the hypothesis a document: entailment makes it a positive, contradiction a hard negative of
+origin `gold` (as in Gao et al. 2021, arXiv:2104.08821, section 4.2), neutral neither. Labels are words, or as the hub
+numbers them: 0 entailment, 1 neutral, 2 contradiction; -1, which no annotators agreed on, is a bad row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.data.chunks import RowParser
+from raytriever.data.formats.group import Group
+from raytriever.data.formats.plan import canonical_split
+from raytriever.data.quarantine import BadRow
+from raytriever.data.records import Records
+from raytriever.data.rows import string_field
+
+NAME = "pairs"
+SIGNATURE = "pairs: premise, hypothesis, label"
+_LABELS = ("entailment", "neutral", "contradiction")
+
+
+def parser(fields: frozenset[str], split: str) -> RowParser | None:
+    """What rows of these fields mean; None if they are not of this format."""
+    return PairRow(split) if {"premise", "hypothesis", "label"} <= fields else None
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """A premise, a hypothesis, and what the one says of the other; `split` is of rows that name none."""
+
+    split: str
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the two texts, and what the one is to the other."""
+        label = _label(row)
+        split = canonical_split(string_field(row, "split")) if "split" in row else self.split
+        group = Group(split, string_field(row, "premise"))
+        document = group.document(string_field(row, "hypothesis"))
+        if label == "entailment":
+            group.judged(document)
+        elif label == "contradiction":
+            group.negative(document, "gold")
+        group.add_to(records)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    label = row.get("label")
+    if isinstance(label, str) and label in _LABELS:
+        return label
+    if type(label) is int and 0 <= label < len(_LABELS):
+        return _LABELS[label]
+    raise BadRow(f"label {str(label)[:20]!r} is none of {', '.join(_LABELS)} or 0, 1, 2")

@@ -1,0 +1,124 @@
+"""The columns that sentence-transformers trains on (sbert.net, "Loss Overview"; Reimers and Gurevych 2019,
+arXiv:1908.10084), known by their names.
+
+1. `anchor, positive`, and any of `negative`, `negative_1`, `negative_2`, ...: pairs, triplets, n-tuples. A list of
+   scores beside them (`label` or `score`), the positive's first, is a teacher's; the negatives' are kept.
+2. `sentence1, sentence2, score`, or `anchor, positive, label`: scored pairs.
+3. `query, docs, labels`: scored lists, each of as many texts as scores.
+
+For `anchor` may stand `query` or `question`; for `positive`, `answer`; for `docs`, `documents` or `passages` (or the
+positive's column, holding a list); for `score` or `scores`, `label` or `labels`, and `similarity_score`. In scored
+pairs and lists a whole number is a grade, relevant above 0; a number with a point lies in 0 to 1 and is relevant from
+0.5. What is not relevant is judged 0 and a hard negative of origin `gold`. Other negatives are taken for those of a
+dense retriever, with which sentence-transformers mines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.data.chunks import RowParser
+from raytriever.data.formats.group import Group, score_list, score_value, text_list
+from raytriever.data.quarantine import BadRow
+from raytriever.data.records import Records
+from raytriever.data.rows import string_field
+
+NAME = "sentence-transformers"
+SIGNATURE = (
+    "sentence-transformers: anchor (query, question), positive (answer), negative, negative_1, ...; or sentence1, "
+    "sentence2, score; or query, docs (documents, passages), labels"
+)
+RELEVANT_FROM = 0.5
+_ANCHORS = ("anchor", "query", "question", "sentence1")
+_POSITIVES = ("positive", "answer", "sentence2")
+_LISTS = ("docs", "documents", "passages")
+_SCORES = ("score", "scores", "label", "labels", "similarity_score")
+_NEGATIVE = re.compile(r"negative(?:_\d+)?")
+
+
+def parser(fields: frozenset[str], split: str) -> RowParser | None:
+    """What rows of these fields mean; None if they are not of this format."""
+    anchor, scores = _first(_ANCHORS, fields), _first(_SCORES, fields)
+    negatives = tuple(sorted((name for name in fields if _NEGATIVE.fullmatch(name)), key=_place))
+    positive = _first(_POSITIVES, fields)
+    several = _first(_LISTS, fields)
+    if anchor is None or (anchor == "sentence1") != (positive == "sentence2"):
+        return None
+    if several and scores and not positive:
+        return ScoredRow(split, anchor, several, scores)
+    if positive and scores and not negatives:
+        return ScoredRow(split, anchor, positive, scores)
+    if positive and anchor != "sentence1":
+        return TupleRow(split, anchor, positive, negatives, scores or "")
+    return None
+
+
+def _first(names: Sequence[str], fields: frozenset[str]) -> str | None:
+    return next((name for name in names if name in fields), None)
+
+
+def _place(name: str) -> int:
+    return int(name.partition("_")[2] or 0)
+
+
+@dataclass(frozen=True)
+class TupleRow:
+    """An anchor, its positive, and negatives; the values name the columns. A negative that is null is none."""
+
+    split: str
+    anchor: str
+    positive: str
+    negatives: tuple[str, ...]
+    scores: str
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the anchor, the other texts, and what they are to it."""
+        group = Group(self.split, string_field(row, self.anchor))
+        group.judged(group.document(string_field(row, self.positive)))
+        scores = [float("nan")] * (1 + len(self.negatives))
+        if isinstance(row.get(self.scores), list):  # a single number is a margin, of two scores
+            scores = score_list(row, self.scores, len(scores), f"{self.positive} and negatives")
+        for name, score in zip(self.negatives, scores[1:], strict=True):
+            if row.get(name) is not None:
+                group.negative(group.document(string_field(row, name)), "dense", score)
+        group.add_to(records)
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """A text and one other with its score, or a list of others with theirs; the values name the columns."""
+
+    split: str
+    anchor: str
+    others: str
+    scores: str
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the texts and the judgements."""
+        group = Group(self.split, string_field(row, self.anchor))
+        if isinstance(row.get(self.others), list):
+            texts, scores = text_list(row, self.others), row.get(self.scores)
+            if not isinstance(scores, list) or len(scores) != len(texts):
+                raise BadRow(f'"{self.scores}" is not a list of {len(texts)} scores, one for each in "{self.others}"')
+        else:
+            texts, scores = [string_field(row, self.others)], [row.get(self.scores)]
+        for text, score in zip(texts, scores, strict=True):
+            document = group.document(text)
+            grade = _grade(score, self.scores)
+            group.judged(document, grade)
+            if grade == 0:
+                group.negative(document, "gold", float(score))
+        group.add_to(records)
+
+
+def _grade(score: Any, name: str) -> int:
+    """0 for what is not relevant."""
+    number = score_value(score, name)
+    if isinstance(score, int) and 0 <= score < 10**9:
+        return score
+    if isinstance(score, int) or not 0 <= number <= 1:
+        raise BadRow(f'"{name}" is {str(score)[:20]}, neither a grade from 0 nor within 0 and 1: divide by its largest')
+    return int(number >= RELEVANT_FROM)

@@ -1,0 +1,113 @@
+"""Parquet in batches of rows, each an Arrow IPC stream. Extension types are refused: they may hold pickled objects.
+
+Reading such a column, and with some types even its schema, would run what is pickled in it. So the schema that Arrow
+keeps in the file is first read with its extension names made unknown.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from raytriever.data.files import open_raw
+from raytriever.data.quarantine import BadRow
+from raytriever.errors import DataError
+
+_NAME, _UNKNOWN = b"ARROW:extension:name", b"ARROW:extension:nam_"
+_BATCH_ROWS = 65_536
+
+
+def column_names(where: str) -> list[str]:
+    """The names of a file's columns; raises like `read_batches`."""
+    with closing(open_raw(where)) as stream:
+        return [str(name) for name in _opened(where, stream).schema_arrow.names]
+
+
+def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """Batches of about `size` bytes unpacked, each with the number of its first row, counted from 1.
+
+    Raises:
+        DataError: the file is empty, broken or no Parquet, or a column is of an extension type.
+    """
+    import pyarrow as pa
+
+    first = 1
+    with closing(open_raw(where)) as stream:
+        file = _opened(where, stream)
+        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+        bytes_a_row = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
+        rows = min(_BATCH_ROWS, max(1, int(size / max(1.0, bytes_a_row))))
+        try:
+            for batch in file.iter_batches(batch_size=rows, use_threads=False):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                yield first, sink.getvalue().to_pybytes()
+                first += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise _broken(where, error, f" after row {first - 1}") from error
+
+
+def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
+    """The rows of a batch; in place of a row that is not UTF-8, why it is bad."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_stream(payload).read_all()
+    try:
+        rows: list[dict[str, Any] | BadRow] = table.to_pylist()
+    except UnicodeDecodeError:
+        rows = [_row(table, place) for place in range(len(table))]
+    return rows
+
+
+def _row(table: Any, place: int) -> dict[str, Any] | BadRow:
+    row = {}
+    for name in table.column_names:
+        try:
+            row[name] = table[name][place].as_py()
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            return BadRow(f'"{name}": byte 0x{byte:02x} at place {error.start + 1} is not UTF-8')
+    return row
+
+
+def _opened(where: str, stream: Any) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not stream.size():
+        raise DataError("no row in it, the file is empty", where, "write it again")
+    try:
+        metadata = parquet.read_metadata(stream)
+        _refuse_extensions(where, (metadata.metadata or {}).get(b"ARROW:schema", b""))
+        stream.seek(0)
+        return parquet.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, arrow_extensions_enabled=False)
+    except (pa.ArrowException, OSError) as error:
+        raise _broken(where, error) from error
+
+
+def _refuse_extensions(where: str, encoded: bytes) -> None:
+    """Raise `DataError` naming the first column of an extension type in a schema as Arrow keeps it in Parquet."""
+    import pyarrow as pa
+
+    schema = base64.b64decode(encoded)
+    if _NAME not in schema:
+        return
+    fields = list(pa.ipc.read_schema(pa.py_buffer(schema.replace(_NAME, _UNKNOWN))))
+    while fields:
+        field = fields.pop(0)
+        if found := (field.metadata or {}).get(_UNKNOWN):
+            raise DataError(
+                f"column {field.name!r} is of the extension type {found.decode(errors='replace')!r}, which may hold "
+                "pickled objects, and is not read",
+                where,
+                "write it again with plain columns of strings, numbers and lists",
+            )
+        fields += [field.type.field(index) for index in range(field.type.num_fields)]
+
+
+def _broken(where: str, error: Exception, after: str = "") -> DataError:
+    told = " ".join(str(error).split())[:200]
+    return DataError(f"the Parquet is broken{after} ({told})", where, "copy or write it again")

@@ -19,27 +19,49 @@ import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
+from raytriever.cluster.session import ray_session
 from raytriever.data.chunks import Part, read_chunks
+from raytriever.data.prepare import Runner, chunk_bytes, in_this_process
 from raytriever.data.shards import ShardReport, ShardWriter
 from raytriever.errors import UserError
 
 # A reader only unpacks; it may share a core, and a share that differs keeps it a task of its own.
 _READER_CPUS, _WRITER_CPUS = 0.25, 1
+# A session and its first data set take some 15 s to start, in which one process reads this much.
+IN_PROCESS_BELOW = 64 << 20
 
 
-def in_ray_tasks(writer: ShardWriter, chunk_bytes: int) -> Iterator[ShardReport]:
+def by_size(num_workers: int) -> Runner:
+    """The runner for a job: in this process where that is done before Ray Data has begun, else in Ray tasks.
+
+    Args:
+        num_workers: training processes that the session, if one must be started, will be asked for.
+    """
+
+    def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+        if total_bytes < IN_PROCESS_BELOW:
+            yield from in_this_process(writer, total_bytes)
+        else:
+            with ray_session(num_workers):
+                yield from in_ray_tasks(writer, total_bytes)
+
+    return run
+
+
+def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """The runner for `data.prepare` inside a Ray session; reports come in the order in which shards are done."""
+    size = chunk_bytes(total_bytes)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     # Each chunk is a block of its own, or one task would be given many.
-    context.target_max_block_size = chunk_bytes // 2
+    context.target_max_block_size = size // 2
     with DataContext.current(context):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
             ray.data.from_items(parts, override_num_blocks=len(parts))
-            .flat_map(_Reader(writer.parts, chunk_bytes), num_cpus=_READER_CPUS)
+            .flat_map(_Reader(writer.parts, size), num_cpus=_READER_CPUS)
             .map_batches(_Writer(writer), batch_size=1, batch_format="pyarrow", num_cpus=_WRITER_CPUS)
         )
         for row in shards.iter_rows():

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 from jaxtyping import Int64
@@ -17,6 +18,7 @@ from numpy import ndarray
 from raytriever.data.columns import TokenColumn
 from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
+from raytriever.data.records import joined
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,29 @@ class Positives:
 
 
 @dataclass(frozen=True)
+class Passages(Sequence[str]):
+    """Title and text of each document joined as BEIR does, made when read: no copy of the corpus is held."""
+
+    documents: Documents
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        titles, texts = self.documents.titles[position], self.documents.texts[position]
+        if isinstance(position, slice):
+            return [joined(title, text) for title, text in zip(titles, texts, strict=True)]
+        return joined(str(titles), str(texts))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(joined, self.documents.titles, self.documents.texts)
+
+
+@dataclass(frozen=True)
 class RetrievalDataset:
     """Documents, queries, and the judgements of the splits that were opened."""
 
@@ -141,12 +166,11 @@ class RetrievalDataset:
 
     def passage_text(self, document: int) -> str:
         """Title and text of one document, joined as BEIR does."""
-        return (self.documents.titles[document] + " " + self.documents.texts[document]).strip()
+        return joined(self.documents.titles[document], self.documents.texts[document])
 
-    def passages(self) -> Iterator[str]:
-        """`passage_text` of every document, one after another."""
-        for title, text in zip(self.documents.titles, self.documents.texts, strict=True):
-            yield (title + " " + text).strip()
+    def passages(self) -> Sequence[str]:
+        """`passage_text` of every document, read when asked for."""
+        return Passages(self.documents)
 
     def positives(self, split: str) -> Positives:
         """The queries of a split that have a document scored above 0, with those documents."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from raytriever.storage import cache_folder, committed_directory, read_manifest
 
 VERSION = 1
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
+_TELL_SECONDS = 10
 
-# Makes the shards of all parts, in any order: `run(writer, chunk_bytes)`.
+# Makes the shards of all parts, in any order: `run(writer, total_bytes)`, where the files have so many bytes.
 Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
 Say = Callable[[str], None]
 
@@ -41,11 +43,16 @@ def quietly(text: str) -> None:
     """Says nothing."""
 
 
-def in_this_process(writer: ShardWriter, chunk_bytes: int) -> Iterator[ShardReport]:
+def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """The runner that needs nothing."""
     for index, part in enumerate(writer.parts):
-        for chunk in read_chunks(part, index, chunk_bytes):
+        for chunk in read_chunks(part, index, chunk_bytes(total_bytes)):
             yield writer(chunk)
+
+
+def chunk_bytes(total_bytes: int) -> int:
+    """How large chunks are: some hundreds of them where that leaves them of use, never too large for memory."""
+    return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class Request:
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
-def prepare(request: Request, run: Runner = in_this_process, output: Path | None = None, say: Say = print) -> Path:
+def prepare(request: Request, run: Runner = in_this_process, output: Path | None = None, say: Say = quietly) -> Path:
     """The directory of a prepared data set, made if it is not there.
 
     Args:
@@ -96,9 +103,12 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
         _check_files(found, request.max_bad_rows)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
-    say(f"{name}: preparing {sum(file.size for file in source.files) / 1e6:,.0f} MB of {plan.format} data")
-    with committed_directory(place, meta := {"kind": "dataset", "key": key}, replace=found is not None) as aside:
-        _fill(aside, request, name, plan, source, run, meta)
+    read = {part.where for part in plan.parts}
+    total = sum(file.size for file in source.files if file.where in read)
+    say(f"{name}: preparing {total / 1e6:,.1f} MB of {plan.format} data")
+    meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
+    with committed_directory(place, meta, replace=found is not None) as aside:
+        _fill(aside, request, name, plan, total, run, meta, say)
     return place
 
 
@@ -112,14 +122,18 @@ def prepared_meta(place: Path) -> dict[str, Any] | None:
 
 
 def _fill(
-    aside: Path, request: Request, name: str, plan: Plan, source: Source, run: Runner, meta: dict[str, Any]
+    aside: Path, request: Request, name: str, plan: Plan, total: int, run: Runner, meta: dict[str, Any], say: Say
 ) -> None:
     make_folders(aside)
-    size = min(_LARGEST, max(_SMALLEST, sum(file.size for file in source.files) // _SHARDS))
     reports = []
-    for report in run(ShardWriter(plan.parts, aside, request.tokenisation), size):
+    rows, told = 0, time.monotonic()
+    for report in run(ShardWriter(plan.parts, aside, request.tokenisation), total):
         _refuse_hopeless(plan.parts[report.part], report, request.max_bad_rows)
         reports.append(report)
+        rows += report.rows
+        if time.monotonic() - told > _TELL_SECONDS:
+            say(f"{name}: {rows:,} rows")
+            told = time.monotonic()
     reports.sort(key=lambda report: report.stem)
     sides, late = assemble(aside, reports)
     files, entries = _accounts(plan.parts, reports, late)
@@ -136,7 +150,7 @@ def _fill(
     _check_files(meta, request.max_bad_rows)
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
         if not len(sides[side].live):
-            raise DataError(f"no {what} in it", source.where, "give a data set with documents and queries")
+            raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
 
 
 def _accounts(

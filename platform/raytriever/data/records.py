@@ -63,6 +63,11 @@ class Records:
     negatives: list[Negative] = field(default_factory=list)
 
 
+def joined(title: str, text: str) -> str:
+    """A passage as it is read by a model or by BM25: title and text, as BEIR joins them."""
+    return (title + " " + text).strip()
+
+
 def content_id(*texts: str) -> str:
     """An id for what a format leaves nameless: 20 hexadecimal digits over its content, so that equal texts are one."""
     state = hashlib.blake2b(digest_size=10)

@@ -15,7 +15,7 @@ from numpy import ndarray
 from raytriever.data.careful import try_each
 from raytriever.data.chunks import Parsed
 from raytriever.data.keys import key_of, keys_of
-from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.data.records import ORIGINS, SOURCES, joined
 from raytriever.data.tokenise import Tokenisation, flat
 
 JUDGEMENTS, NEGATIVES = "judgements", "negatives"
@@ -42,11 +42,12 @@ class Side:
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
+        """The documents of a chunk; their text for the tokenizer is title and text joined."""
         found = parsed.records.documents
         ids, titles, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [], [])
         return cls(
             {"id": ids, "title": titles, "text": texts},
-            [(title + " " + text).strip() for title, text in zip(titles, texts, strict=True)] if tokenisation else [],
+            list(map(joined, titles, texts)) if tokenisation else [],
             tokenisation.passage_prefix if tokenisation else "",
             parsed.rows_of("documents"),
             [key_of(name) for name in ids],
@@ -55,6 +56,7 @@ class Side:
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
+        """The queries of a chunk."""
         found = parsed.records.queries
         ids, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [])
         return cls(

@@ -6,6 +6,8 @@ gives the same figures. Memory is one block of scores, whatever the corpus.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
@@ -15,9 +17,9 @@ QUERY_BLOCK = 256
 DOCUMENT_BLOCK = 65_536
 
 
-def tie_order(document_ids: list[str]) -> Int64[ndarray, " documents"]:
+def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
     """Each document's place among equals: 0 for the id that sorts last."""
-    order = np.argsort(np.array(document_ids, dtype=object), kind="stable")[::-1]
+    order = np.argsort(np.array(list(document_ids), dtype=object), kind="stable")[::-1]
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     return places

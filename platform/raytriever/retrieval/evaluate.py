@@ -109,8 +109,10 @@ def _grades(dataset: RetrievalDataset, split: str) -> ndarray:
 
 def _own_documents(dataset: RetrievalDataset, queries: ndarray) -> ndarray:
     """For each query the document with the same id, or -2, which stands for none and is never ranked."""
-    place = {name: position for position, name in enumerate(dataset.documents.ids)}
-    return np.array([place.get(dataset.queries.ids[query], -2) for query in queries], dtype=np.int64)
+    names = [dataset.queries.ids[query] for query in queries]
+    wanted = set(names)
+    place = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
+    return np.array([place.get(name, -2) for name in names], dtype=np.int64)
 
 
 def _without(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:

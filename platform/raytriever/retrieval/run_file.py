@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
+
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.storage import write_atomically
@@ -12,8 +14,9 @@ from raytriever.storage import write_atomically
 
 def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> None:
     """Write an evaluation's rankings; white space inside an id, which the format cannot hold, is percent-encoded."""
-    queries = [_column(name) for name in dataset.queries.ids]
-    documents = [_column(name) for name in dataset.documents.ids]
+    ranked = np.unique(evaluation.ranking[evaluation.ranking >= 0])
+    queries = {query: _column(dataset.queries.ids[query]) for query in evaluation.queries.tolist()}
+    documents = {document: _column(dataset.documents.ids[document]) for document in ranked.tolist()}
     lines = []
     for query, ranking, scores in zip(evaluation.queries, evaluation.ranking, evaluation.scores, strict=True):
         for rank, (document, score) in enumerate(zip(ranking, scores, strict=True), start=1):

@@ -6,10 +6,14 @@ Shared towers are the usual bi-encoder; separate ones are DPR's (Karpukhin et al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from jaxtyping import Int64
+from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
@@ -18,17 +22,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
 from raytriever.models.source import resolve_model
+from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-)
 
 
 class Retriever(nn.Module):
@@ -39,6 +36,7 @@ class Retriever(nn.Module):
         self.query = query
         self.passage = passage
         self.tokenizer = tokenizer
+        self.template = Template.of(tokenizer)
         self.description = description
 
     @property
@@ -51,27 +49,45 @@ class Retriever(nn.Module):
         for tower in (self.query, self.passage):
             tower.backbone.set_attn_implementation(implementation)  # type: ignore[operator]
 
-    def token_ids(self, texts: Sequence[str], side: Side) -> list[list[int]]:
-        """Prefix, tokenise and cut texts of one side; no padding."""
+    def contents(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
+        """The tokens of each text of one side with its prefix, as a preparation would store them: no special
+        tokens, nothing cut."""
         prefix = self.description.query_prefix if side == "query" else self.description.passage_prefix
-        length = self.description.query_length if side == "query" else self.description.passage_length
-        prepared = [prefix + text for text in texts] if prefix else list(texts)
-        found = self.tokenizer(
-            prepared,
-            truncation=True,
-            max_length=length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
-        return found["input_ids"]
+        found = self._content_tokenizer.encode_batch_fast([prefix + text for text in texts], add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in found]
 
-    def pad(self, token_ids: Sequence[Sequence[int]]) -> TokenBatch:
+    def assemble(self, contents: Sequence[ndarray], side: Side) -> list[Int64[ndarray, " tokens"]]:
+        """Contents cut to the side's length, between special tokens; no padding."""
+        length = self.description.query_length if side == "query" else self.description.passage_length
+        return [self.template.assemble(content, length) for content in contents]
+
+    def token_ids(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
+        """Prefix, tokenise and cut texts of one side; no padding."""
+        return self.assemble(self.contents(texts, side), side)
+
+    def pad(self, token_ids: Sequence[ndarray]) -> TokenBatch:
         """One batch, padded to its longest text: `input_ids` and `attention_mask`, `[texts, tokens]` int64."""
-        return dict(self.tokenizer.pad({"input_ids": list(token_ids)}, return_tensors="pt"))
+        return self.template.pad(token_ids)
+
+    def batch_of(self, contents: Sequence[ndarray], side: Side) -> Buckets:
+        """Stored contents of one side as input of the encoder, texts of like length together.
+
+        Args:
+            contents: token ids of each text, of any integer type, the side's prefix in front, no special tokens.
+            side: whose length they are cut to.
+        """
+        return fill_buckets(self.assemble(contents, side), self.pad)
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Buckets:
-        """`token_ids`, then `pad`, texts of like length together."""
-        return fill_buckets(self.token_ids(texts, side), self.pad)
+        """`batch_of` for texts that were not prepared."""
+        return self.batch_of(self.contents(texts, side), side)
+
+    @cached_property
+    def _content_tokenizer(self) -> Any:
+        """The tokenizer's own copy for contents: nobody changes it, so several threads may use it at a time."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(content_tokenizer_json(self.tokenizer))
 
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Embeddings `[texts, width]` of one side."""
@@ -98,7 +114,7 @@ def load_retriever(config: ModelConfig) -> Retriever:
     places = {side: _tower_directory(directory, side) for side in SIDES}
     if description.towers == "shared" and places["query"] != places["passage"]:
         raise ModelError("has two towers", str(directory), "drop --towers shared")
-    tokenizer = _load_tokenizer(places["query"])
+    tokenizer = load_tokenizer(places["query"])
 
     def tower(side: Side) -> Encoder:
         backbone = load_backbone(places[side])
@@ -107,21 +123,6 @@ def load_retriever(config: ModelConfig) -> Retriever:
     query = tower("query")
     passage = query if description.towers == "shared" else tower("passage")
     return Retriever(query, passage, tokenizer, description).eval()
-
-
-def _load_tokenizer(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    # Without any of these transformers makes a tokenizer with an empty vocabulary and says nothing.
-    if any((directory / name).is_file() for name in TOKENIZER_FILES):
-        try:
-            return AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
-        except (OSError, ValueError) as error:
-            reason = f"has a tokenizer that cannot be loaded ({str(error).splitlines()[0]})"
-            raise ModelError(reason, str(directory), "copy tokenizer.json and tokenizer_config.json anew") from error
-    raise ModelError(
-        "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
-    )
 
 
 def _tower_directory(directory: Path, side: Side) -> Path:

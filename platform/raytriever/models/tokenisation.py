@@ -1,0 +1,163 @@
+"""Texts to token ids in two parts that may lie a whole preparation apart.
+
+1. The content of a text: what the tokenizer makes of it, without special tokens and never cut. It depends on nothing
+   but the tokenizer and the text, so it can be stored.
+2. An input of the encoder: the content cut to a length, between the tokenizer's special tokens. It takes a few array
+   operations a batch, so lengths stay settings of reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+from torch import Tensor
+
+from raytriever.errors import ModelError
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The transformers tokenizer of a model directory; a missing or broken one is a `ModelError`."""
+    from transformers import AutoTokenizer
+
+    # Without any of these transformers makes a tokenizer with an empty vocabulary and says nothing.
+    if any((directory / name).is_file() for name in TOKENIZER_FILES):
+        try:
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
+        except (OSError, ValueError) as error:
+            reason = f"has a tokenizer that cannot be loaded ({str(error).splitlines()[0]})"
+            raise ModelError(reason, str(directory), "copy tokenizer.json and tokenizer_config.json anew") from error
+    raise ModelError(
+        "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
+    )
+
+
+def content_tokenizer_json(tokenizer: Any) -> str:
+    """A transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
+
+    A process that has only that library makes contents of texts by
+    `Tokenizer.from_str(json).encode_batch_fast(texts, add_special_tokens=False)`.
+
+    Raises:
+        ModelError: the tokenizer is not one of that library, or does what its JSON cannot say.
+    """
+    from tokenizers import Tokenizer
+
+    _require_fast(tokenizer)
+    if tokenizer.split_special_tokens:
+        raise ModelError(
+            "split_special_tokens is not supported",
+            str(tokenizer.name_or_path),
+            "drop it from tokenizer_config.json",
+        )
+    # A copy: a tokenizer in use keeps the truncation and padding of its last call, and of the file it came from.
+    content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    content.no_truncation()
+    content.no_padding()
+    return str(content.to_str())
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a tokenizer makes of the content of one text.
+
+    Args:
+        before: special tokens in front.
+        after: special tokens behind.
+        keep_end: a text that is too long loses its beginning, not its end.
+        pad_token: fills up the short texts of a batch.
+        pad_left: fills up in front of the text.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    keep_end: bool
+    pad_token: int
+    pad_left: bool
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Template:
+        """Find it from what a transformers tokenizer does with a few texts.
+
+        Raises:
+            ModelError: it has no padding token, or puts more around a text than fixed tokens before and after.
+        """
+        _require_fast(tokenizer)
+        if tokenizer.pad_token_id is None:
+            raise ModelError(
+                "the tokenizer has no padding token",
+                str(tokenizer.name_or_path),
+                'name one as "pad_token" in tokenizer_config.json, the end-of-text token if need be',
+            )
+        probe = _text_with_content(tokenizer)
+        found = tokenizer(probe, add_special_tokens=True)
+        ids, own = found["input_ids"], [place for place, text in enumerate(found.sequence_ids(0)) if text is not None]
+        begin, end = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
+        template = cls(
+            tuple(ids[:begin]),
+            tuple(ids[end:]),
+            tokenizer.truncation_side == "left",
+            tokenizer.pad_token_id,
+            tokenizer.padding_side == "left",
+        )
+        for text in ("", probe, " ".join([probe] * 3)):
+            content = tokenizer(text, add_special_tokens=False)["input_ids"]
+            whole = tokenizer(text)["input_ids"]
+            if template.assemble(np.array(content, dtype=np.int64), len(whole)).tolist() != whole:
+                raise ModelError(
+                    "the tokenizer puts more around a text than the same tokens before and after",
+                    str(tokenizer.name_or_path),
+                    "use a tokenizer whose post-processor has one sequence between special tokens",
+                )
+        return template
+
+    def assemble(self, content: ndarray, length: int) -> Int64[ndarray, " tokens"]:
+        """One input of at most `length` tokens, special tokens included; those are never cut."""
+        room = max(0, length - len(self.before) - len(self.after))
+        kept = content[max(0, len(content) - room) :] if self.keep_end else content[:room]
+        return np.concatenate([self.before, kept, self.after], dtype=np.int64, casting="unsafe")
+
+    def pad(self, inputs: Sequence[ndarray | Sequence[int]]) -> dict[str, Int64[Tensor, "texts tokens"]]:
+        """One batch, padded to its longest input: `input_ids` and `attention_mask`, 1 where a token is."""
+        lengths = np.array([len(ids) for ids in inputs])
+        places = np.arange(lengths.max(initial=0))
+        if self.pad_left:
+            places = places[::-1]
+        mask = places < lengths[:, None]
+        # numpy, not torch: a large torch operation on a loader's thread would start a second pool of threads.
+        padded = np.full(mask.shape, self.pad_token, dtype=np.int64)
+        padded[mask] = np.concatenate([np.zeros(0, np.int64), *inputs])
+        return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+
+
+def _require_fast(tokenizer: Any) -> None:
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"{type(tokenizer).__name__} is not a fast tokenizer",
+            str(tokenizer.name_or_path),
+            "save it with tokenizer.json",
+        )
+
+
+def _text_with_content(tokenizer: Any) -> str:
+    """A text of which something is left: a small vocabulary may know no letter of any given one."""
+    texts: Iterable[str] = (tokenizer.decode([token]) for token in range(len(tokenizer)))
+    for text in ("a", "1", *texts):
+        if tokenizer(text, add_special_tokens=False)["input_ids"]:
+            return text
+    raise ModelError("the tokenizer makes nothing of any text", str(tokenizer.name_or_path), "copy its files anew")

@@ -20,3 +20,26 @@ class DataConfig:
     )
     positives_per_query: int = option(1, "positives of each query in its group, at most", minimum=1)
     negatives_per_query: int = option(0, "hard negatives drawn for each query", minimum=0)
+    positives: str = option(
+        "all",
+        "which positives groups are made of: all, those of one source, or a human one first and then LLM ones",
+        choices=("all", "human", "llm", "human-first"),
+    )
+    positives_order: str = option(
+        "drawn",
+        "positives of a group: drawn anew each epoch, or those of the lowest ranks",
+        choices=("drawn", "ranked"),
+    )
+    negatives_table: str = option("", "path of a negatives table; without one, BM25 finds the hard negatives")
+    negatives_mix: str = option(
+        "",
+        "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
+        "`bm25=0.5,random=0.5`; without them all that a query has are alike",
+    )
+    dataset_weights: str = option(
+        "", "weights of several data sets, in their order, such as `2,1`; without them, their sizes"
+    )
+    mixing: str = option(
+        "examples", "several data sets are mixed within each batch, or batch by batch", choices=("examples", "batches")
+    )
+    duplicates: bool = option(True, "whether a batch may hold two queries that share a positive")

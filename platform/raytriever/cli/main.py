@@ -17,6 +17,7 @@ from raytriever.options import did_you_mean
 
 # Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
 STAGES = {
+    "prepare": "check, tokenise and shard a data set",
     "train": "train an encoder and measure it before and after",
     "evaluate": "measure a model on data sets",
     "search": "find the best passages for a query",

@@ -22,8 +22,8 @@ from raytriever.data.keys import KeyIndex, digest_of
 from raytriever.data.shard_files import JUDGEMENTS, NEGATIVES
 from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport
 
-# Of each bad row its part, its number, the reason, and what it said.
-BadRows = list[tuple[int, int, str, bytes]]
+# Of each bad row, by its part and number, the reason and what it said; a row is bad once, whatever it holds.
+BadRows = dict[tuple[int, int], tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, Si
     Returns:
         Documents and queries, and the bad rows that show only when everything is together.
     """
-    bad: BadRows = []
+    bad: BadRows = {}
     sides = {name: _settle(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
     for name, side in sides.items():
         if len(side.live) < side.rows:
@@ -80,7 +80,8 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
     other = repeated & (contents != contents[first]).any(axis=1)
     for place in np.flatnonzero(other):
         said = _id_at(folder / name, reports, loaded, int(place))
-        bad.append((int(parts[place]), int(rows[place]), f"id {said!r} stood before with a different text", b""))
+        reason = f"id {said!r} stood before with a different text"
+        bad.setdefault((int(parts[place]), int(rows[place])), (reason, said.encode()))
     live = np.flatnonzero(~repeated)
     digest = digest_of([keys[live].tobytes()], [contents[live].tobytes()])
     same_text = len(live) - len(np.unique(KeyIndex(contents[live]).first()))
@@ -106,7 +107,7 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, S
         leader = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
         for place in np.flatnonzero(again & (table[2] != table[2][leader])):
             reason = f"the pair was judged {table[2][leader[place]]} before and is {table[2][place]} here"
-            bad.append((int(table[6][place]), int(table[5][place]), reason, b""))
+            bad.setdefault((int(table[6][place]), int(table[5][place])), (reason, b""))
         np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5, ~again]))
 
 
@@ -137,8 +138,8 @@ def _resolved(
         for place in np.flatnonzero(unknown):
             end = "query" if queries[place] < 0 else "document"
             said = ids[end][int(place)].as_py()
-            row = int(pairs["rows"][place])
-            bad.append((report.part, row, f"unknown {end} id {said!r}", said.encode()))
+            reason = f"unknown {end} id {said!r}"
+            bad.setdefault((report.part, int(pairs["rows"][place])), (reason, said.encode()))
         yield report, pairs, np.where(unknown, -1, queries), np.where(unknown, -1, documents)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.prepare import Request, Runner, Say, in_this_process, prepare, prepared_meta, quietly
 from raytriever.data.prepared import read_prepared, require_splits, splits_of
+from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError
 
 TRAIN, DEV = "train", "dev"
@@ -24,13 +25,21 @@ _DEV_SHARE, _DEV_QUERIES = 0.1, 1000
 
 
 def open_dataset(
-    request: Request, splits: Iterable[str], run: Runner = in_this_process, say: Say = quietly
+    name_or_path: str | Path,
+    splits: Iterable[str],
+    *,
+    max_bad_rows: float = 0.01,
+    tokenisation: Tokenisation | None = None,
+    run: Runner = in_this_process,
+    say: Say = quietly,
 ) -> RetrievalDataset:
     """Check and prepare a data set, or find it prepared, and open it; what was left out its `quarantine` tells.
 
     Args:
-        request: what is wanted; its `dataset` may also be the directory of a prepared data set.
+        name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
         splits: whose judgements are read.
+        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
+        tokenisation: how texts become tokens; None where only texts are wanted.
         run: how shards are made, where they must be.
         say: hears whether they must.
 
@@ -38,6 +47,7 @@ def open_dataset(
         DataError: no such data set or split, a broken file, or too many bad rows.
         StorageError: a prepared data set is damaged, or cannot be written.
     """
+    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows)
     place = locate(request, run, say)
     wanted = list(dict.fromkeys(splits))
     there = splits_of(place)

@@ -72,11 +72,12 @@ class Request:
     max_bad_rows: float = 0.01
 
     def key(self, source: Source, plan: Plan) -> str:
-        """SHA-256 over the bytes of the files and all settings that decide what the shards hold."""
+        """SHA-256 over the bytes of the files, where they are (bad rows are told by file), and all settings that
+        decide what the shards hold."""
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        decides = [VERSION, plan.format, tokens, source.name, files or sorted(read)]
+        decides = [VERSION, plan.format, tokens, source.where, files or sorted(read)]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -103,6 +104,8 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
         _check_files(found, request.max_bad_rows)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
+    if found is not None and found["source"] != source.where:
+        raise StorageError(f"holds {found['source']}, prepared", str(place), "give another --output, or remove it")
     read = {part.where for part in plan.parts}
     total = sum(file.size for file in source.files if file.where in read)
     say(f"{name}: preparing {total / 1e6:,.1f} MB of {plan.format} data")
@@ -162,7 +165,7 @@ def _accounts(
     for report in reports:
         rows[report.part] += report.rows
         entries += [(report.part, entry) for entry in report.bad]
-    entries += [(part, bad_entry(parts[part].where, row, reason, raw)) for part, row, reason, raw in late]
+    entries += [(part, bad_entry(parts[part].where, row, *told)) for (part, row), told in late.items()]
     entries.sort(key=lambda entry: (entry[0], entry[1]["row"]))
     bad = Counter(part for part, _ in entries)
     first: dict[int, dict[str, Any]] = {}

@@ -127,7 +127,7 @@ def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> No
         encode_texts(retriever, sample.passages(), "passage"),
     )
     model = SentenceTransformer(str(get_model_path()), device="cpu")
-    scores = model.encode(texts) @ model.encode(sample.passages()).T
+    scores = model.encode(texts) @ model.encode(list(sample.passages())).T
     ids = sample.documents.ids
     run = {str(q): dict(zip(ids, map(float, row), strict=True)) for q, row in zip(asked, scores, strict=True)}
     qrels: dict[str, dict[str, int]] = {}

@@ -1,0 +1,41 @@
+"""`prepare`: a data set of any format becomes checked, tokenised shards; prints what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.data.config import DataConfig
+from raytriever.models.config import ModelConfig
+from raytriever.options import check_options
+
+_MODEL = ("model", "revision", "query_prefix", "passage_prefix", "query_length", "passage_length")
+
+
+def main(words: list[str]) -> None:
+    """Parse, prepare, print."""
+    arguments = _parser().parse(words)
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
+    for settings in (model, data):
+        check_options(settings)
+
+    from raytriever.cluster.preparation import run_preparation
+
+    found = run_preparation(data.dataset, arguments.format, model, data.max_bad_rows, Path(arguments.output), warn)
+    width = max(map(len, found.lines))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in found.lines.items()))
+    if found.quarantined:
+        print(found.quarantined)
+    print(f"\nGo on with:\n  python jobs/train.py --dataset {found.path} --model {model.model}")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="prepare", description="Check, tokenise and shard a data set, and tell what it holds.")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the prepared data set shall stand")
+    parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, ModelConfig, "model", only=_MODEL)
+    return parser

@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 
-from raytriever.data.files import broken_gzip, open_stream
+from raytriever.data.files import open_stream, reading
 from raytriever.data.rows import BYTE_ORDER_MARK
 from raytriever.errors import DataError
 
 # A whole string, which is passed over; a bracket; or the quote of a string that goes on in the next block.
 _SIGN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]|"', re.DOTALL)
+_BEGIN = 1 << 16
 _BETWEEN = b", \t\r\n"
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
@@ -41,8 +42,8 @@ def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
 
 def _elements(where: str, size: int) -> Iterator[bytes]:
     rows, held, at, start, depth = [0], b"", 0, 0, 0
-    with broken_gzip(where, rows), closing(open_stream(where)) as stream:
-        held = stream.read(size).removeprefix(BYTE_ORDER_MARK)
+    with reading(where, rows), closing(open_stream(where)) as stream:
+        held = stream.read(max(size, _BEGIN)).removeprefix(BYTE_ORDER_MARK)
         _check_begin(where, held)
         while True:
             for sign in _SIGN.finditer(held, at):

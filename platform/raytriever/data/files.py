@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote
 
-from raytriever.errors import DataError
+from raytriever.errors import DataError, UserError
 from raytriever.storage import disk_errors
 
 HUB = "hf://"
 _LOCAL = "file://"
+_REACH = "check the address, the network and your credentials"
 
 
 class Listed(NamedTuple):
@@ -45,7 +46,7 @@ def open_raw(where: str) -> Any:
 def open_stream(where: str) -> BinaryIO:
     """The bytes of a file from its beginning, unpacked where its name ends in `.gz`.
 
-    Reads of a packed stream raise what `gzip` does; `broken_gzip` tells it in one line.
+    Reads of a packed stream raise what `gzip` does; `reading` tells it in one line.
     """
     packed = where.split("?")[0].endswith(".gz")
     if is_uri(where):
@@ -58,14 +59,21 @@ def open_stream(where: str) -> BinaryIO:
 
 
 @contextmanager
-def broken_gzip(where: str, row: list[int]) -> Iterator[None]:
-    """Tell a gzip that is cut off, or none at all, as a `DataError` naming the last row read, `row[0]`."""
+def reading(where: str, row: list[int]) -> Iterator[None]:
+    """Tell what stops the reading of a file as a `DataError` naming the last row read, `row[0]`: a gzip that is cut
+    off, or none at all; a store that is reached no more."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"the gzip is broken after row {row[0]} ({error})", where, "copy or compress it again"
         ) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_uri(where):
+            raise
+        raise DataError(f"cannot be read after row {row[0]} ({_told(error)})", where, _REACH) from error
 
 
 def list_remote(uri: str) -> tuple[str, list[Listed]]:
@@ -116,17 +124,19 @@ def _file_system(uri: str) -> tuple[Any, str]:
 
 @contextmanager
 def _reaching(where: str) -> Iterator[None]:
-    """Tell what a store refuses as one `DataError` line."""
+    """Tell what a store refuses as one `DataError` line; stores answer through several libraries, each with errors of
+    its own."""
     try:
         yield
-    except DataError:
+    except UserError:
         raise
     except FileNotFoundError as error:
         raise DataError("no such file", where, "check its spelling, and that it was not removed") from error
-    except (OSError, ValueError, NotImplementedError) as error:
+    except Exception as error:
         if not is_uri(where):
             raise
-        told = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"cannot be reached ({told})", where, "check the address, the network and your credentials"
-        ) from error
+        raise DataError(f"cannot be reached ({_told(error)})", where, _REACH) from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

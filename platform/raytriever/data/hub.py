@@ -30,7 +30,12 @@ def pinned(uri: str) -> str:
         DataError: the URI has another form, the hub has no such data set or revision, or it cannot be reached.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     found = _FORM.fullmatch(uri.rstrip("/"))
     if found is None:
@@ -44,6 +49,10 @@ def pinned(uri: str) -> str:
             f"--dataset {uri}",
             "check its name; for a private one set HF_TOKEN",
         ) from error
+    except RevisionNotFoundError as error:
+        raise DataError(
+            f"the data set has no revision {found['revision']!r}", f"--dataset {uri}", "leave it out, or name another"
+        ) from error
     except OfflineModeIsEnabled as error:
         raise DataError(
             "the hub is switched off by HF_HUB_OFFLINE", f"--dataset {uri}", "unset it or give a local copy"
@@ -51,7 +60,7 @@ def pinned(uri: str) -> str:
     except HfHubHTTPError as error:
         told = " ".join(str(error).split())[:300]
         raise DataError(f"the hub refused ({told})", f"--dataset {uri}", "check its name and revision") from error
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
         raise DataError(
             f"the hub cannot be reached ({type(error).__name__})",
             f"--dataset {uri}",

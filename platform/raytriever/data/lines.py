@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
-from raytriever.data.files import broken_gzip, open_stream
+from raytriever.data.files import open_stream, reading
 from raytriever.data.rows import BYTE_ORDER_MARK
 from raytriever.errors import DataError
 
@@ -46,7 +46,7 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
 def _whole_rows(where: str, size: int) -> Iterator[bytes]:
     rows = [0]
     held: list[bytes] = []
-    with broken_gzip(where, rows), closing(open_stream(where)) as stream:
+    with reading(where, rows), closing(open_stream(where)) as stream:
         while block := stream.read(size):
             cut = block.rfind(b"\n") + 1
             if not cut:

@@ -1,7 +1,10 @@
 """Parquet in batches of rows, each an Arrow IPC stream. Extension types are refused: they may hold pickled objects.
 
-Reading such a column, and with some types even its schema, would run what is pickled in it. So the schema that Arrow
-keeps in the file is first read with its extension names made unknown.
+Reading such a column would run what is pickled in it, and with some types so does opening the file, because pyarrow
+makes the types that Arrow's own schema in the footer names.
+
+1. The footer is read with that schema under another key, which pyarrow passes over; columns have Parquet's types.
+2. The schema is looked through with its extension names under another key.
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 from raytriever.data.files import open_raw
 from raytriever.data.quarantine import BadRow
 from raytriever.errors import DataError
 
+_MAGIC = b"PAR1"
+_SCHEMA, _PASSED_OVER = b"ARROW:schema", b"ARROW:schem_"
 _NAME, _UNKNOWN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 _BATCH_ROWS = 65_536
 
@@ -80,12 +85,24 @@ def _opened(where: str, stream: Any) -> Any:
     if not stream.size():
         raise DataError("no row in it, the file is empty", where, "write it again")
     try:
-        metadata = parquet.read_metadata(stream)
-        _refuse_extensions(where, (metadata.metadata or {}).get(b"ARROW:schema", b""))
+        metadata = parquet.read_metadata(pa.BufferReader(_footer(stream)))
+        _refuse_extensions(where, (metadata.metadata or {}).get(_PASSED_OVER, b""))
         stream.seek(0)
         return parquet.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, arrow_extensions_enabled=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _broken(where, error) from error
+
+
+def _footer(stream: Any) -> bytes:
+    """A Parquet file of the footer alone, with Arrow's schema under a key that pyarrow passes over."""
+    size = stream.size()
+    stream.seek(max(0, size - 8))
+    tail = stream.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or length > size - 12:
+        raise ValueError("no footer at its end")
+    stream.seek(size - 8 - length)
+    return _MAGIC + cast(bytes, stream.read(length)).replace(_SCHEMA, _PASSED_OVER) + cast(bytes, tail)
 
 
 def _refuse_extensions(where: str, encoded: bytes) -> None:

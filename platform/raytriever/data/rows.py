@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
 
-from raytriever.data.files import broken_gzip, open_stream
+from raytriever.data.files import open_stream, reading
 from raytriever.data.quarantine import BadRow
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -25,7 +25,7 @@ def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
         DataError: the file as a whole is broken: a gzip that is cut off or none at all.
     """
     read = [0]
-    with broken_gzip(str(file), read), closing(open_stream(str(file))) as stream:
+    with reading(str(file), read), closing(open_stream(str(file))) as stream:
         for number, line in enumerate(stream, start=1):
             read[0] = number
             if number == 1:

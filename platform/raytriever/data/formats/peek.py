@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from raytriever.data.arrays import read_elements
 from raytriever.data.chunks import Kind
-from raytriever.data.files import broken_gzip, open_stream
+from raytriever.data.files import open_stream, reading
 from raytriever.data.formats.plan import kind_of
 from raytriever.data.quarantine import BadRow
 from raytriever.data.rows import BYTE_ORDER_MARK, numbered_rows, object_of
@@ -53,7 +53,7 @@ def first_row(where: str) -> bytes:
 
 
 def _begins_with(where: str, sign: bytes) -> bool:
-    with broken_gzip(where, [0]), closing(open_stream(where)) as stream:
+    with reading(where, [0]), closing(open_stream(where)) as stream:
         return stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(sign)
 
 

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import gzip
+import pickle
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from raytriever.data.chunks import parse_chunk, read_chunks
+from raytriever.data.files import open_raw, open_stream
+from raytriever.data.formats import recognise
+from raytriever.data.source import Source
+from raytriever.errors import DataError
+
+BUCKET = {
+    "sets/tiny/corpus.jsonl": b'{"_id": "d 1", "text": "one"}\n{"_id": "d2", "text": "two"}\n',
+    "sets/tiny/queries.jsonl.gz": gzip.compress(b'{"_id": "q1", "text": "one?"}\n'),
+    "sets/tiny/qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\td 1\t1\n",
+    "sets/tiny/with space/a+b.txt": b"x",
+}
+
+
+def test_a_folder_is_listed_by_path(tmp_path: Path) -> None:
+    for name in ("b/2.jsonl", "a.jsonl", ".hidden", "_SUCCESS", "b/.cache/x"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_text("12345")
+    source = Source.open(tmp_path / "set")
+    assert (source.name, source.where) == ("set", str(tmp_path / "set"))
+    assert [(file.path, file.where, file.size) for file in source.files] == [
+        ("a.jsonl", str(tmp_path / "set" / "a.jsonl"), 5),
+        ("b/2.jsonl", str(tmp_path / "set" / "b" / "2.jsonl"), 5),
+    ]
+    assert source.files[0].modified_ns == (tmp_path / "set" / "a.jsonl").stat().st_mtime_ns
+    assert pickle.loads(pickle.dumps(source)) == source  # noqa: S301
+    assert Source.open(f"file://{tmp_path}/set") == source
+
+
+def test_what_is_listed_means_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.jsonl").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    (file,) = Source.open("set/a.jsonl").files
+    monkeypatch.chdir("/")
+    with open_stream(file.where) as stream:
+        assert stream.read() == b"x"
+    assert file.path == "a.jsonl"
+
+
+def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(DataError, match=r"no data set of this name.*did you mean '.*/tiny'\?"):
+        Source.open(tmp_path / "tinny")
+    with pytest.raises(DataError, match=r"--dataset pydoc: .*did you mean 'pydocs'\?"):
+        Source.open("pydoc")
+    with pytest.raises(DataError, match="give 'pydocs' or the path of a folder in BEIR layout"):
+        Source.open("/nowhere/at/all")
+    with pytest.raises(DataError, match="no file in it"):
+        Source.open(tmp_path / "tiny")
+    with pytest.raises(DataError, match="cannot be reached"):
+        Source.open("gopher://host/set")
+
+
+def test_streams_unpack_and_can_be_closed(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\ntwo\n"))
+    with open_stream(str(tmp_path / "a.gz")) as stream:
+        assert list(stream) == [b"one\n", b"two\n"]
+    with open_raw(str(tmp_path / "a.gz")) as raw:
+        assert gzip.decompress(raw.read()) == b"one\ntwo\n"
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """As much of S3 as reading takes: a listing by prefix, and objects by range."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        split = urlsplit(self.path)
+        asked = parse_qs(split.query)
+        _, bucket, *rest = unquote(split.path).split("/", 2)
+        key = rest[0] if rest else ""
+        if bucket != "bucket":
+            self.send(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+        elif "list-type" in asked:
+            prefix = asked.get("prefix", [""])[0]
+            rows = [name for name in sorted(BUCKET) if name.startswith(prefix)]
+            entries = "".join(
+                f"<Contents><Key>{name}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+                f"<Size>{len(BUCKET[name])}</Size></Contents>"
+                for name in rows
+            )
+            listing = f"<Name>bucket</Name><KeyCount>{len(rows)}</KeyCount><IsTruncated>false</IsTruncated>{entries}"
+            self.send(200, f"<ListBucketResult>{listing}</ListBucketResult>".encode())
+        elif key in BUCKET:
+            content, partly = BUCKET[key], self.headers.get("Range")
+            if partly:
+                first, last = (int(number) for number in partly.removeprefix("bytes=").split("-"))
+                content = content[first : last + 1]
+            self.send(206 if partly else 200, content)
+        else:
+            self.send(404, b"<Error><Code>NoSuchKey</Code></Error>")
+
+    do_HEAD = do_GET
+
+    def send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Last-Modified", "Fri, 02 Jan 2026 03:04:05 GMT")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The query that makes an `s3://` URI mean a server on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_EC2_METADATA_DISABLED", "1")):
+        monkeypatch.setenv(name, value)
+    yield f"?endpoint_override=127.0.0.1%3A{server.server_port}&scheme=http&region=here"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_an_object_store_is_read_by_its_uri(bucket: str) -> None:
+    source = Source.open("s3://bucket/sets/tiny" + bucket)
+    assert source.name == "tiny"
+    assert [(file.path, file.size) for file in source.files] == [
+        (name.removeprefix("sets/tiny/"), len(BUCKET[name])) for name in sorted(BUCKET)
+    ]
+    assert source.files[0].where == "s3://bucket/sets/tiny/corpus.jsonl" + bucket
+    assert source.files[0].modified_ns > 0
+    assert open_stream(source.files[-1].where).read() == b"x"
+    plan = recognise(source)
+    assert plan.format == "beir"
+    found = [parse_chunk(part, chunk).records for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]
+    assert [row.id for records in found for row in records.documents] == ["d 1", "d2"]
+    assert [row.text for records in found for row in records.queries] == ["one?"]
+    assert [row.document for records in found for row in records.judgements] == ["d 1"]
+
+
+def test_what_an_object_store_has_not_is_one_line(bucket: str) -> None:
+    with pytest.raises(DataError, match="no such file or folder"):
+        Source.open("s3://bucket/none" + bucket)
+    with pytest.raises(DataError) as caught:
+        open_stream("s3://bucket/none.jsonl" + bucket)
+    assert str(caught.value).startswith("s3://bucket/none.jsonl")
+    assert "\n" not in str(caught.value)

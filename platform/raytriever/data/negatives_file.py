@@ -18,6 +18,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.parquet import column_names
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
@@ -78,7 +79,8 @@ def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
     """A file's rows as positions and numbers, in the order of `COLUMNS`."""
     with disk_errors(file):
         try:
-            _check_schema(pq.read_schema(file), file)
+            _check_columns(column_names(str(file)), file)
+            _check_types(pq.read_schema(file), file)
             table = pq.read_table(file, columns=list(COLUMNS))
         except pa.ArrowInvalid as error:
             raise DataError(f"not Parquet ({' '.join(str(error).split())})", str(file), "write it again") from error
@@ -100,14 +102,13 @@ def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
     )
 
 
-def _check_schema(schema: Any, file: Path) -> None:
+def _check_columns(names: Sequence[str], file: Path) -> None:
     for name in COLUMNS:
-        if name not in schema.names:
-            raise DataError(f"no column {name!r}; there are {', '.join(schema.names) or 'none'}", str(file), _REMEDY)
-    for field in schema:
-        # Where the extension is not registered, Arrow reads the storage and leaves only this note.
-        if isinstance(field.type, pa.BaseExtensionType) or b"ARROW:extension:name" in (field.metadata or {}):
-            raise DataError(f"column {field.name!r} is of an extension type", str(file), "write it as a plain column")
+        if name not in names:
+            raise DataError(f"no column {name!r}; there are {', '.join(names) or 'none'}", str(file), _REMEDY)
+
+
+def _check_types(schema: Any, file: Path) -> None:
     for name in COLUMNS[:3]:
         kind = schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.records import ORIGINS
+from raytriever.errors import DataError
+
+GOLD, BM25, DENSE = 0, 1, 2
+
+
+def dataset(queries: int = 4, documents: int = 10) -> RetrievalDataset:
+    """Query q has the positive q, and document q + 1 judged 0."""
+    rows = [(q, d, score) for q in range(queries) for d, score in ((q, 1), (q + 1, 0))]
+    ids = [f"d{n}" for n in range(documents)]
+    return RetrievalDataset(
+        "made",
+        Documents(ids, ids, ids),
+        Queries([f"q{n}" for n in range(queries)], ["text"] * queries),
+        {"train": Judgements(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)},
+    )
+
+
+def rows(table: NegativesTable) -> list[tuple[int, ...]]:
+    columns = (table.queries, table.documents, table.origins, table.ranks)
+    return [tuple(row) for row in np.stack([column.astype(np.int64) for column in columns], axis=1).tolist()]
+
+
+def test_rows_in_any_order_become_each_querys_by_rank() -> None:
+    table = NegativesTable.of(
+        dataset(),
+        queries=np.array([2, 0, 2, 0]),
+        documents=np.array([5, 7, 4, 9]),
+        origins=np.array([BM25, BM25, DENSE, DENSE]),
+        ranks=np.array([1, 1, 0, 0]),
+        scores=np.array([0.5, 1.5, 2.5, 3.5]),
+        rounds=3,
+    )
+    assert table.offsets.tolist() == [0, 2, 2, 4, 4]
+    assert rows(table) == [(0, 9, DENSE, 0), (0, 7, BM25, 1), (2, 4, DENSE, 0), (2, 5, BM25, 1)]
+    assert table.scores.tolist() == [3.5, 1.5, 2.5, 0.5]
+    assert table.rounds.tolist() == [3] * 4
+    assert [table.documents.dtype, table.origins.dtype, table.ranks.dtype] == [np.int64, np.int8, np.int32]
+    assert table.counts() == {"bm25": 2, "dense": 2, "relevant": 0, "repeated": 0}
+
+
+def test_what_is_relevant_in_any_split_is_no_negative_and_is_counted() -> None:
+    with_dev = dataset()
+    dev = Judgements(np.array([3]), np.array([8]), np.array([2]))
+    with_dev = RetrievalDataset("made", with_dev.documents, with_dev.queries, {**with_dev.judgements, "dev": dev})
+    table = NegativesTable.of(with_dev, np.array([0, 0, 3, 3, 2]), np.array([0, 1, 3, 8, 8]), "bm25")
+    assert rows(table) == [(0, 1, BM25, 0), (2, 8, BM25, 0)]
+    assert (table.relevant, table.repeated) == (3, 0)
+
+
+def test_a_document_found_twice_counts_for_the_higher_rank_then_the_earlier_origin() -> None:
+    table = NegativesTable.of(
+        dataset(),
+        np.array([0, 0, 1, 1]),
+        np.array([5, 5, 6, 6]),
+        np.array([BM25, DENSE, DENSE, GOLD]),
+        np.array([4, 2, 1, 1]),
+    )
+    assert rows(table) == [(0, 5, DENSE, 2), (1, 6, GOLD, 1)]
+    assert table.repeated == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4), st.integers(0, 5)), max_size=60))
+def test_a_table_is_what_a_dictionary_would_keep(found: list[tuple[int, int, int, int]]) -> None:
+    best: dict[tuple[int, int], tuple[int, int]] = {}
+    for query, document, origin, rank in found:
+        if document != query:
+            best[query, document] = min(best.get((query, document), (99, 99)), (rank, origin))
+    columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    table = NegativesTable.of(dataset(), *columns)
+    assert sorted(rows(table)) == sorted((q, d, origin, rank) for (q, d), (rank, origin) in best.items())
+    assert [row[0] for row in rows(table)] == sorted(row[0] for row in rows(table))
+    assert len(table) + table.relevant + table.repeated == len(found)
+
+
+def test_mined_rows_and_judged_pairs_become_tables_and_are_merged() -> None:
+    made = dataset()
+    mined = np.array([[5, 1, -1], [-1, -1, -1], [9, -1, -1], [4, -1, -1]])
+    by_depth = NegativesTable.from_depth(made, mined, "bm25")
+    assert rows(by_depth) == [(0, 5, BM25, 0), (0, 1, BM25, 1), (2, 9, BM25, 0), (3, 4, BM25, 0)]
+    judged = NegativesTable.judged(made, "train")
+    assert rows(judged) == [(q, q + 1, GOLD, 0) for q in range(4)]
+    both = NegativesTable.merged(made, [by_depth, judged])
+    assert (0, 1, GOLD, 0) in rows(both)
+    assert len(both) == 6
+    assert both.counts() == {"gold": 4, "bm25": 2, "relevant": 0, "repeated": 2}
+
+
+def test_tables_of_combined_data_sets_are_chained() -> None:
+    first, second = dataset(2, 5), dataset(3, 6)
+    table = NegativesTable.chained(
+        [
+            NegativesTable.of(first, np.array([1]), np.array([4]), "bm25"),
+            NegativesTable.none(dataset(0, 3)),
+            NegativesTable.of(second, np.array([0, 2]), np.array([5, 1]), "dense"),
+        ],
+        [0, 5, 8],
+    )
+    assert table.offsets.tolist() == [0, 0, 1, 2, 2, 3]
+    assert rows(table) == [(1, 4, BM25, 0), (2, 13, DENSE, 0), (4, 9, DENSE, 0)]
+
+
+def test_positions_the_data_set_does_not_have_are_refused() -> None:
+    with pytest.raises(DataError, match="has 3 rows for 4 queries"):
+        NegativesTable.from_depth(dataset(), np.zeros((3, 1), dtype=np.int64), "bm25")
+    with pytest.raises(DataError, match="names document 10 of 10"):
+        NegativesTable.from_depth(dataset(), np.full((4, 1), 10), "bm25")
+    with pytest.raises(DataError, match="names query 4 of 4"):
+        NegativesTable.of(dataset(), np.array([4]), np.array([1]), "bm25")
+
+
+def test_an_empty_table() -> None:
+    table = NegativesTable.none(dataset())
+    assert len(table) == 0
+    assert table.offsets.tolist() == [0] * 5
+    assert ORIGINS[0] not in table.counts()

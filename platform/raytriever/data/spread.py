@@ -8,7 +8,8 @@
    a document of more than a quarter as many queries as there are windows choose before all others, the most frequent
    first, from a drawn window on: they are the ones that need them all.
 4. What is left over at the end is exchanged with places of other windows. What cannot be: a document with more queries
-   than windows has two in one. Such places are put anyhow and counted (`shared`); every example still comes once.
+   than windows has two in one, and where an epoch is of two or three windows, the ends that were chosen without regard
+   to the next epoch can cost a few more. Such places are put anyhow and counted (`shared`).
 
 Documents count for a query whether its group draws them or not: they would be its false negatives all the same.
 The work grows with the number of positives, times the length of chains that are all but constant (`spread_compiled`).

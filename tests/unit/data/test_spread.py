@@ -1,0 +1,232 @@
+"""Batches without two queries that share a positive: whole epochs, purity, and the fewest left where some must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.data.dataset import Positives
+from raytriever.data.mixture import Mixture
+from raytriever.data.order import Order, Shuffled, worker_slice
+from raytriever.data.spread import Spread, shared
+
+SEEDS = st.integers(-3, 2**64)
+
+
+def positives_of(rows: list[list[int]] | np.ndarray) -> Positives:
+    """Example i has the positives `rows[i]`."""
+    rows = [sorted(set(np.atleast_1d(row).tolist())) for row in rows]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    documents = np.array([document for row in rows for document in row], dtype=np.int64)
+    nothing = np.zeros_like(documents)
+    return Positives(np.arange(len(rows)), offsets, documents, nothing, nothing)
+
+
+def order_of(positives: Positives, batch: int, seed: int = 0) -> Order:
+    size = len(positives)
+    return Order(size, batch, seed, Spread(Shuffled(size, seed), batch, positives, seed))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compile once, outside of hypothesis' deadlines."""
+    positives = positives_of([[0], [1], [0]])
+    assert shared(order_of(positives, 2), positives, range(3)) == 1
+
+
+def shared_in(positives: Positives, batch: np.ndarray) -> int:
+    """The literal count, for `spread.shared` too."""
+    seen: set[int] = set()
+    count = 0
+    for example in batch:
+        documents = set(positives.of(int(example)).tolist())
+        count += bool(documents & seen)
+        seen |= documents
+    return count
+
+
+def check_whole_epochs(order: Order, epochs: int) -> None:
+    size, steps = order.examples, order.steps(epochs)
+    stream = np.concatenate([order.batch(step) for step in range(steps)])
+    seen_in = np.concatenate([order.epochs(step) for step in range(steps)])
+    assert len(stream) == steps * order.batch_size
+    for epoch in range(epochs):
+        assert sorted(stream[epoch * size : (epoch + 1) * size]) == list(range(size))
+        assert (seen_in[epoch * size : (epoch + 1) * size] == epoch).all()
+
+
+ROWS = st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=4), min_size=1, max_size=70)
+
+
+@given(rows=ROWS, batch=st.integers(1, 90), seed=SEEDS)
+def test_every_example_comes_once_an_epoch_whatever_is_shared(rows: list[list[int]], batch: int, seed: int) -> None:
+    order = order_of(positives_of(rows), batch, seed)
+    check_whole_epochs(order, 3)
+
+
+@given(rows=ROWS, batch=st.integers(1, 40), seed=SEEDS)
+def test_what_is_shared_is_counted_literally(rows: list[list[int]], batch: int, seed: int) -> None:
+    positives = positives_of(rows)
+    order = order_of(positives, batch, seed)
+    literal = sum(shared_in(positives, order.batch(step)) for step in range(5))
+    assert shared(order, positives, range(5)) == literal
+    assert shared(order, positives, range(0)) == 0
+
+
+@given(
+    documents=st.integers(20, 60),
+    size=st.integers(40, 200),
+    batch=st.integers(1, 10),
+    width=st.integers(1, 2),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=200)
+def test_nothing_is_shared_where_documents_are_many(
+    documents: int, size: int, batch: int, width: int, seed: int
+) -> None:
+    rows = np.random.default_rng(seed).integers(0, documents * width * 2, (size, width))
+    positives = positives_of(rows)
+    windows = size // batch - 2  # that one epoch has to itself
+    if size < 4 * batch or np.bincount(positives.documents).max() > windows // 2:
+        return
+    order = order_of(positives, batch, seed)
+    assert shared(order, positives, range(order.steps(3))) == 0
+
+
+@given(size=st.integers(1, 60), batch=st.integers(1, 80), seed=SEEDS)
+def test_one_document_for_all_queries_is_shared_by_all_but_one_a_batch(size: int, batch: int, seed: int) -> None:
+    positives = positives_of([[3]] * size)
+    order = order_of(positives, batch, seed)
+    check_whole_epochs(order, 2)
+    steps = order.steps(2)
+    assert shared(order, positives, range(steps)) == steps * (batch - 1)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 50, 100])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_batches_of_one_and_of_all(batch: int, shift: int) -> None:
+    positives = positives_of([[number // 2] for number in range(100 + shift)])
+    order = order_of(positives, batch)
+    check_whole_epochs(order, 3)
+    # One query more than two batches hold: the straddling batch leaves no choice.
+    if 2 * batch + shift <= 100:
+        assert shared(order, positives, range(order.steps(3))) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_document_that_needs_every_batch_gets_every_batch(seed: int) -> None:
+    # 40 queries of one document, 40 batches, all straddling windows avoided: an epoch is a whole number of batches.
+    positives = positives_of([[0]] * 40 + [[number] for number in range(1, 281)])
+    order = order_of(positives, 8, seed)
+    assert shared(order, positives, range(order.steps(1))) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("queries", [45, 60, 200])
+def test_a_document_with_more_queries_than_batches_leaves_no_more_than_it_must(seed: int, queries: int) -> None:
+    positives = positives_of([[0]] * queries + [[number] for number in range(1, 321 - queries)])
+    order = order_of(positives, 8, seed)
+    assert shared(order, positives, range(order.steps(1))) == queries - 40
+
+
+@given(rows=ROWS, seed=SEEDS, step=st.integers(0, 10**12))
+def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
+    rows: list[list[int]], seed: int, step: int
+) -> None:
+    positives = positives_of(rows)
+    alone, after = order_of(positives, 8, seed), order_of(positives, 8, seed)
+    for other in (step + 2, 0, step + 1):
+        after.batch(other)
+    assert (alone.batch(step) == after.batch(step)).all()
+    assert (alone.epochs(step) == after.epochs(step)).all()
+    for workers in (1, 2, 4):
+        shares = [worker_slice(alone.batch(step), rank, workers) for rank in range(workers)]
+        assert (np.concatenate(shares) == alone.batch(step)).all()
+
+
+def test_going_on_late_costs_two_epochs_of_the_stream() -> None:
+    class Counted:
+        size = 1000
+        asked: set[int] = set()  # noqa: RUF012
+
+        def epoch(self, number: int) -> object:
+            self.asked.add(number)
+            return Shuffled(self.size, 0).epoch(number)
+
+    stream = Counted()
+    positives = positives_of([[number // 4] for number in range(1000)])
+    Order(1000, 64, 0, Spread(stream, 64, positives, 0)).batch(1_000_100)
+    assert stream.asked == {64_005, 64_006}
+
+
+def test_the_work_grows_with_the_examples_alone() -> None:
+    def work(size: int, shape: str) -> float:
+        rng = np.random.default_rng(1)
+        rows = {
+            "four queries a document": rng.integers(0, size // 4, (size, 1)),
+            "five positives a query": rng.integers(0, size, (size, 5)),
+            "one document for all": np.zeros((size, 1), dtype=np.int64),
+            "a few for all": rng.integers(0, 7, (size, 2)),
+            "a heavy tail": np.minimum(rng.zipf(1.4, (size, 3)), size),
+        }[shape]
+        positives = positives_of(rows)
+        spread = Spread(Shuffled(size, 0), 64, positives, 0)
+        spread.epoch(1)
+        return spread.steps / len(positives.documents)
+
+    for shape in ("four queries a document", "five positives a query", "one document for all", "a few for all"):
+        small, large = work(4_000, shape), work(32_000, shape)
+        assert large < 1.3 * small + 1, shape
+    assert work(32_000, "a heavy tail") < 40
+
+
+@pytest.mark.parametrize("weights", [[60, 90], [1, 1]])
+def test_mixed_data_sets_are_spread_too(weights: list[int]) -> None:
+    rows = [[number // 3] for number in range(60)] + [[100 + number // 3] for number in range(90)]
+    positives = positives_of(rows)
+    mixture = Mixture([Shuffled(60, 1), Shuffled(90, 2)], weights, 0)
+    plain = Order(150, 8, 0, mixture)
+    order = Order(150, 8, 0, Spread(mixture, 8, positives, 0))
+    steps = order.steps(5)
+    assert shared(plain, positives, range(steps)) > 0
+    assert shared(order, positives, range(steps)) == 0
+    for number in range(5):
+        mine, theirs = order.stream.epoch(number), mixture.epoch(number)
+        pairs = [sorted(zip(each.examples.tolist(), each.seen_in.tolist(), strict=True)) for each in (mine, theirs)]
+        assert pairs[0] == pairs[1]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    positives = positives_of([[number // 2] for number in range(50)])
+    found = {tuple(order_of(positives, 5, seed).stream.epoch(epoch).examples) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(found) == 4
+
+
+def test_the_spread_order_never_changes() -> None:
+    # Golden: an edit here means that every interrupted run continues on other data.
+    positives = positives_of([[number // 3] for number in range(12)] + [[0, 3]])
+    assert order_of(positives, 4, 7).batch(3).tolist() == GOLDEN
+
+
+GOLDEN = [0, 11, 5, 6]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("batch", [64, 256])
+def test_no_two_questions_of_a_paragraph_meet_on_squad(data_packs: Path, batch: int) -> None:
+    lines = (data_packs / "squad" / "qrels" / "train.tsv").read_text().splitlines()[1:]
+    pairs = [line.split("\t") for line in lines]
+    place = {name: number for number, name in enumerate(dict.fromkeys(pair[1] for pair in pairs))}
+    queries: dict[str, list[int]] = {}
+    for query, document, _ in pairs:
+        queries.setdefault(query, []).append(place[document])
+    positives = positives_of(list(queries.values()))
+    assert len(positives) > 87_000
+    order = order_of(positives, batch)
+    assert shared(Order(len(positives), batch, 0), positives, range(order.steps(1))) > 100
+    assert shared(order, positives, range(order.steps(2))) == 0
+    check_whole_epochs(order, 2)

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytriever.data.combine import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.examples import Examples
 from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.origins import parse_mix
 from raytriever.errors import DataError
 
 
@@ -123,3 +125,84 @@ def test_a_split_without_use_is_refused() -> None:
         Examples.of(dataset_of([[], []], 3), "train", 0)
     with pytest.raises(DataError, match="every document is relevant"):
         Examples.of(dataset_of([[0, 1, 2]], 3), "train", 0)
+
+
+def test_a_group_wraps_only_once_every_negative_is_in_it() -> None:
+    # One positive of three asked for: two negatives more than the two that every group has, and four are known.
+    examples = Examples.of(DATASET, "train", seed=0, negatives=TABLE)
+    for epoch in range(20):
+        positives, passages = examples.groups(*every(examples, epoch), 3, 2)
+        assert positives[0].tolist() == [1, -1, -1]
+        assert sorted(passages[0]) == [1, 3, 4, 6, 8]
+
+
+ORIGINS_OF_ROW = {"bm25": [3, 4, 6], "dense": [8]}
+MIXED = NegativesTable.merged(
+    DATASET,
+    [
+        NegativesTable.of(DATASET, np.zeros(len(documents), dtype=np.int64), np.array(documents), origin)
+        for origin, documents in ORIGINS_OF_ROW.items()
+    ],
+)
+
+
+def of_origin(row: np.ndarray) -> dict[str, list[int]]:
+    found = {name: [int(d) for d in row if d in documents] for name, documents in ORIGINS_OF_ROW.items()}
+    return found | {"random": [int(d) for d in row if d not in {3, 4, 6, 8}]}
+
+
+@pytest.mark.parametrize("positives", [1, 3])
+def test_negatives_are_mixed_by_origin(positives: int) -> None:
+    examples = Examples.of(
+        DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=0.5,dense=0.25,random=0.25")
+    )
+    for epoch in range(30):
+        drawn, passages = examples.groups(*every(examples, epoch), positives, 8 - positives + 1)
+        group = of_origin(passages[0][passages[0] != 1])  # the one positive of the first query
+        assert len(passages[0]) == 9
+        # Random documents may be of the table's by chance, so they are counted from above.
+        assert len(group["bm25"]) >= 4
+        assert set(group["bm25"]) == {3, 4, 6}  # four of three: one is there again
+        assert group["dense"].count(8) >= 2  # wrapped within its origin
+        assert len(group["random"]) <= 2
+        for row, known in enumerate(([1], [2, 5, 7], [0])):
+            held = (drawn[row] >= 0).sum()
+            assert not set(passages[row][held:].tolist()) & set(known)
+
+
+def test_shares_hold_over_epochs_for_a_single_negative() -> None:
+    examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=3,dense=1"))
+    drawn = [examples.hard_negatives(np.array([0]), np.array([epoch]), 1)[0, 0] for epoch in range(2000)]
+    assert set(drawn) == {3, 4, 6, 8}
+    assert abs(drawn.count(8) / 2000 - 0.25) < 0.03
+
+
+def test_without_shares_the_origins_are_alike() -> None:
+    examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED)
+    for epoch in range(10):
+        assert set(examples.hard_negatives(np.array([0]), np.array([epoch]), 4)[0]) == {3, 4, 6, 8}
+
+
+def test_the_mixed_draws_never_change() -> None:
+    # Golden: an edit here means that every interrupted run continues on other data.
+    examples = Examples.of(DATASET, "train", seed=5, negatives=MIXED, shares=parse_mix("bm25=0.5,random=0.5"))
+    assert examples.hard_negatives(*every(examples, 2), 3).tolist() == GOLDEN
+
+
+GOLDEN = [[4, 3, 2], [3, 4, 10], [8, 1, 8]]
+
+
+def test_random_negatives_are_of_the_querys_own_data_set() -> None:
+    both = combine([dataset_of([[0], [3, 4]], 6), dataset_of([[2, 3], [1]], 5)])
+    examples = Examples.of(both, "train", seed=0)
+    assert examples.starts.tolist() == [0, 2, 4]
+    seen: list[set[int]] = [set(), set(), set(), set()]
+    for epoch in range(60):
+        for row, drawn in enumerate(examples.hard_negatives(*every(examples, epoch), 3)):
+            seen[row] |= set(drawn.tolist())
+    assert seen == [set(range(1, 6)), {0, 1, 2, 5}, {6, 7, 10}, {6, 8, 9, 10}]
+
+
+def test_a_query_to_which_its_own_data_set_is_relevant_is_refused() -> None:
+    with pytest.raises(DataError, match="every document is relevant"):
+        Examples.of(combine([dataset_of([[0]], 6), dataset_of([[0, 1]], 2)]), "train", 0)

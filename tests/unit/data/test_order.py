@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytriever.data.order import Order, permutation, worker_slice
+from raytriever.data.draws import permutation
+from raytriever.data.order import Order, worker_slice
 from raytriever.errors import ConfigError
 
 SIZES = {"examples": st.integers(1, 60), "batch_size": st.integers(1, 150), "seed": st.integers(-5, 2**64)}
@@ -33,6 +32,10 @@ def test_a_step_is_a_function_of_its_number(examples: int, batch_size: int, seed
     order = Order(examples, batch_size, seed)
     order.batch(step + 1)
     assert (order.batch(step) == alone).all()
+    for workers in (1, 2, 4):
+        if batch_size % workers == 0:
+            shares = [worker_slice(alone, rank, workers) for rank in range(workers)]
+            assert (np.concatenate(shares) == alone).all()
     assert alone.dtype == np.int64
 
 
@@ -50,10 +53,8 @@ def test_the_order_never_changes() -> None:
 def test_resuming_late_costs_one_permutation() -> None:
     order = Order(100_000, 64, 1)
     permutation.cache_clear()
-    started = time.perf_counter()
     order.batch(1_000_000)
     assert permutation.cache_info().misses == 1
-    assert time.perf_counter() - started < 1
 
 
 def test_straddling_batches_do_not_shuffle_an_epoch_twice() -> None:

@@ -1,0 +1,90 @@
+"""Files written and read back whole, through the same steps as in use."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from raytriever.data.chunks import parse_chunk, read_chunks
+from raytriever.data.formats import Plan, recognise
+from raytriever.data.records import Records
+from raytriever.data.source import Source
+
+
+@dataclass
+class Read:
+    """What all chunks of all parts gave together."""
+
+    plan: Plan
+    records: Records
+    bad: list[str]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of queries and documents by their ids; each id has one text."""
+        found: dict[str, str] = {}
+        for one in (*self.records.queries, *self.records.documents):
+            assert found.setdefault(one.id, one.text) == one.text
+        return found
+
+    def positives(self) -> list[tuple[str, str, int]]:
+        """Query text, document text and rank of each positive."""
+        texts = self.texts
+        return [(texts[row.query], texts[row.document], row.rank) for row in self.records.judgements if row.score > 0]
+
+    def negatives(self) -> list[tuple[str, str, str, int]]:
+        """Query text, document text, origin and rank of each hard negative."""
+        texts = self.texts
+        return [(texts[row.query], texts[row.document], row.origin, row.rank) for row in self.records.negatives]
+
+
+@pytest.fixture
+def lines() -> Callable[[Path], list[dict[str, Any]]]:
+    """The objects of a gzipped file, read in the plainest way."""
+
+    def objects(file: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in gzip.decompress(file.read_bytes()).split(b"\n") if line]
+
+    return objects
+
+
+@pytest.fixture
+def read() -> Callable[..., Read]:
+    def whole(path: Path | str, format: str | None = None, size: int = 1 << 20) -> Read:
+        plan = recognise(Source.open(path), format)
+        found = Read(plan, Records(), [])
+        for index, part in enumerate(plan.parts):
+            for chunk in read_chunks(part, index, size):
+                parsed = parse_chunk(part, chunk)
+                found.bad += [entry["reason"] for entry in parsed.bad]
+                for column in ("documents", "queries", "judgements", "negatives"):
+                    getattr(found.records, column).extend(getattr(parsed.records, column))
+        return found
+
+    return whole
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Rows as a file of the kind that its name says."""
+
+    def rows(name: str, rows: Sequence[dict[str, Any]]) -> Path:
+        file = tmp_path / "set" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet"):
+            parquet.write_table(pa.Table.from_pylist(list(rows)), file)
+            return file
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        text = "[" + ",\n".join(lines) + "]" if ".json" in name and ".jsonl" not in name else "\n".join(lines) + "\n"
+        file.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return file
+
+    return rows

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from raytriever.data.records import Judgement
+from raytriever.errors import DataError
+
+CORPUS = [{"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)]
+QUERIES = [{"_id": f"q{n}", "text": f"query {n}"} for n in range(5)]
+JUDGED = [{"query-id": f"q{n}", "corpus-id": f"d{n}", "score": int(n > 0)} for n in range(5)]
+
+
+def qrels(file: Path, rows: list[str], header: str = "query-id\tcorpus-id\tscore") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(row + "\n" for row in [header, *rows]))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_a_folder(tmp_path: Path, read, write, ending: str) -> None:
+    write(f"corpus.{ending}", CORPUS)
+    write(f"queries.{ending}", QUERIES)
+    qrels(tmp_path / "set" / "qrels" / "train.tsv", ["q1\td1\t1"])
+    qrels(tmp_path / "set" / "qrels" / "validation.tsv", ["q2\td2\t0", "q2\td3\t2"])
+    (tmp_path / "set" / "README.md").write_text("about")
+    write("answers.jsonl", [{"_id": "q1", "answers": ["a"]}])
+    found = read(tmp_path / "set")
+    assert (found.plan.format, found.plan.splits) == ("beir", ("train", "dev"))
+    assert [part.split for part in found.plan.parts] == [None, None, "train", "dev"]
+    assert [row.title for row in found.records.documents] == [f"T{n}" for n in range(5)]
+    assert [row.id for row in found.records.queries] == [f"q{n}" for n in range(5)]
+    assert [(row.split, row.query, row.document, row.score) for row in found.records.judgements] == [
+        ("train", "q1", "d1", 1),
+        ("dev", "q2", "d2", 0),
+        ("dev", "q2", "d3", 2),
+    ]
+    assert found.negatives() == [("query 2", "text 2", "gold", 0)]
+    assert not found.bad
+
+
+def test_source_and_rank_of_judgements(tmp_path: Path, read, write) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("queries.jsonl", QUERIES)
+    header = "query-id\tcorpus-id\tscore"
+    folder = tmp_path / "set" / "qrels"
+    qrels(
+        folder / "both.tsv",
+        ["q1\td1\t1\tllm\t2", "q1\td2\t1\thuman\t0", "q1\td3\t1", "q1\td3\t1\tgpt\t1", "q1\td3\t1\tllm\t-1"],
+        header + "\tsource\trank",
+    )
+    qrels(folder / "rank.tsv", ["q2\td1\t1\t3"], header + "\trank")
+    qrels(folder / "source.tsv", ["q3\td1\t1\tllm"], header + "\tsource")
+    found = read(tmp_path / "set")
+    assert found.records.judgements == [
+        Judgement("both", "q1", "d1", 1, "llm", 2),
+        Judgement("both", "q1", "d2", 1, "human", 0),
+        Judgement("rank", "q2", "d1", 1, "human", 3),
+        Judgement("source", "q3", "d1", 1, "llm", 0),
+    ]
+    assert found.bad == [
+        "3 columns, not 5 separated by tabs",
+        "source 'gpt' is none of human, llm",
+        "rank '-1' is not a whole number from 0",
+    ]
+
+
+@pytest.mark.parametrize("folder", ["qrels", "default", "data"])
+def test_parquet_shards_as_the_hub_has_them(tmp_path: Path, read, write, folder: str) -> None:
+    write("corpus/corpus-00000-of-00002.parquet", CORPUS[:3])
+    write("corpus/corpus-00001-of-00002.parquet", [{"id": 3, "title": None, "text": "text 3"}])
+    write("queries/queries-00000-of-00001.parquet", QUERIES)
+    write(f"{folder}/test-00000-of-00001.parquet", [row | {"score": float(row["score"])} for row in JUDGED])
+    found = read(tmp_path / "set")
+    assert (found.plan.format, found.plan.splits) == ("beir", ("test",))
+    assert [row.id for row in found.records.documents] == ["d0", "d1", "d2", "3"]
+    assert [row.score for row in found.records.judgements] == [0, 1, 1, 1, 1]
+    assert not found.bad
+
+
+def test_judgements_as_json_lines(tmp_path: Path, read, write) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("queries.jsonl", QUERIES)
+    more = [{"source": "llm", "rank": 1}, {"source": None}, {"score": True}, {"score": 0.5}, {"score": None}]
+    write("qrels/test.jsonl", [row | extra for row, extra in zip(JUDGED, more, strict=True)])
+    found = read(tmp_path / "set")
+    assert [(row.document, row.source, row.rank) for row in found.records.judgements] == [
+        ("d0", "llm", 1),
+        ("d1", "human", 0),
+    ]
+    assert found.bad == [f"score {told!r} is not an integer" for told in ("True", "0.5", "None")]
+
+
+def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> None:
+    for name, rows in (("corpus.jsonl", CORPUS), ("queries.jsonl", QUERIES)):
+        write(name, rows)
+        write(name + ".gz", rows[:1])
+    qrels(tmp_path / "set" / "qrels" / "test.tsv", ["q1\td1\t1"])
+    assert len(read(tmp_path / "set").records.documents) == 5
+
+
+def test_what_a_folder_lacks_is_told(tmp_path: Path, read, write) -> None:
+    write("corpus.jsonl", CORPUS)
+    qrels(tmp_path / "set" / "qrels" / "test.tsv", ["q1\td1\t1"])
+    told = r"no queries\.jsonl or queries\.jsonl\.gz in it; it holds corpus\.jsonl, qrels; give a folder in BEIR layout"
+    for format in (None, "beir"):
+        with pytest.raises(DataError, match=told):
+            read(tmp_path / "set", format)
+
+
+@pytest.mark.parametrize("header", ["", "q1\td1\t1", "query-id corpus-id score", "qid\t0\tdocid\trel"])
+def test_a_wrong_header_stops_where_the_file_is_read(tmp_path: Path, read, write, header: str) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("queries.jsonl", QUERIES)
+    qrels(tmp_path / "set" / "qrels" / "test.tsv", ["q1\td1\t1"], header)
+    with pytest.raises(DataError, match=r"test\.tsv row 1: the header is .*query-id<TAB>corpus-id<TAB>score$"):
+        read(tmp_path / "set")
+
+
+def test_pickled_columns_of_a_shard_are_refused(tmp_path: Path, read, write) -> None:
+    write("queries.jsonl", QUERIES)
+    write("qrels/test.jsonl", JUDGED)
+    text = pa.field("text", pa.binary(), metadata={"ARROW:extension:name": "ray.data.arrow_pickled_object"})
+    file = write("corpus/0.parquet", CORPUS)
+    parquet.write_table(pa.table({"_id": ["d0"], "text": [b"x"]}, schema=pa.schema([("_id", pa.string()), text])), file)
+    with pytest.raises(DataError, match=r"0\.parquet: column 'text' is of the extension type 'ray\.data\.arrow_pick"):
+        read(tmp_path / "set")
+
+
+@pytest.mark.data
+def test_the_packs(data_packs: Path, read) -> None:
+    found = read(data_packs / "scifact")
+    assert (found.plan.format, set(found.plan.splits)) == ("beir", {"train", "test"})
+    assert (len(found.records.documents), len(found.records.judgements)) == (5183, 919 + 339)
+    graded = read(data_packs / "climate-fever-evidence")
+    assert (graded.plan.format, len(graded.records.judgements)) == ("beir", 5305)
+    assert len(graded.records.negatives) == 2560
+    assert not found.bad
+    assert not graded.bad

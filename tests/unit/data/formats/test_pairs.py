@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROWS = [
+    {"premise": "Two women embrace.", "hypothesis": "Women touch.", "label": "entailment", "split": "validation"},
+    {"premise": "Two women embrace.", "hypothesis": "Men fight.", "label": "contradiction", "split": "validation"},
+    {"premise": "A man plays.", "hypothesis": "He is glad.", "label": "neutral", "split": "train"},
+]
+
+
+def test_what_labels_mean(read, write) -> None:
+    found = read(write("pairs.jsonl.gz", ROWS))
+    assert (found.plan.format, found.plan.splits) == ("pairs", None)
+    assert found.plan.parts[0].split is None
+    assert found.positives() == [("Two women embrace.", "Women touch.", 0)]
+    assert found.negatives() == [("Two women embrace.", "Men fight.", "gold", 0)]
+    assert {row.split for row in found.records.judgements} == {"dev"}
+    assert {row.text for row in found.records.documents} == {"Women touch.", "Men fight.", "He is glad."}
+    assert {row.text for row in found.records.queries} == {"Two women embrace.", "A man plays."}
+
+
+def test_numbers_as_the_hub_has_them(read, write) -> None:
+    rows = [{key: row[key] for key in ("premise", "hypothesis")} | {"label": n} for n, row in enumerate(ROWS[:1] * 4)]
+    rows[3]["label"] = -1
+    found = read(write("plain_text/validation-00000-of-00001.parquet", rows))
+    assert (found.plan.format, found.plan.splits) == ("pairs", ("dev",))
+    assert (len(found.records.judgements), len(found.records.negatives)) == (1, 1)
+    assert found.records.judgements[0].split == "dev"
+    assert found.bad == ["label '-1' is none of entailment, neutral, contradiction or 0, 1, 2"]
+
+
+@pytest.mark.parametrize("label", ["-", None, 3, True, 0.0, []])
+def test_other_labels_are_bad(read, write, label: object) -> None:
+    found = read(write("pairs.jsonl", [ROWS[0] | {"label": label}, ROWS[0]]))
+    assert len(found.bad) == 1
+    assert "is none of entailment" in found.bad[0]
+    assert len(found.records.queries) == 1
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("pack", "positives", "negatives"),
+    [
+        ("snli", {"dev": 3329, "test": 3368}, 3278 + 3237),
+        ("sick", {"train": 1299, "dev": 144, "test": 1414}, 665 + 74 + 720),
+        ("indonli", {"train": 3476, "dev": 807, "test": 1849}, 3439 + 749 + 1763),
+    ],
+)
+def test_the_packs(data_packs: Path, read, pack: str, positives: dict[str, int], negatives: int) -> None:
+    found = read(data_packs / pack)
+    assert (found.plan.format, found.bad) == ("pairs", [])
+    assert Counter(row.split for row in found.records.judgements) == positives
+    assert len(found.records.negatives) == negatives
+
+
+@pytest.mark.data
+def test_a_pack_without_splits_beside_another_format(data_packs: Path, read) -> None:
+    found = read(data_packs / "climate-fever-evidence", "pairs")
+    assert (found.plan.splits, len(found.plan.parts)) == (("train",), 1)
+    assert (len(found.records.judgements), len(found.records.negatives)) == (1943, 802)

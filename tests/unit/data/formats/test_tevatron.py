@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from raytriever.errors import DataError
+
+# As Tevatron publishes MS MARCO.
+FIRST = {
+    "query_id": "1185869",
+    "query": ")what was the immediate impact of the success of the manhattan project?",
+    "positive_passages": [
+        {"docid": "0", "title": "Introduction", "text": "The presence of communication amid scientific minds."},
+        {"docid": "7", "title": "", "text": "The Manhattan Project and its atomic bomb.", "source": "llm"},
+    ],
+    "negative_passages": [
+        {"docid": "2942565", "title": "Manhattan", "text": "The approval came before Pearl Harbor."},
+        {"docid": 2942570, "title": None, "text": "The Manhattan Project began.", "score": 31.5, "origin": "dense"},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.json", "train-00000-of-00001.parquet"])
+def test_the_first_generation(read, write, name: str) -> None:
+    row = FIRST
+    if name.endswith("parquet"):  # a column is of one type
+        row = FIRST | {"negative_passages": [p | {"docid": str(p["docid"])} for p in FIRST["negative_passages"]]}
+    found = read(write(name, [row]))
+    assert (found.plan.format, found.plan.splits) == ("tevatron", ("train",))
+    assert [query.id for query in found.records.queries] == ["1185869"]
+    assert [(row.document, row.source, row.rank, row.score) for row in found.records.judgements] == [
+        ("0", "human", 0, 1),
+        ("7", "llm", 1, 1),
+    ]
+    assert [(row.document, row.origin, row.rank) for row in found.records.negatives] == [
+        ("2942565", "bm25", 0),
+        ("2942570", "dense", 0),
+    ]
+    assert math.isnan(found.records.negatives[0].score)
+    assert found.records.negatives[1].score == 31.5
+    assert [(row.id, row.title) for row in found.records.documents] == [
+        ("0", "Introduction"),
+        ("7", ""),
+        ("2942565", "Manhattan"),
+        ("2942570", ""),
+    ]
+
+
+SECOND = [
+    {
+        "query_id": "q1",
+        "query_text": "what is a cell",
+        "positive_document_ids": ["a", 2],
+        "negative_document_ids": ["c", "b"],
+        "negative_scores": [3.5, 2],
+        "positive_sources": ["human", "llm"],
+    },
+    {"query_id": 2, "query_text": "second", "positive_document_ids": [], "negative_document_ids": None},
+]
+CORPUS = [{"docid": "a", "title": "A", "text": "text a"}, {"docid": 2, "text": "two"}, {"docid": "c", "text": "c"}]
+
+
+def test_the_second_generation(tmp_path: Path, read, write) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("train.jsonl", SECOND)
+    write("test.jsonl", SECOND[1:])
+    found = read(tmp_path / "set")
+    assert (found.plan.format, found.plan.splits) == ("tevatron", ("test", "train"))
+    assert [part.split for part in found.plan.parts] == [None, "test", "train"]
+    assert [row.id for row in found.records.documents] == ["a", "2", "c"]
+    assert [row.id for row in found.records.queries] == ["2", "q1", "2"]
+    assert [(row.document, row.source, row.rank) for row in found.records.judgements] == [
+        ("a", "human", 0),
+        ("2", "llm", 1),
+    ]
+    assert [(row.document, row.origin, row.rank, row.score) for row in found.records.negatives] == [
+        ("c", "bm25", 0, 3.5),
+        ("b", "bm25", 1, 2.0),
+    ]
+
+
+def test_a_part_alone_is_told(read, write) -> None:
+    with pytest.raises(DataError, match=r"no corpus of docid, text in it; it holds train\.jsonl"):
+        read(write("train.jsonl", SECOND))
+    with pytest.raises(DataError, match=r"no file of queries in it"):
+        read(write("corpus.jsonl", CORPUS))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"query": " "}, 'empty "query"'),
+        ({"query_id": None}, '"query_id" is NoneType, not a string'),
+        ({"positive_passages": {"docid": "0"}}, '"positive_passages" is dict, not a list'),
+        ({"positive_passages": ["0"]}, '"positive_passages[0]" is str, not an object'),
+        ({"positive_passages": [{"docid": "0"}]}, 'no field "text"; the fields are docid'),
+        ({"negative_passages": [{"docid": [], "text": "x"}]}, '"docid" is list, not a string'),
+        ({"negative_passages": [{"docid": "0", "text": "x", "score": "high"}]}, '"score" is str, not a number'),
+        ({"negative_passages": [{"docid": "0", "text": "x", "score": 1e999}]}, "not JSON"),
+        ({"positive_passages": [{"text": "x", "source": "gpt"}]}, "source 'gpt' is none of human, llm"),
+        ({"negative_passages": [{"text": "x", "origin": []}]}, "origin '[]' is none of gold, bm25"),
+    ],
+)
+def test_a_bad_row_adds_nothing(read, write, change: dict[str, object], reason: str) -> None:
+    found = read(write("train.jsonl", [FIRST | change, FIRST]))
+    assert len(found.bad) == 1
+    assert found.bad[0].startswith(reason)
+    assert (len(found.records.queries), len(found.records.documents)) == (1, 4)
+    assert (len(found.records.judgements), len(found.records.negatives)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"negative_scores": [1.0]}, '"negative_scores" has 1 scores for 2 in "negative_document_ids"'),
+        ({"positive_sources": ["llm"]}, '"positive_sources" has 1 for 2 in "positive_document_ids"'),
+        ({"positive_document_ids": [None]}, '"positive_document_ids[0]" is NoneType, not a string'),
+        ({"negative_document_ids": "c"}, '"negative_document_ids" is str, not a list'),
+    ],
+)
+def test_lists_that_do_not_go_along(tmp_path: Path, read, write, change: dict[str, object], reason: str) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("train.jsonl", [SECOND[0] | change, SECOND[1]])
+    assert read(tmp_path / "set").bad == [reason]

@@ -14,8 +14,8 @@ from raytriever.data.files import open_stream, reading
 from raytriever.data.rows import BYTE_ORDER_MARK
 from raytriever.errors import DataError
 
-# A whole string, which is passed over; a bracket; or the quote of a string that goes on in the next block.
-_SIGN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]|"', re.DOTALL)
+# Anything up to the next bracket outside strings; or up to the quote of a string that goes on in the next block.
+_SIGN = re.compile(rb'[^"\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[\]{}]*+)*+([\[\]{}"])?', re.DOTALL)
 _BEGIN = 1 << 16
 _BETWEEN = b", \t\r\n"
 _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
@@ -47,15 +47,11 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
         _check_begin(where, held)
         while True:
             for sign in _SIGN.finditer(held, at):
-                at = sign.start()
-                byte = held[at]
-                if byte in b"[{":
-                    depth += 1
-                elif byte in b"]}":
-                    depth -= 1
-                elif sign.end() == at + 1:
-                    break  # the string goes on in what has not been read yet
-                at = sign.end()
+                byte = sign[1]
+                at = sign.end() if byte != b'"' else sign.start(1)
+                if not byte or byte == b'"':
+                    break
+                depth += 1 if byte in b"[{" else -1
                 if (depth == 1 and byte in b"]}") or depth == 0:
                     row = held[start : at - (depth == 0)].lstrip(_BETWEEN) if start else b""
                     start = at
@@ -65,8 +61,6 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
                 if depth == 0:
                     return
                 start = start or at  # behind the bracket that opens the array
-            else:
-                at = len(held)
             block = stream.read(max(size, len(held) - start))
             if not block:
                 raise DataError(f"the JSON array is cut off after row {rows[0]}", where, "copy it again")

@@ -14,7 +14,7 @@ from raytriever.errors import DataError, UserError
 from raytriever.storage import disk_errors
 
 HUB = "hf://"
-_LOCAL = "file://"
+LOCAL = "file://"
 _REACH = "check the address, the network and your credentials"
 
 
@@ -29,7 +29,7 @@ class Listed(NamedTuple):
 
 def is_uri(name: str) -> bool:
     """Whether a name is a URI of another place than this machine's disk."""
-    return "://" in name and not name.startswith(_LOCAL)
+    return "://" in name and not name.startswith(LOCAL)
 
 
 def open_raw(where: str) -> Any:
@@ -40,7 +40,7 @@ def open_raw(where: str) -> Any:
         if is_uri(where):
             file_system, path = _file_system(where)
             return file_system.open_input_file(path)
-        return LocalFileSystem().open_input_file(where.removeprefix(_LOCAL))
+        return LocalFileSystem().open_input_file(where.removeprefix(LOCAL))
 
 
 def open_stream(where: str) -> BinaryIO:
@@ -48,13 +48,13 @@ def open_stream(where: str) -> BinaryIO:
 
     Reads of a packed stream raise what `gzip` does; `reading` tells it in one line.
     """
-    packed = where.split("?")[0].endswith(".gz")
+    packed = (where.split("?")[0] if is_uri(where) else where).endswith(".gz")
     if is_uri(where):
         # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
         raw = io.BufferedReader(open_raw(where), 1 << 20)
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
     with disk_errors(where), _reaching(where):
-        path = where.removeprefix(_LOCAL)
+        path = where.removeprefix(LOCAL)
         return cast(BinaryIO, gzip.open(path) if packed else open(path, "rb"))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
-from raytriever.data.files import Listed, is_uri, list_remote
+from raytriever.data.files import HUB, LOCAL, Listed, is_uri, list_remote
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 from raytriever.storage import disk_errors
@@ -55,7 +56,7 @@ class Source:
         if is_uri(name):
             where, listed = list_remote(name)
         else:
-            path = Path(name.removeprefix("file://")).expanduser()
+            path = Path(unquote(name[len(LOCAL) :]) if name.startswith(LOCAL) else name).expanduser()
             where, listed = os.path.abspath(path), _list_local(name, path)
         files = sorted((SourceFile(*one) for one in listed if _is_data(one.path)), key=lambda file: file.path)
         if not files:
@@ -100,4 +101,7 @@ def _is_data(path: str) -> bool:
 
 
 def _last_part(where: str) -> str:
-    return where.split("?")[0].rstrip("/").rsplit("/", 1)[-1].split("@")[0]
+    if not is_uri(where):
+        return Path(where).name
+    name = where.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    return name.split("@")[0] if where.startswith(HUB) else name

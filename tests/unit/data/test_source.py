@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 
@@ -48,6 +48,17 @@ def test_what_is_listed_means_the_same_elsewhere(tmp_path: Path, monkeypatch: py
     with open_stream(file.where) as stream:
         assert stream.read() == b"x"
     assert file.path == "a.jsonl"
+
+
+def test_names_with_odd_characters(tmp_path: Path) -> None:
+    folder = tmp_path / "me@home ?x=1%20"
+    folder.mkdir()
+    (folder / "a?b.jsonl.gz").write_bytes(gzip.compress(b"x"))
+    source = Source.open(folder)
+    assert source.name == "me@home ?x=1%20"
+    with open_stream(source.files[0].where) as stream:
+        assert stream.read() == b"x"
+    assert Source.open("file://" + quote(str(folder))) == source
 
 
 def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def _look_into(source: Source) -> Seen:
         group = stem_of(file.path)
         if group not in peeked:
             peeked[group] = peek(file)
-        seen.append((file, peeked[group]))
+        if peeked[group].fields or ".jsonl" in file.path or ".json" not in file.path:
+            seen.append((file, peeked[group]))  # a .json without rows that are objects tells about something
     return seen
 
 

@@ -42,6 +42,7 @@ def test_shards_and_what_is_no_data(tmp_path: Path, write) -> None:
         write(f"data/train-0000{n}-of-00003.parquet", [PAIR])
     write("data/test-00000-of-00001.parquet", [PAIR])
     write("dataset_infos.json", [{"about": 1}])
+    (tmp_path / "set" / "config.json").write_text('{\n  "about": 1\n}\n')
     (tmp_path / "set" / "README.md").write_text("about")
     plan = recognise(Source.open(tmp_path / "set"))
     assert [part.split for part in plan.parts] == ["test", "train", "train", "train"]

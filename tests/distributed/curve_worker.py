@@ -23,6 +23,7 @@ from raytriever.parallel.strategy import current_workers
 from raytriever.training import loop
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
+from raytriever.training.tokens import tokenisation_of
 
 STEPS = 6
 LOSSES = ("mw", "infonce")
@@ -30,13 +31,14 @@ SETTINGS = TrainingConfig(batch_size=16, learning_rate=1e-3, warmup_steps=1, eva
 
 
 def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[str, torch.Tensor]:
-    dataset = open_dataset(dataset_folder, ["train", "dev"])
+    retriever = load_retriever(ModelConfig(encoder))
+    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
     told: dict[str, list[float]] = {}
     modules: list[torch.nn.Module] = []
 
     def source(split: str) -> BatchSource:
         examples = Examples.of(dataset, split, SETTINGS.seed)
-        return BatchSource(dataset, examples, Order(len(examples), SETTINGS.batch_size, SETTINGS.seed), 1, 2)
+        return BatchSource(dataset.tokens, examples, Order(len(examples), SETTINGS.batch_size, SETTINGS.seed), 1, 2)
 
     def hear(step: int, measured: Mapping[str, float]) -> None:
         for key in ("loss", "dev_loss", "temperature", "gradient_norm"):
@@ -48,7 +50,7 @@ def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[
     loop.build_optimizer = lambda module, *rest: modules.append(module) or build(module, *rest)
     loop.train(
         loop.Assignment(
-            retriever=load_retriever(ModelConfig(encoder)),
+            retriever=retriever,
             train=source("train"),
             dev=source("dev"),
             loss=LossConfig(name, temperature=0.05, learn_temperature=True, distribution_weight=0.01),

@@ -7,35 +7,38 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from raytriever.cluster.ingest import by_size
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
 from raytriever.cluster.train import train_on_cluster
 from raytriever.config import Config, check_config, dump_config, to_dict
 from raytriever.data.examples import Examples
 from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.open import PYDOCS, open_dataset
-from raytriever.data.order import Order
+from raytriever.data.pydocs import PYDOCS
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
-from raytriever.negatives.bm25 import Bm25Index, mine
+from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.evaluate import Evaluation
+from raytriever.retrieval.hard_negatives import hard_negatives
 from raytriever.retrieval.outcome import write_outcome
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
 from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
 from raytriever.tracking.source import git_commit
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
+from raytriever.training.material import Material
 from raytriever.training.run_directory import RunDirectory
-
-NEGATIVES_DEPTH = 30
+from raytriever.training.tokens import tokenisation_of
 
 
 @dataclass(frozen=True)
@@ -88,20 +91,30 @@ class _Experiment:
         self.config, self.run, self.say = config, run, say
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.precision = choose_precision(config.training.precision, self.device)
+        build_loss(config.loss)  # here only to be refused before anything is done
         data = config.data
         if data.dataset == PYDOCS:
             say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
-        splits = [data.train_split, data.dev_split, data.test_split]
-        self.dataset = open_dataset(data.dataset, splits, max_bad_rows=data.max_bad_rows)
-        examples = Examples.of(self.dataset, data.train_split, config.training.seed)
-        Examples.of(self.dataset, data.dev_split, config.training.seed)
-        Examples.of(self.dataset, data.test_split, config.training.seed)
-        order = Order(len(examples), config.training.batch_size, config.training.seed)
-        self.total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
-        build_loss(config.loss)  # here only to be refused before anything is written
         self.retriever = load_for_encoding(config.model, self.precision, self.device)
-        counts = ", ".join(f"{name} {count:,}" for name, count in self.dataset.counts().items())
-        say(f"{data.dataset}: {counts}")
+        self.material = Material.open(
+            data.datasets,
+            data,
+            tokenisation_of(self.retriever),
+            config.training.batch_size,
+            config.training.seed,
+            also=[data.test_split],
+            run=by_size(config.training.num_workers),
+            say=say,
+        )
+        self.dataset = self.material.datasets[0]
+        # The rest is here only to be refused before anything is written.
+        self.material.dev()
+        Examples.of(self.dataset, data.test_split, config.training.seed)
+        order = self.material.train(None).order
+        self.total_steps = config.training.max_steps or order.steps(config.training.epochs or 1.0)
+        for dataset in self.material.datasets:
+            counts = ", ".join(f"{name} {count:,}" for name, count in dataset.counts().items())
+            say(f"{dataset.name}: {counts}")
 
     def execute(self, tracker: Tracker, began: float) -> Finished:
         config, path = self.config, self.run.path
@@ -119,7 +132,8 @@ class _Experiment:
         del self.retriever
 
         with Recorder(tracker, path, self.total_steps) as recorder, ray_session(config.training.num_workers):
-            train_on_cluster(config, negatives, self.total_steps, path, recorder.hear)
+            places = [dataset.place for dataset in self.material.datasets if dataset.place]
+            train_on_cluster(config, places, negatives, self.total_steps, path, recorder.hear)
         self.say("after training")
         own = ModelConfig(model=str(path / "model"))
         trained = load_for_encoding(own, self.precision, self.device)
@@ -129,18 +143,15 @@ class _Experiment:
         return Finished(path, rows, str(left_out) if left_out.total else None, anew=True)
 
     def _negatives(self, index: Bm25Index) -> NegativesTable | None:
-        if not self.config.data.negatives_per_query:
+        data, datasets = self.config.data, self.material.datasets
+        if not data.negatives_per_query:
             return None
-        positives = self.dataset.positives(self.config.data.train_split)
-        mined = mine(
-            index,
-            self.dataset.queries.texts,
-            positives.queries,
-            positives.offsets,
-            positives.documents,
-            NEGATIVES_DEPTH,
-        )
-        return NegativesTable.from_depth(self.dataset, mined, "bm25")
+        tables = [hard_negatives(self.dataset, data, data.negatives_table, lambda: index)]
+        tables += [hard_negatives(each, data, "", partial(Bm25Index, each.passages())) for each in datasets[1:]]
+        for dataset, table in zip(datasets, tables, strict=True):
+            self.say(f"{dataset.name}: hard negatives: {', '.join(f'{k} {n:,}' for k, n in table.counts().items())}")
+        starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in datasets[:-1])]
+        return tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
 
     def _describe(self, tracker: Tracker) -> None:
         dataset, data = self.dataset, self.config.data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,18 +21,16 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from raytriever.cluster.monitor import listening
 from raytriever.config import Config
-from raytriever.data.examples import Examples
 from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.open import open_dataset
-from raytriever.data.order import Order
-from raytriever.errors import UserError
+from raytriever.errors import DataError, UserError
 from raytriever.models.layout import write_model
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import load_retriever
 from raytriever.parallel.strategy import current_workers
 from raytriever.storage import committed_directory
-from raytriever.training.batches import BatchSource
 from raytriever.training.loop import Assignment, train
+from raytriever.training.material import Material
+from raytriever.training.tokens import tokenisation_of
 
 MAX_RESTARTS = 3
 
@@ -54,6 +52,7 @@ class Notice:
 
 def train_on_cluster(
     config: Config,
+    places: Sequence[Path],
     negatives: NegativesTable | None,
     total_steps: int,
     folder: Path,
@@ -63,6 +62,7 @@ def train_on_cluster(
 
     Args:
         config: the experiment.
+        places: where its data sets stand prepared, on storage that every node sees.
         negatives: the negatives table, or None.
         total_steps: after which training ends at the latest.
         folder: the run directory, on storage that every node sees.
@@ -85,6 +85,7 @@ def train_on_cluster(
             _train_worker,
             train_loop_config={
                 "config": config,
+                "places": [str(place) for place in places],
                 "negatives": ray.put(negatives),
                 "total_steps": total_steps,
                 "folder": str(folder.resolve()),
@@ -149,22 +150,18 @@ def _train(job: Mapping[str, Any]) -> None:
         # Ray leaves one thread to a process; the cores of a node are shared among its workers.
         local = ray.train.get_context().get_local_world_size()
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
-    data, settings = config.data, config.training
-    dataset = open_dataset(data.dataset, [data.train_split, data.dev_split], max_bad_rows=data.max_bad_rows)
+    settings = config.training
     retriever = load_retriever(config.model).to(device)
-
-    def source(split: str, negatives: NegativesTable | None, size: int) -> BatchSource:
-        examples = Examples.of(dataset, split, settings.seed, negatives)
-        order = Order(len(examples), size, settings.seed)
-        return BatchSource(dataset, examples, order, data.positives_per_query, data.negatives_per_query)
-
-    negatives = ray.get(job["negatives"])
+    for place in job["places"]:
+        if not Path(place).is_dir():
+            raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
+    material = Material.open(job["places"], config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
     mailbox = job["mailbox"]
     train(
         Assignment(
             retriever=retriever,
-            train=source(data.train_split, negatives, settings.batch_size),
-            dev=source(data.dev_split, negatives, settings.batch_size),
+            train=material.train(ray.get(job["negatives"])),
+            dev=material.dev(),
             loss=config.loss,
             training=settings,
             total_steps=job["total_steps"],

@@ -92,9 +92,9 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, S
     tables: dict[str, list[ndarray]] = {}
     for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
         columns = np.stack(
-            [queries, documents, pairs["scores"], pairs["kinds"], pairs["ranks"], pairs["rows"]]
-            + [np.full(len(queries), report.part)]
+            [queries, documents, *(pairs[name] for name in ("scores", "kinds", "ranks", "rows"))]
         ).astype(np.int64)
+        columns = np.append(columns, [np.full(len(queries), report.part)], axis=0)
         for split in np.unique(pairs["splits"]):
             tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & (queries >= 0)])
     (folder / JUDGEMENTS).mkdir()

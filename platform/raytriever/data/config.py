@@ -11,7 +11,12 @@ from raytriever.options import option
 class DataConfig:
     """Which data set is read, which of its splits, and how many of its rows may be bad."""
 
-    dataset: str = option("pydocs", "`pydocs`, or the path of a folder in BEIR layout")
+    dataset: str = option(
+        "pydocs", "`pydocs`, a path or URI of any known format (docs/formats.md), or a prepared data set"
+    )
+    extra_datasets: str = option(
+        "", "further data sets whose training splits are learnt from as well, separated by commas"
+    )
     train_split: str = option("train", "the split trained on")
     dev_split: str = option("dev", "the split that decides when to stop")
     test_split: str = option("test", "the split measured before and after")
@@ -37,9 +42,14 @@ class DataConfig:
         "`bm25=0.5,random=0.5`; without them all that a query has are alike",
     )
     dataset_weights: str = option(
-        "", "weights of several data sets, in their order, such as `2,1`; without them, their sizes"
+        "", "weights of --dataset and --extra-datasets, in their order, such as `2,1`; without them, their sizes"
     )
     mixing: str = option(
         "examples", "several data sets are mixed within each batch, or batch by batch", choices=("examples", "batches")
     )
     duplicates: bool = option(True, "whether a batch may hold two queries that share a positive")
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The data set that is measured, and those that are learnt from as well."""
+        return (self.dataset, *(name for part in self.extra_datasets.split(",") if (name := part.strip())))

@@ -14,6 +14,7 @@ from typing import Any
 
 from raytriever.data.files import open_raw
 from raytriever.data.source import SourceFile
+from raytriever.errors import StorageError
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, read_manifest, write_atomically
 
 _BLOCK = 1 << 22
@@ -54,7 +55,8 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 
 def _remember(where: str, state: list[Any], known: str) -> None:
-    write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": known}))
+    with suppress(StorageError):  # a full cache costs a reading, not the run
+        write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": known}))
 
 
 def _short(state: list[Any]) -> str:

@@ -9,10 +9,11 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import overload
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.columns import TokenColumn
@@ -121,6 +122,18 @@ class Positives:
 
 
 @dataclass(frozen=True)
+class NegativeRows:
+    """Hard negatives that a data set brings along, one a row: positions, the place of the origin in
+    `records.ORIGINS`, the rank among the query's from 0, and the score, NaN where none was given."""
+
+    queries: Int64[ndarray, " rows"]
+    documents: Int64[ndarray, " rows"]
+    origins: Int64[ndarray, " rows"]
+    ranks: Int64[ndarray, " rows"]
+    scores: Float32[ndarray, " rows"]
+
+
+@dataclass(frozen=True)
 class Passages(Sequence[str]):
     """Title and text of each document joined as BEIR does, made when read: no copy of the corpus is held."""
 
@@ -145,7 +158,7 @@ class Passages(Sequence[str]):
 
 @dataclass(frozen=True)
 class RetrievalDataset:
-    """Documents, queries, and the judgements of the splits that were opened."""
+    """Documents, queries, and the judgements of the splits that were opened; `place` is where it stands prepared."""
 
     name: str
     documents: Documents
@@ -153,6 +166,8 @@ class RetrievalDataset:
     judgements: Mapping[str, Judgements]
     quarantine: QuarantineReport = field(default_factory=QuarantineReport)
     tokens: Tokens | None = None
+    negatives: NegativeRows | None = None
+    place: Path | None = None
 
     @cached_property
     def digest(self) -> str:

@@ -47,9 +47,10 @@ def open_dataset(
         DataError: no such data set or split, a broken file, or too many bad rows.
         StorageError: a prepared data set is damaged, or cannot be written.
     """
-    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows)
-    place = locate(request, run, say)
     wanted = list(dict.fromkeys(splits))
+    matter = (*wanted, TRAIN) if DEV in wanted else tuple(wanted)
+    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=matter)
+    place = locate(request, run, say)
     there = splits_of(place)
     lent = DEV in wanted and DEV not in there and TRAIN in there
     require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)

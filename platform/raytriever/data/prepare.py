@@ -64,12 +64,15 @@ class Request:
         tokenisation: None where only texts are wanted.
         format: its name, or None to recognise it.
         max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
+        splits: those whose judgements matter: bad rows in a file of another are put aside and stop nothing. All
+            matter when None.
     """
 
     dataset: str
     tokenisation: Tokenisation | None = None
     format: str | None = None
     max_bad_rows: float = 0.01
+    splits: tuple[str, ...] | None = None
 
     def key(self, source: Source, plan: Plan) -> str:
         """SHA-256 over the bytes of the files, where they are (bad rows are told by file), and all settings that
@@ -77,7 +80,7 @@ class Request:
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        decides = [VERSION, plan.format, tokens, source.where, files or sorted(read)]
+        decides = [VERSION, plan.format, tokens, source.where, files, sorted(read)]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -101,14 +104,14 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
     found = prepared_meta(place)
     if found is not None and found["key"] == key:
-        _check_files(found, request.max_bad_rows)
+        _check_files(found, request)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
     if found is not None and found["source"] != source.where:
         raise StorageError(f"holds {found['source']}, prepared", str(place), "give another --output, or remove it")
     read = {part.where for part in plan.parts}
     total = sum(file.size for file in source.files if file.where in read)
-    say(f"{name}: preparing {total / 1e6:,.1f} MB of {plan.format} data")
+    say(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
     with committed_directory(place, meta, replace=found is not None) as aside:
         _fill(aside, request, name, plan, total, run, meta, say)
@@ -150,7 +153,7 @@ def _fill(
         "files": files,
         "sides": {side: _told(found) for side, found in sides.items()},
     }
-    _check_files(meta, request.max_bad_rows)
+    _check_files(meta, request)
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
         if not len(sides[side].live):
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
@@ -172,7 +175,7 @@ def _accounts(
     for part, entry in entries:
         first.setdefault(part, entry)
     files = [
-        {"where": part.where, "rows": rows[place], "bad": bad[place], "first": first.get(place)}
+        {"where": part.where, "split": part.split, "rows": rows[place], "bad": bad[place], "first": first.get(place)}
         for place, part in enumerate(parts)
     ]
     return files, [entry for _, entry in entries]
@@ -184,9 +187,14 @@ def _refuse_hopeless(part: Part, report: ShardReport, max_share: float) -> None:
         check_share(part.where, report.rows, len(report.bad), report.bad[0] if report.bad else None, max_share)
 
 
-def _check_files(meta: dict[str, Any], max_share: float) -> None:
+def _check_files(meta: dict[str, Any], request: Request) -> None:
     for file in meta["files"]:
-        check_share(file["where"], file["rows"], file["bad"], file["first"], max_share)
+        if request.splits is None or file["split"] is None or file["split"] in request.splits:
+            check_share(file["where"], file["rows"], file["bad"], file["first"], request.max_bad_rows)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
 
 
 def _told(side: SideFound) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from numpy import ndarray
 
 from raytriever.data.columns import Rows, TextColumn, TokenColumn, map_texts
 from raytriever.data.content import check_directory
-from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
+from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset, Tokens
 from raytriever.data.quarantine import QuarantineReport
-from raytriever.data.shard_files import JUDGEMENTS
+from raytriever.data.shard_files import JUDGEMENTS, NEGATIVES
 from raytriever.data.shards import DOCUMENTS, QUERIES
 from raytriever.errors import DataError
 from raytriever.storage import disk_errors, read_manifest
@@ -24,7 +24,8 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
 
     Args:
         place: the directory.
-        splits: whose judgements are wanted; all where None. What is not there is left out.
+        splits: whose judgements, and bad rows of judgements, are wanted; all where None. What is not there is
+            left out.
 
     Raises:
         StorageError: a file is missing, torn or changed.
@@ -33,20 +34,28 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
     meta = read_manifest(place, verify=False)["meta"]
     tokenised = meta["tokenisation"]
     with disk_errors(place):
-        documents, document_tokens = _side(place, DOCUMENTS, ("id", "title", "text"), tokenised)
-        queries, query_tokens = _side(place, QUERIES, ("id", "text"), tokenised)
+        (ids, titles, texts), document_tokens = _side(place, DOCUMENTS, ("id", "title", "text"), tokenised)
+        (query_ids, query_texts), query_tokens = _side(place, QUERIES, ("id", "text"), tokenised)
         judgements = {
             file.stem: Judgements(*np.load(file, allow_pickle=False))
             for file in sorted((place / JUDGEMENTS).glob("*.npy"))
             if splits is None or file.stem in splits
         }
+        negatives = None
+        if (place / f"{NEGATIVES}.npy").exists():
+            scores = np.load(place / f"{NEGATIVES}.scores.npy", allow_pickle=False)
+            queries, documents, origins, ranks = np.load(place / f"{NEGATIVES}.npy", allow_pickle=False)
+            negatives = NegativeRows(queries, documents, origins, ranks, scores)
+    other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
     digests = {side: meta["sides"][side]["digest"] for side in (DOCUMENTS, QUERIES)}
     return RetrievalDataset(
         name=meta["name"],
-        documents=Documents(*documents, stored_digest=digests[DOCUMENTS]),
-        queries=Queries(*queries, stored_digest=digests[QUERIES]),
+        documents=Documents(ids, titles, texts, digests[DOCUMENTS]),
+        queries=Queries(query_ids, query_texts, digests[QUERIES]),
         judgements=judgements,
-        quarantine=QuarantineReport.read(place),
+        quarantine=QuarantineReport.read(place).without(other),
+        negatives=negatives,
+        place=place,
         tokens=Tokens(query_tokens, document_tokens, tokenised) if query_tokens and document_tokens else None,
     )
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.docstrings import documented
+from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.prose import normalised, question_and_answer
 from raytriever.data.public_names import PublicNames
 from raytriever.data.python_sources import installed_versions, modules_of, source_roots

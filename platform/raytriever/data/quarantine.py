@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,10 @@ class QuarantineReport:
             return cls()
         rows = path.read_bytes().split(b"\n")
         return cls(tuple(json.loads(row) for row in rows if row), path)
+
+    def without(self, files: Set[str]) -> QuarantineReport:
+        """The same but for the rows of these files."""
+        return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
 
     def write(self, folder: Path | str) -> QuarantineReport:
         """Write the rows to `folder/quarantine.jsonl`; where there are none, remove what an earlier reading left.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset import Tokens
 from raytriever.data.examples import Examples
 from raytriever.data.order import Order, worker_slice
 from raytriever.losses.batch import PAD, BatchIds
@@ -49,21 +49,21 @@ class BatchSource:
     """Makes any batch of a split on any worker.
 
     Args:
-        dataset: texts by position.
+        tokens: of queries and documents by position, made for the retriever that will read them.
         examples: the split's examples.
         order: which examples a step holds.
         positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
     """
 
-    dataset: RetrievalDataset
+    tokens: Tokens
     examples: Examples
     order: Order
     positives_per_query: int
     negatives_per_query: int
 
     def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
-        """The share of this worker in the global batch of `step`, tokenised."""
+        """The share of this worker in the global batch of `step`."""
         chosen = worker_slice(self.order.batch(step), workers.rank, workers.size)
         epochs = worker_slice(self.order.epochs(step), workers.rank, workers.size)
         queries = self.examples.queries(chosen)
@@ -78,8 +78,8 @@ class BatchSource:
             step=step,
         )
         return Batch(
-            retriever.tokenize([self.dataset.queries.texts[query] for query in queries], "query"),
-            retriever.tokenize([self.dataset.passage_text(int(row)) for row in passages], "passage"),
+            retriever.batch_of(self.tokens.queries.take(queries), "query"),
+            retriever.batch_of(self.tokens.documents.take(passages), "passage"),
             ids,
         )
 

@@ -19,6 +19,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import Assignment
+from raytriever.training.tokens import tokenisation_of
 
 
 @dataclass
@@ -55,16 +56,17 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         **training: object,
     ) -> tuple[Assignment, Heard]:
         settings = TrainingConfig(**{"batch_size": 16, "learning_rate": 1e-3, "eval_steps": 2, **training})
-        dataset = open_dataset(tiny_dataset, ["train", "dev"])
+        retriever = load_retriever(model or ModelConfig(str(tiny_encoder)))
+        dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
         def source(split: str) -> BatchSource:
             examples = Examples.of(dataset, split, settings.seed)
             order = Order(len(examples), settings.batch_size, settings.seed)
-            return BatchSource(dataset, examples, order, positives_per_query, negatives_per_query)
+            return BatchSource(dataset.tokens, examples, order, positives_per_query, negatives_per_query)
 
         heard = Heard()
         work = Assignment(
-            retriever=load_retriever(model or ModelConfig(str(tiny_encoder))),
+            retriever=retriever,
             train=source("train"),
             dev=source("dev"),
             loss=loss or LossConfig(loss="mw", temperature=0.05),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.columns import Rows, TokenColumn
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
 from raytriever.data.examples import Examples
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.order import Order
+from raytriever.data.tokenise import flat
 from raytriever.losses.batch import PAD
 from raytriever.losses.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import BatchSource
+from raytriever.training.tokens import tokenisation_of
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
 POSITIVES = {query: [10 * query + place for place in range(query + 1)] for query in range(6)}
@@ -38,7 +42,17 @@ def retriever(tiny_encoder: Path) -> Retriever:
     return load_retriever(ModelConfig(str(tiny_encoder), query_prefix="q", passage_prefix="p"))
 
 
-def source(positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:
+def tokens(retriever: Retriever, dataset: RetrievalDataset) -> Tokens:
+    made = tokenisation_of(retriever)
+
+    def column(texts: Sequence[str], prefix: str) -> TokenColumn:
+        ids, offsets = flat(made.encode(texts, prefix), made.dtype)
+        return TokenColumn([ids], [offsets], Rows.of([len(texts)], None))
+
+    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), made.digest)
+
+
+def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:
     pairs = [(query, document, 1) for query, found in POSITIVES.items() for document in found]
     dataset = RetrievalDataset(
         "numbers",
@@ -49,7 +63,7 @@ def source(positives: int = 1, negatives: int = 2, batch_size: int = 6) -> Batch
     # Mined for every query: two, which nobody's positives are.
     table = NegativesTable.from_depth(dataset, np.array([[9, 8, PAD]] * 6), "bm25")
     examples = Examples.of(dataset, "train", 0, table)
-    return BatchSource(dataset, examples, Order(len(examples), batch_size, 0), positives, negatives)
+    return BatchSource(tokens(retriever, dataset), examples, Order(len(examples), batch_size, 0), positives, negatives)
 
 
 def texts(retriever: Retriever, side: Buckets) -> list[str]:
@@ -62,7 +76,7 @@ def texts(retriever: Retriever, side: Buckets) -> list[str]:
 
 
 def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
-    batch = source().batch(3, retriever, ALONE)
+    batch = source(retriever).batch(3, retriever, ALONE)
     assert sorted(batch.ids.queries.tolist()) == list(range(6))
     assert texts(retriever, batch.queries) == [f"qquery{n}" for n in batch.ids.queries.tolist()]
     assert texts(retriever, batch.passages) == [f"ptitle{n}" for n in batch.ids.passages.tolist()]
@@ -70,7 +84,7 @@ def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
 
 
 def test_a_group_is_a_positive_then_hard_negatives(retriever: Retriever) -> None:
-    batch = source(positives=1, negatives=2).batch(0, retriever, ALONE)
+    batch = source(retriever, positives=1, negatives=2).batch(0, retriever, ALONE)
     groups = batch.ids.passages.reshape(6, 3)
     for query, positive, group in zip(batch.ids.queries.tolist(), batch.ids.positives, groups, strict=True):
         assert positive.tolist() == group[:1].tolist()
@@ -79,7 +93,7 @@ def test_a_group_is_a_positive_then_hard_negatives(retriever: Retriever) -> None
 
 
 def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Retriever) -> None:
-    batch = source(positives=3, negatives=1).batch(0, retriever, ALONE)
+    batch = source(retriever, positives=3, negatives=1).batch(0, retriever, ALONE)
     groups = batch.ids.passages.reshape(6, 4)
     for query, positives, group in zip(batch.ids.queries.tolist(), batch.ids.positives, groups, strict=True):
         there = positives[positives != PAD].tolist()
@@ -90,7 +104,7 @@ def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Ret
 
 
 def test_every_positive_of_a_query_is_known_padded_behind(retriever: Retriever) -> None:
-    known = source().batch(0, retriever, ALONE).ids
+    known = source(retriever).batch(0, retriever, ALONE).ids
     assert known.known is not None
     assert known.known.shape == (6, 6)
     for query, row in zip(known.queries.tolist(), known.known.tolist(), strict=True):
@@ -99,8 +113,8 @@ def test_every_positive_of_a_query_is_known_padded_behind(retriever: Retriever) 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) -> None:
-    whole = source(positives=2, negatives=1).batch(step, retriever, ALONE)
-    shares = [source(positives=2, negatives=1).batch(step, retriever, Place(rank, 3)) for rank in range(3)]
+    whole = source(retriever, positives=2, negatives=1).batch(step, retriever, ALONE)
+    shares = [source(retriever, positives=2, negatives=1).batch(step, retriever, Place(rank, 3)) for rank in range(3)]
     for name in ("queries", "positives", "passages"):
         together = torch.cat([getattr(share.ids, name) for share in shares])
         assert torch.equal(together, getattr(whole.ids, name)), name
@@ -113,7 +127,7 @@ def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) 
 
 
 def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
-    batch = source().batch(1, retriever, ALONE)
+    batch = source(retriever).batch(1, retriever, ALONE)
     moved = batch.to(torch.device("meta"))
     assert moved.ids.known.device.type == moved.passages.places.device.type == "meta"
     assert moved.ids.known.shape == batch.ids.known.shape

@@ -54,8 +54,11 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     # Every query gets a second relevant document, so that groups of two positives and of negatives mix.
     positives = work.train.examples.positives
     documents = np.stack([positives.documents, (positives.documents + 1) % 128], axis=1)
-    several = Positives(positives.queries, 2 * positives.offsets, np.sort(documents, axis=1).reshape(-1))
-    train_on = dataclasses.replace(work.train, examples=dataclasses.replace(work.train.examples, positives=several))
+    columns = (np.repeat(column, 2) for column in (positives.sources, positives.ranks))
+    several = Positives(positives.queries, 2 * positives.offsets, np.sort(documents, axis=1).reshape(-1), *columns)
+    train_on = dataclasses.replace(
+        work.train, examples=dataclasses.replace(work.train.examples, positives=several, drawn=(several,))
+    )
     train(dataclasses.replace(work, train=train_on))
     first = train_on.batch(0, work.retriever, ALONE)
     assert (first.ids.positives >= 0).sum(1).tolist() == [2] * 16

@@ -1,0 +1,116 @@
+"""What a run learns from, opened the same way by whoever plans it and by every worker.
+
+The data set that is measured comes first; the training splits of further ones are chained to its own (`combine`).
+The dev split is the first one's alone: it decides when to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from raytriever.data.arrange import arrange
+from raytriever.data.combine import combine
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.open import open_dataset
+from raytriever.data.order import Order
+from raytriever.data.origins import parse_mix
+from raytriever.data.prepare import Runner, Say, in_this_process, quietly
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import DataError
+from raytriever.training.batches import BatchSource
+
+
+@dataclass(frozen=True)
+class Material:
+    """Opened data sets, the first one being measured, and settings of how they are read.
+
+    Args:
+        datasets: each with its training split, the first with its dev split too, all tokenised.
+        config: how groups and batches are made of them.
+        batch_size: queries of a global batch.
+        seed: fixes order and draws.
+    """
+
+    datasets: Sequence[RetrievalDataset]
+    config: DataConfig
+    batch_size: int
+    seed: int
+
+    @classmethod
+    def open(
+        cls,
+        names: Sequence[str],
+        config: DataConfig,
+        tokenisation: Tokenisation,
+        batch_size: int,
+        seed: int,
+        also: Sequence[str] = (),
+        run: Runner = in_this_process,
+        say: Say = quietly,
+    ) -> Material:
+        """Open, prepared if need be.
+
+        Args:
+            names: the data sets as configured, or the places where they stand prepared.
+            config, batch_size, seed: see the class.
+            tokenisation: of the retriever that is trained.
+            also: further splits to open of the first data set.
+            run, say: see `open_dataset`.
+
+        Raises:
+            DataError: see `open_dataset`.
+        """
+        opened = []
+        for place, name in enumerate(names):
+            splits = [config.train_split] if place else [config.train_split, config.dev_split, *also]
+            opened.append(
+                open_dataset(
+                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, say=say
+                )
+            )
+        return cls(opened, config, batch_size, seed)
+
+    def train(self, negatives: NegativesTable | None) -> BatchSource:
+        """Batches to learn from; raises `DataError` or `ConfigError` where there can be none.
+
+        Args:
+            negatives: of the data sets' queries, those of one after those of another.
+        """
+        split, config = self.config.train_split, self.config
+        only = [replace(each, judgements={split: each.judgements[split]}) for each in self.datasets]
+        whole = combine(only)
+        examples = Examples.of(
+            whole,
+            split,
+            self.seed,
+            negatives,
+            sources=config.positives,
+            ranked=config.positives_order == "ranked",
+            shares=parse_mix(config.negatives_mix),
+        )
+        order = arrange(
+            examples,
+            self.batch_size,
+            self.seed,
+            weights=config.dataset_weights,
+            mixing=config.mixing,
+            no_duplicates=not config.duplicates,
+        )
+        return self._source(whole, examples, order)
+
+    def dev(self) -> BatchSource:
+        """Batches whose loss decides when to stop: the plain groups of the first data set's dev split."""
+        dataset = self.datasets[0]
+        examples = Examples.of(dataset, self.config.dev_split, self.seed)
+        return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
+
+    def _source(self, dataset: RetrievalDataset, examples: Examples, order: Order) -> BatchSource:
+        if dataset.tokens is None:
+            raise DataError("has no tokens", dataset.name, "prepare it with --model")
+        return BatchSource(
+            dataset.tokens, examples, order, self.config.positives_per_query, self.config.negatives_per_query
+        )

@@ -9,7 +9,6 @@ Memory is bounded by a chunk, and a chunk by its size or by its longest row.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -84,11 +83,6 @@ class Parsed:
             while len(found) < mark[at]:
                 found.append(mark[0])
         return found
-
-    def row_of(self, column: Column, place: int) -> int:
-        """The same for the record at `place` alone."""
-        at = 1 + COLUMNS.index(column)
-        return self.marks[bisect_right(self.marks, place, key=lambda mark: mark[at])][0]
 
 
 def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, cast
 
-from raytriever.data.files import open_raw
+from raytriever.data.files import open_raw, reading
 from raytriever.data.quarantine import BadRow
 from raytriever.errors import DataError
 
@@ -26,7 +26,7 @@ _BATCH_ROWS = 65_536
 
 def column_names(where: str) -> list[str]:
     """The names of a file's columns; raises like `read_batches`."""
-    with closing(open_raw(where)) as stream:
+    with reading(where, [0]), closing(open_raw(where)) as stream:
         return [str(name) for name in _opened(where, stream).schema_arrow.names]
 
 
@@ -38,8 +38,8 @@ def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
     """
     import pyarrow as pa
 
-    first = 1
-    with closing(open_raw(where)) as stream:
+    read = [0]
+    with reading(where, read), closing(open_raw(where)) as stream:
         file = _opened(where, stream)
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         bytes_a_row = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
@@ -49,10 +49,10 @@ def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, batch.schema) as writer:
                     writer.write_batch(batch)
-                yield first, sink.getvalue().to_pybytes()
-                first += batch.num_rows
+                yield read[0] + 1, sink.getvalue().to_pybytes()
+                read[0] += batch.num_rows
         except (pa.ArrowException, OSError) as error:
-            raise _broken(where, error, f" after row {first - 1}") from error
+            raise _broken(where, error, f" after row {read[0]}") from error
 
 
 def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
@@ -88,7 +88,9 @@ def _opened(where: str, stream: Any) -> Any:
         metadata = parquet.read_metadata(pa.BufferReader(_footer(stream)))
         _refuse_extensions(where, (metadata.metadata or {}).get(_PASSED_OVER, b""))
         stream.seek(0)
-        return parquet.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, arrow_extensions_enabled=False)
+        return parquet.ParquetFile(
+            stream, metadata=metadata, buffer_size=1 << 20, pre_buffer=False, arrow_extensions_enabled=False
+        )
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _broken(where, error) from error
 

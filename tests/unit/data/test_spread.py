@@ -125,6 +125,14 @@ def test_a_document_that_needs_every_batch_gets_every_batch(seed: int) -> None:
     assert shared(order, positives, range(order.steps(1))) == 0
 
 
+def test_many_documents_that_need_every_batch_get_it_without_much_exchange() -> None:
+    frequent = [[document] for document in range(32) for _ in range(1000)]
+    positives = positives_of([*frequent, *([number] for number in range(100, 32_100))])
+    order = order_of(positives, 64)
+    assert shared(order, positives, range(order.steps(1))) == 0
+    assert order.stream.steps < 6 * len(positives)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("queries", [45, 60, 200])
 def test_a_document_with_more_queries_than_batches_leaves_no_more_than_it_must(seed: int, queries: int) -> None:

@@ -144,7 +144,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_an_object_store_is_read_by_its_uri(bucket: str) -> None:
     source = Source.open("s3://bucket/sets/tiny" + bucket)
-    assert source.name == "tiny"
+    assert (source.name, source.where) == ("tiny", "s3://bucket/sets/tiny" + bucket)
     assert [(file.path, file.size) for file in source.files] == [
         (name.removeprefix("sets/tiny/"), len(BUCKET[name])) for name in sorted(BUCKET)
     ]

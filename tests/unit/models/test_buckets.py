@@ -1,13 +1,35 @@
-"""Bucketed texts are encoded as each would be alone, and in order."""
+"""Bucketed texts are encoded as each would be alone, and in order; they are cut where it is cheapest."""
 
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy import ndarray
 
+from raytriever.models import buckets
+from raytriever.models.buckets import PART_COST, Buckets, cut_points, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+
+
+def pad(rows: list[ndarray]) -> dict[str, torch.Tensor]:
+    width = max(map(len, rows))
+    return {"input_ids": torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)}
+
+
+def filled(lengths: list[int], most: int | None = None) -> Buckets:
+    """Texts of given lengths, each of its own number."""
+    return fill_buckets([np.full(length, row + 1) for row, length in enumerate(lengths)], pad, most)
+
+
+def cost(lengths: ndarray, cuts: list[int]) -> int:
+    return sum(int(part.max()) * len(part) + PART_COST for part in np.split(lengths, cuts))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 40, 100])
@@ -22,11 +44,80 @@ def test_order_and_values_are_those_of_single_texts(tiny_encoder: Path, count: i
     torch.testing.assert_close(passages, alone.flip(0), atol=1e-5, rtol=0)
 
 
-def test_padding_falls_to_a_fraction(tiny_encoder: Path) -> None:
-    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
-    texts = ["c" * n for n in range(1, 61)]
-    own = sum(map(len, retriever.token_ids(texts, "query")))
-    parts = retriever.tokenize(texts, "query").parts
-    assert len(parts) == 3
-    assert sum(part["input_ids"].numel() for part in parts) < 1.4 * own
-    assert retriever.pad(retriever.token_ids(texts, "query"))["input_ids"].numel() > 1.8 * own
+@pytest.mark.parametrize("seed", range(60))
+def test_no_other_cuts_are_cheaper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = np.sort(rng.integers(1, 120, rng.integers(1, 11)) * rng.choice([1, 4]))
+    monkeypatch.setattr(buckets, "PARTS", int(rng.integers(1, 5)))
+    monkeypatch.setattr(buckets, "LEVELS", 1_000)  # every length told apart
+    others = (cuts for more in range(buckets.PARTS) for cuts in combinations(range(1, len(lengths)), more))
+    cuts = cut_points(lengths)
+    assert len(cuts) < buckets.PARTS
+    assert cost(lengths, cuts) == min(cost(lengths, list(other)) for other in others)
+
+
+def test_lengths_too_many_to_tell_apart_are_cut_nearly_as_well() -> None:
+    lengths = np.sort(np.random.default_rng(0).integers(3, 8_192, 3_000))
+    even = [len(part) for part in np.array_split(lengths, buckets.PARTS)]
+    assert cost(lengths, cut_points(lengths)) <= cost(lengths, np.cumsum(even)[:-1].tolist())
+
+
+def test_texts_of_one_length_stay_together_and_a_part_must_pay() -> None:
+    assert cut_points(np.array([7] * 1_000)) == []
+    assert cut_points(np.array([3, 4, 5])) == []
+    assert cut_points(np.array([3] * 100 + [300])) == [100]
+
+
+@pytest.mark.parametrize("most", [None, 1, 50, 400])
+def test_every_text_is_in_one_part_and_found_again(most: int | None) -> None:
+    lengths = np.random.default_rng(1).integers(1, 90, 70).tolist()
+    found = filled(lengths, most)
+    laid = torch.cat([part["input_ids"][:, 0] for part in found.parts])[found.places]
+    assert laid.tolist() == list(range(1, 71))
+    tokens = [int((part["input_ids"] > 0).sum()) for part in found.parts]
+    assert sum(tokens) == sum(lengths)
+    if most:
+        # One text at least; otherwise what a fair share of the part's texts takes, a text more where it is uneven.
+        assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in found.parts))
+
+
+def test_the_same_lengths_are_always_cut_alike() -> None:
+    lengths = np.random.default_rng(2).integers(1, 200, 300).tolist()
+    one, other = filled(lengths), filled(lengths)
+    assert torch.equal(one.places, other.places)
+    for part, again in zip(one.parts, other.parts, strict=True):
+        assert torch.equal(part["input_ids"], again["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def squad_lengths(data_packs: Path) -> list[list[int]]:
+    """Tokens of contents, queries and passages, of 2,560 of SQuAD's pairs."""
+    retriever = load_retriever(ModelConfig("minilm"))
+    texts = {}
+    for name in ("queries", "corpus"):
+        with gzip.open(data_packs / "squad" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            texts[name] = {
+                row["_id"]: f"{row.get('title', '')} {row['text']}".strip() for row in map(json.loads, lines)
+            }
+    judged = (data_packs / "squad" / "qrels" / "train.tsv").read_text().splitlines()[1:]
+    pairs = [judged[row].split("\t") for row in np.random.default_rng(0).permutation(len(judged))[:2_560]]
+    return [
+        [len(content) for content in retriever.contents([texts[name][pair[column]] for pair in pairs], side)]
+        for column, (name, side) in enumerate((("queries", "query"), ("corpus", "passage")))
+    ]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("query_length", "passage_length"), [(64, 256), (32, 48), (32, 128)])
+@pytest.mark.parametrize("batch", [64, 256])
+def test_less_than_a_tenth_of_squad_is_padding(
+    squad_lengths: list[list[int]], batch: int, query_length: int, passage_length: int
+) -> None:
+    tokens = slots = 0
+    for lengths, most in zip(squad_lengths, (query_length, passage_length), strict=True):
+        for start in range(0, len(lengths), batch):
+            cut = [min(length + 2, most) for length in lengths[start : start + batch]]
+            tokens += sum(cut)
+            slots += sum(part["input_ids"].numel() for part in filled(cut).parts)
+    assert tokens > 20_000
+    assert 1 - tokens / slots < 0.1

@@ -21,26 +21,27 @@ from ray.data import DataContext
 
 from raytriever.cluster.session import ray_session
 from raytriever.data.chunks import Part, read_chunks
-from raytriever.data.prepare import Runner, chunk_bytes, in_this_process
+from raytriever.data.prepare import Runner, chunk_bytes
+from raytriever.data.processes import in_processes
 from raytriever.data.shards import ShardReport, ShardWriter
 from raytriever.errors import UserError
 
 # A reader only unpacks; it may share a core, and a share that differs keeps it a task of its own.
 _READER_CPUS, _WRITER_CPUS = 0.25, 1
-# A session and its first data set take some 15 s to start, in which one process reads this much.
-IN_PROCESS_BELOW = 64 << 20
+# A session and its first data set take some 15 s to start, in which two cores prepare 40 MB of gzipped JSON.
+RAY_FROM = 64 << 20
 
 
 def by_size(num_workers: int) -> Runner:
-    """The runner for a job: in this process where that is done before Ray Data has begun, else in Ray tasks.
+    """The runner for a job: processes of this machine where they are done before Ray Data has begun, else Ray tasks.
 
     Args:
         num_workers: training processes that the session, if one must be started, will be asked for.
     """
 
     def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-        if total_bytes < IN_PROCESS_BELOW:
-            yield from in_this_process(writer, total_bytes)
+        if total_bytes < RAY_FROM:
+            yield from in_processes(writer, total_bytes)
         else:
             with ray_session(num_workers):
                 yield from in_ray_tasks(writer, total_bytes)

@@ -83,9 +83,10 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
         reason = f"id {said!r} stood before with a different text"
         bad.setdefault((int(parts[place]), int(rows[place])), (reason, said.encode()))
     live = np.flatnonzero(~repeated)
+    within = sum(int(shard["repeated"]) for shard in loaded)
     digest = digest_of([keys[live].tobytes()], [contents[live].tobytes()])
     same_text = len(live) - len(np.unique(KeyIndex(contents[live]).first()))
-    return SideFound(index, live, len(keys), digest, int((repeated & ~other).sum()), same_text)
+    return SideFound(index, live, len(keys), digest, within + int((repeated & ~other).sum()), same_text)
 
 
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:

@@ -8,6 +8,7 @@ it is whole.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,7 @@ def open_dataset(
 def locate(request: Request, run: Runner = in_this_process, say: Say = quietly) -> Path:
     """The directory of the prepared data set: the one the request names, or the one `prepare` finds or makes."""
     place = Path(request.dataset).expanduser()
-    meta = prepared_meta(place) if place.is_dir() else None
+    meta = prepared_meta(place) if os.path.isdir(place) else None
     if meta is None:
         return prepare(request, run, say=say)
     if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:

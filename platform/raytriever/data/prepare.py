@@ -20,7 +20,7 @@ from typing import Any
 
 from raytriever.data.assemble import BadRows, SideFound, assemble
 from raytriever.data.chunks import Part, read_chunks
-from raytriever.data.content import content_digest
+from raytriever.data.content import check_directory, content_digest
 from raytriever.data.formats import Plan, recognise
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
@@ -28,7 +28,7 @@ from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardW
 from raytriever.data.source import Source
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import cache_folder, committed_directory, read_manifest
+from raytriever.storage import MANIFEST, cache_folder, committed_directory
 
 VERSION = 1
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
@@ -103,7 +103,7 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     key = request.key(source, plan)
     place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
     found = prepared_meta(place)
-    if found is not None and found["key"] == key:
+    if found is not None and found["key"] == key and (output is not None or _is_whole(place, say)):
         _check_files(found, request)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
@@ -119,12 +119,12 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
 
 
 def prepared_meta(place: Path) -> dict[str, Any] | None:
-    """What is known of a prepared data set; None where none stands whole."""
+    """What is known of a prepared data set, damaged or not; None where there is none."""
     try:
-        meta: dict[str, Any] = read_manifest(place, verify=False)["meta"]
-    except StorageError:
+        meta: dict[str, Any] = json.loads((place / MANIFEST).read_bytes())["meta"]
+        return meta if meta["kind"] == "dataset" and meta["version"] == VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return meta if meta.get("kind") == "dataset" and meta.get("version") == VERSION else None
 
 
 def _fill(
@@ -185,6 +185,16 @@ def _refuse_hopeless(part: Part, report: ShardReport, max_share: float) -> None:
     """Stop at once where a file begins with nothing but bad rows, rather than read it to its end."""
     if report.number == 0 and report.rows == len(report.bad):
         check_share(part.where, report.rows, len(report.bad), report.bad[0] if report.bad else None, max_share)
+
+
+def _is_whole(place: Path, say: Say) -> bool:
+    """Whether what the cache has is undamaged; what is damaged there is made again rather than complained of."""
+    try:
+        check_directory(place)
+    except StorageError as damage:
+        say(f"{damage.where}: {damage.what}; preparing again")
+        return False
+    return True
 
 
 def _check_files(meta: dict[str, Any], request: Request) -> None:

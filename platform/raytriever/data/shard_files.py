@@ -32,6 +32,7 @@ class Side:
     keys: list[bytes]
     contents: list[bytes]
     kept: list[int] = field(default_factory=list)
+    repeated: int = 0
 
     def __post_init__(self) -> None:
         seen: set[tuple[bytes, bytes]] = set()
@@ -39,6 +40,7 @@ class Side:
             if row not in seen:
                 seen.add(row)
                 self.kept.append(place)
+        self.repeated = len(self.keys) - len(self.kept)
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
@@ -94,6 +96,7 @@ class Side:
             keys=keys_of(self.keys[i] for i in self.kept),
             contents=keys_of(self.contents[i] for i in self.kept),
             rows=np.array([self.rows[i] for i in self.kept], dtype=np.int64),
+            repeated=self.repeated,
         )
 
 

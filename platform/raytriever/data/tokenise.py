@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ class Tokenisation:
         passage_prefix: put in front of every passage.
     """
 
-    tokenizer: str
+    tokenizer: str = field(repr=False)
     query_prefix: str = ""
     passage_prefix: str = ""
 

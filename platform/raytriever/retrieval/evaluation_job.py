@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from raytriever.data.open import open_dataset
+from raytriever.data.processes import in_processes
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -41,7 +42,7 @@ def run_evaluation(
     """Evaluate; everything is opened and checked before the first text is encoded."""
     check_writable(output)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    opened = [open_dataset(name, [split], max_bad_rows=max_bad_rows) for name in datasets]
+    opened = [open_dataset(name, [split], max_bad_rows=max_bad_rows, run=in_processes) for name in datasets]
     names = [dataset.name for dataset in opened]
     for name in names:
         if names.count(name) > 1:

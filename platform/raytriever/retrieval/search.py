@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from raytriever.data.open import open_dataset
+from raytriever.data.processes import in_processes
 from raytriever.index.exact import tie_order, top_k
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -27,7 +28,7 @@ class Hit:
 
 def search_dataset(config: ModelConfig, dataset_name: str, query: str, top: int) -> list[Hit]:
     """The `top` passages with the highest scores, best first."""
-    dataset = open_dataset(dataset_name, [])
+    dataset = open_dataset(dataset_name, [], run=in_processes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_for_encoding(config, choose_precision(None, device), device)
     passages = embed_corpus(config, retriever, dataset)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.open import open_dataset
+from raytriever.data.prepare import Request, Runner, in_this_process, prepare
+from raytriever.data.prepared import read_prepared
+from raytriever.data.processes import in_processes
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import DataError, StorageError
+from raytriever.storage import read_manifest
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def add(file: Path, **row: object) -> None:
+    with file.open("a") as stream:
+        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def files_of(place: Path) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in read_manifest(place)["files"].items()}
+
+
+def told() -> tuple[list[str], Callable[[str], None]]:
+    lines: list[str] = []
+    return lines, lines.append
+
+
+def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokenisation) -> None:
+    dataset = open_dataset(small, ["train", "test"], tokenisation=replace(words, query_prefix="title "))
+    assert dataset.tokens is not None
+    assert dataset.passages()[7] == "title 7 text 7 of many"
+    assert dataset.tokens.documents.take(np.array([7]))[0].tolist() == [3, 0, 1, 0, 0, 0]
+    assert dataset.tokens.queries.take(np.array([7]))[0].tolist() == [3, 2, 0]
+    assert len(dataset.tokens.documents) == len(dataset.documents) == 40
+
+
+def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:
+    lines, say = told()
+    first = prepare(Request(str(small), words), say=say)
+
+    def never(*arguments: object) -> Runner:
+        raise AssertionError("nothing had to be prepared")
+
+    assert prepare(Request(str(small), words), run=never, say=say) == first
+    assert [line.split(",")[0].split(" (")[0] for line in lines] == [
+        f"small: preparing {lines[0].split('preparing ')[1]}",
+        "small: prepared before",
+    ]
+
+
+def test_changed_content_or_settings_are_prepared_anew(small: Path, words: Tokenisation) -> None:
+    places = [prepare(Request(str(small), words)), prepare(Request(str(small), replace(words, query_prefix="q: ")))]
+    places.append(prepare(Request(str(small))))
+    add(small / "corpus.jsonl", _id="d40", text="one more")
+    places.append(prepare(Request(str(small), words)))
+    assert len(set(places)) == 4
+    assert [len(read_prepared(place).documents) for place in places] == [40, 40, 40, 41]
+
+
+def test_processes_write_what_one_process_writes(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+    request = Request(str(small), words)
+    alone = prepare(request, in_this_process, tmp_path / "alone")
+    several = prepare(request, in_processes, tmp_path / "several")
+    assert files_of(alone) == files_of(several)
+    assert len(files_of(alone)) > 6
+
+
+def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: Tokenisation) -> None:
+    add(small / "corpus.jsonl", _id="d3", title="title 3", text="text 3 of many")
+    add(small / "corpus.jsonl", _id="d4", title="title 4", text="another text")
+    add(small / "corpus.jsonl", _id="d40", title="title 3", text="text 3 of many")
+    with (small / "qrels" / "test.tsv").open("a") as stream:
+        stream.write("q39\td40\t1\n")
+    place = prepare(Request(str(small), words, max_bad_rows=0.05))
+    dataset = read_prepared(place)
+    assert list(dataset.documents.ids) == [f"d{n}" for n in range(41)]
+    assert dataset.documents.texts[4] == "text 4 of many"
+    assert dataset.positives("test").of(9).tolist() == [39, 40]
+    assert dataset.tokens is not None
+    assert dataset.tokens.documents.take(np.array([40]))[0].tolist() == [3, 0, 1, 0, 0, 0]
+    [entry] = dataset.quarantine.entries
+    assert (entry["row"], entry["reason"]) == (42, "id 'd4' stood before with a different text")
+    sides = read_manifest(place)["meta"]["sides"]
+    assert (sides["documents"]["repeated"], sides["documents"]["same_text"]) == (1, 1)
+
+
+def test_line_separators_and_huge_texts_are_texts(small: Path, words: Tokenisation) -> None:
+    odd = "one\u2028two\u2029three\u0085four\x0bfive\x1csix"
+    add(small / "corpus.jsonl", _id="odd", title="", text=odd)
+    add(small / "corpus.jsonl", _id="huge", title="", text="text " * 2_000_000)
+    add(small / "corpus.jsonl", _id="last", title="", text="text")
+    dataset = open_dataset(small, ["test"], tokenisation=words)
+    assert dataset.documents.texts[40] == odd
+    assert len(dataset.documents.texts[41]) == 10_000_000
+    assert dataset.documents.ids[42] == "last"
+    assert dataset.tokens is not None
+    lengths = dataset.tokens.documents.lengths()
+    assert lengths[41] == 200_000  # of the first million characters
+    assert lengths[42] == 1
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
+def test_a_file_without_a_byte_stops(small: Path, name: str) -> None:
+    (small / name).write_bytes(b"")
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        open_dataset(small, ["test"])
+
+
+def test_rows_that_kill_the_tokenizer_stand_aside_alone(
+    small: Path, words_json: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(SUPPORT), *sys.path])
+    from deadly import SKULL, STONE, Deadly
+
+    add(small / "corpus.jsonl", _id="skull", text=f"text {SKULL}")
+    add(small / "corpus.jsonl", _id="stone", text=f"text {STONE}")
+    add(small / "corpus.jsonl", _id="last", text="text")
+    deadly = Deadly(words_json)
+    dataset = open_dataset(small, ["test"], tokenisation=deadly, max_bad_rows=0.1, run=in_processes)
+    assert [(entry["row"], entry["reason"][:14]) for entry in dataset.quarantine.entries] == [
+        (41, "kills the toke"),
+        (42, "cannot be toke"),
+    ]
+    assert list(dataset.documents.ids)[-2:] == ["d39", "last"]
+    assert dataset.tokens is not None
+    assert dataset.tokens.documents.lengths()[-2:].tolist() == [6, 1]
+
+
+def test_too_many_bad_rows_leave_nothing(small: Path, cache: Path) -> None:
+    for _ in range(3):
+        add(small / "corpus.jsonl", _id="x")
+    with pytest.raises(DataError, match=r"corpus\.jsonl row 41: no field \"text\".*3 of 43 rows are bad"):
+        prepare(Request(str(small)))
+    assert not list((cache / "datasets").iterdir())
+
+
+def test_a_file_that_begins_with_nothing_but_bad_rows_is_not_read_on(small: Path) -> None:
+    rows = [json.dumps({"_id": f"d{n}", "body": "x" * 2000}) for n in range(2000)]
+    (small / "corpus.jsonl").write_text("\n".join(rows) + "\n")
+    read: list[int] = []
+
+    def counting(writer: object, total: int) -> object:
+        for report in in_this_process(writer, total):
+            read.append(report.rows)
+            yield report
+
+    with pytest.raises(DataError, match='no field "text"'):
+        prepare(Request(str(small)), counting)
+    assert sum(read) < 1000
+
+
+def flip(place: Path, pattern: str) -> Path:
+    file = next(place.glob(pattern))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize("pattern", ["documents/*.arrow", "documents/*.tokens.npy", "queries/*.offsets.npy"])
+def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path: Path, pattern: str) -> None:
+    request = Request(str(small), words)
+    # In the cache it is made again, which is told; where the user wanted it, it is complained of.
+    good = files_of(place := prepare(request))
+    flip(place, pattern)
+    lines, say = told()
+    assert files_of(prepare(request, say=say)) == good
+    assert "its SHA-256 is not the manifest's; preparing again" in lines[0]
+    own = prepare(request, output=tmp_path / "own")
+    file = flip(own, pattern)
+    with pytest.raises(StorageError, match=f"{file}.*SHA-256"):
+        open_dataset(own, ["test"], tokenisation=words)
+
+
+def test_a_shard_that_is_missing_or_cut(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+    own = prepare(Request(str(small), words), output=tmp_path / "own")
+    file = next(own.glob("documents/*.arrow"))
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(StorageError, match="torn"):
+        open_dataset(own, ["test"])
+    file.unlink()
+    with pytest.raises(StorageError, match="missing"):
+        open_dataset(own, ["test"])
+
+
+def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+    own = prepare(Request(str(small), words), output=tmp_path / "own")
+    assert open_dataset(own, ["test"], tokenisation=words).digest == open_dataset(small, ["test"]).digest
+    other = replace(words, passage_prefix="passage: ")
+    with pytest.raises(DataError, match="another tokenizer or prefix; prepare it with --model"):
+        open_dataset(own, ["test"], tokenisation=other)
+    bare = prepare(Request(str(small)), output=tmp_path / "bare")
+    with pytest.raises(DataError, match="no tokenizer"):
+        open_dataset(bare, ["test"], tokenisation=words)
+
+
+def test_another_data_set_is_not_overwritten(small: Path, tmp_path: Path) -> None:
+    own = prepare(Request(str(small)), output=tmp_path / "own")
+    other = small.rename(tmp_path / "other")
+    with pytest.raises(StorageError, match=r"holds .*small, prepared; give another --output"):
+        prepare(Request(str(other)), output=own)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(StorageError, match="is there already"):
+        prepare(Request(str(other)), output=tmp_path / "full")
+    assert (tmp_path / "full" / "thesis.tex").exists()
+
+
+def test_the_digest_is_that_of_the_texts(small: Path) -> None:
+    dataset = open_dataset(small, ["test"])
+    computed = replace(dataset.documents, stored_digest=None).digest
+    assert computed == dataset.documents.digest
+    assert replace(dataset.queries, stored_digest=None).digest == dataset.queries.digest
+    assert hashlib.sha256().hexdigest() != computed

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from raytriever.data.tokenise import MAX_CHARACTERS, Tokenisation, flat
+
+
+def test_a_prefix_goes_in_front_and_nothing_is_cut_or_added(words: Tokenisation) -> None:
+    found = words.encode(["query text", "", "x " * 5000], "title ")
+    assert [row.tolist() for row in found[:2]] == [[3, 2, 1], [3]]
+    assert len(found[2]) == 5001
+    assert found[0].dtype == np.uint16
+
+
+def test_beyond_the_bound_a_text_is_not_read(words: Tokenisation) -> None:
+    [found] = words.encode(["a " * MAX_CHARACTERS], "")
+    assert len(found) == MAX_CHARACTERS // 2
+
+
+def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None:
+    others = [
+        replace(words, query_prefix="a"),
+        replace(words, passage_prefix="a"),
+        replace(words, query_prefix="a", passage_prefix="a"),
+        replace(words, tokenizer=words.tokenizer.replace("query", "queries")),
+    ]
+    assert len({made.digest for made in [words, *others]}) == 5
+    assert "vocab" not in repr(words)
+
+
+def test_large_vocabularies_take_four_bytes() -> None:
+    from tokenizers import Tokenizer, models
+
+    many = Tokenizer(models.WordLevel({f"w{n}": n for n in range(70_000)}, unk_token="w0"))
+    assert Tokenisation(many.to_str()).dtype == np.uint32
+
+
+def test_flat_rows_come_back_by_their_offsets() -> None:
+    rows = [np.array([1, 2], np.uint16), np.array([], np.uint16), np.array([3], np.uint16)]
+    ids, offsets = flat(rows, np.dtype("<u2"))
+    assert [ids[start:end].tolist() for start, end in zip(offsets[:-1], offsets[1:], strict=True)] == [[1, 2], [], [3]]
+    assert ids.dtype == np.uint16
+    assert flat([], np.dtype("<u2"))[1].tolist() == [0]

@@ -11,7 +11,7 @@ quarter of a gigabyte. Everything goes through `NegativesTable.of`, which holds 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -125,9 +125,14 @@ class NegativesTable:
 
     @classmethod
     def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
-        """The rows of several tables of one data set."""
+        """The rows of several tables of one data set; what each left out counts as left out."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *COLUMNS))
-        return cls.of(dataset, *columns)
+        found = cls.of(dataset, *columns)
+        return replace(
+            found,
+            relevant=found.relevant + sum(table.relevant for table in tables),
+            repeated=found.repeated + sum(table.repeated for table in tables),
+        )
 
     @classmethod
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:

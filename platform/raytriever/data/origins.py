@@ -69,6 +69,7 @@ def counts_by_origin(
     of_query = mined * ((1 - random) / np.where(left > 0, left, 1.0))
     of_query[:, RANDOM] = random[:, 0]
     ends = np.cumsum(of_query, axis=1)
-    ends[:, -1] = 1.0  # whatever rounding made of it: a row must add up
-    marks = np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64)
+    # Whatever rounding made of them: a row must add up, and who has no share must get nothing.
+    ends[ends > 1 - 1e-9] = 1.0
+    marks = np.minimum(np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64), wanted[:, None])
     return np.diff(marks, axis=1, prepend=0)

@@ -85,6 +85,7 @@ def test_a_table_is_what_a_dictionary_would_keep(found: list[tuple[int, int, int
 def test_mined_rows_and_judged_pairs_become_tables_and_are_merged() -> None:
     made = dataset()
     mined = np.array([[5, 1, -1], [-1, -1, -1], [9, -1, -1], [4, -1, -1]])
+    mined[3, 1] = 3  # relevant
     by_depth = NegativesTable.from_depth(made, mined, "bm25")
     assert rows(by_depth) == [(0, 5, BM25, 0), (0, 1, BM25, 1), (2, 9, BM25, 0), (3, 4, BM25, 0)]
     judged = NegativesTable.judged(made, "train")
@@ -92,7 +93,7 @@ def test_mined_rows_and_judged_pairs_become_tables_and_are_merged() -> None:
     both = NegativesTable.merged(made, [by_depth, judged])
     assert (0, 1, GOLD, 0) in rows(both)
     assert len(both) == 6
-    assert both.counts() == {"gold": 4, "bm25": 2, "relevant": 0, "repeated": 2}
+    assert both.counts() == {"gold": 4, "bm25": 2, "relevant": 1, "repeated": 2}
 
 
 def test_tables_of_combined_data_sets_are_chained() -> None:

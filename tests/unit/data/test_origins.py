@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raytriever.data.origins import RANDOM, counts_by_origin, parse_mix
@@ -42,6 +42,8 @@ def test_a_wrong_mix_is_told(text: str, told: str) -> None:
     assert told in str(error.value)
 
 
+@example([0.0, 0.0, 0.0, 0.0, 1.0], [False] * 5, 1, 1 - 2**-53)
+@example([0.1, 0.2, 0.3, 0.0, 0.0], [True] * 5, 3, 0.0)
 @given(
     shares=SHARES,
     there=st.lists(st.booleans(), min_size=5, max_size=5),
@@ -56,7 +58,9 @@ def test_a_group_is_whole_and_nearest_to_its_shares(
     assert counts.sum() == wanted
     assert (counts >= 0).all()
     absent = ~np.array(there)
-    absent[RANDOM] = False
+    absent[RANDOM] = shares[RANDOM] == 0 and any(
+        have and share for have, share in zip(there[:RANDOM], shares[:RANDOM], strict=True)
+    )
     assert not counts[absent].any()
     if there[:RANDOM] == [True] * RANDOM and parts[:RANDOM].sum() > 0:
         assert (np.abs(counts - parts * wanted) < 1 + 1e-9).all()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.combine import combine
@@ -81,6 +81,7 @@ def test_mined_negatives_do_not_repeat_until_they_must() -> None:
     assert len(seen) > 10
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 1000), count=st.integers(0, 6), mined=st.booleans())
 def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
     examples = Examples.of(DATASET, "train", seed, TABLE if mined else None)

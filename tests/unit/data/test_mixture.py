@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.mixture import Mixture, apportioned, parse_weights
@@ -25,6 +25,7 @@ def part_of(sizes: list[int], examples: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(sizes), examples, side="right")
 
 
+@settings(deadline=None)
 @given(weights=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any), turns=st.integers(0, 400))
 def test_with_one_turn_more_one_has_one_more(weights: list[int], turns: int) -> None:
     now, then = apportioned(weights, turns), apportioned(weights, turns + 1)
@@ -35,6 +36,7 @@ def test_with_one_turn_more_one_has_one_more(weights: list[int], turns: int) -> 
         assert now == [weight * (turns // sum(weights)) for weight in weights]
 
 
+@settings(deadline=None)
 @given(weights=st.lists(st.integers(1, 10**6), min_size=2, max_size=5), turns=st.integers(10**12, 10**15))
 def test_shares_are_exact_to_the_turn_however_late(weights: list[int], turns: int) -> None:
     shares = [turns * weight / sum(weights) for weight in weights]
@@ -42,6 +44,7 @@ def test_shares_are_exact_to_the_turn_however_late(weights: list[int], turns: in
     assert all(abs(had - share) < 2 for had, share in zip(apportioned(weights, turns), shares, strict=True))
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, weights=WEIGHTS, batch=st.integers(1, 40), seed=SEEDS, by_batch=st.booleans())
 def test_every_example_comes_once_in_each_epoch_of_its_data_set(
     sizes: list[int], weights: list[int], batch: int, seed: int, by_batch: bool
@@ -63,6 +66,7 @@ def test_every_example_comes_once_in_each_epoch_of_its_data_set(
             assert (counts[: len(own) // size] == size).all()
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, batch=st.integers(1, 40), seed=SEEDS, epochs=st.integers(1, 3))
 def test_by_default_all_epochs_go_together(sizes: list[int], batch: int, seed: int, epochs: int) -> None:
     order = order_of(sizes, sizes + [1] * 4, batch, seed)
@@ -73,6 +77,7 @@ def test_by_default_all_epochs_go_together(sizes: list[int], batch: int, seed: i
         assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, weights=WEIGHTS, batch=st.integers(1, 20), seed=SEEDS, rounds=st.integers(1, 5))
 def test_weights_are_held_round_by_round(
     sizes: list[int], weights: list[int], batch: int, seed: int, rounds: int
@@ -85,6 +90,7 @@ def test_weights_are_held_round_by_round(
         assert (places == np.array(wanted) * run).all()
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, weights=WEIGHTS, batch=st.integers(1, 20), seed=SEEDS)
 def test_batch_by_batch_no_batch_holds_two_data_sets(
     sizes: list[int], weights: list[int], batch: int, seed: int
@@ -94,6 +100,7 @@ def test_batch_by_batch_no_batch_holds_two_data_sets(
         assert len(set(part_of(sizes, order.batch(step)))) == 1
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, weights=WEIGHTS, seed=SEEDS, step=st.integers(0, 10**12), by_batch=st.booleans())
 def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     sizes: list[int], weights: list[int], seed: int, step: int, by_batch: bool

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
@@ -69,6 +69,7 @@ def test_a_document_found_twice_counts_for_the_higher_rank_then_the_earlier_orig
     assert table.repeated == 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4), st.integers(0, 5)), max_size=60))
 def test_a_table_is_what_a_dictionary_would_keep(found: list[tuple[int, int, int, int]]) -> None:
     best: dict[tuple[int, int], tuple[int, int]] = {}

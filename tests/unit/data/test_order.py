@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.draws import permutation
@@ -12,6 +12,7 @@ from raytriever.errors import ConfigError
 SIZES = {"examples": st.integers(1, 60), "batch_size": st.integers(1, 150), "seed": st.integers(-5, 2**64)}
 
 
+@settings(deadline=None)
 @given(**SIZES, epochs=st.integers(1, 4))
 def test_every_example_is_seen_exactly_once_an_epoch(examples: int, batch_size: int, seed: int, epochs: int) -> None:
     order = Order(examples, batch_size, seed)
@@ -25,6 +26,7 @@ def test_every_example_is_seen_exactly_once_an_epoch(examples: int, batch_size: 
         assert (seen_in[epoch * examples : (epoch + 1) * examples] == epoch).all()
 
 
+@settings(deadline=None)
 @given(**SIZES, step=st.integers(0, 10**9))
 def test_a_step_is_a_function_of_its_number(examples: int, batch_size: int, seed: int, step: int) -> None:
     alone = Order(examples, batch_size, seed).batch(step)
@@ -71,6 +73,7 @@ def test_the_shared_permutation_cannot_be_written() -> None:
         permutation(10, 0, 0)[0] = 3
 
 
+@settings(deadline=None)
 @given(local=st.integers(1, 20), size=st.integers(1, 8))
 def test_the_workers_share_the_batch(local: int, size: int) -> None:
     batch = np.arange(local * size)

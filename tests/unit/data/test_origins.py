@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.origins import RANDOM, counts_by_origin, parse_mix
@@ -44,6 +44,7 @@ def test_a_wrong_mix_is_told(text: str, told: str) -> None:
 
 @example([0.0, 0.0, 0.0, 0.0, 1.0], [False] * 5, 1, 1 - 2**-53)
 @example([0.1, 0.2, 0.3, 0.0, 0.0], [True] * 5, 3, 0.0)
+@settings(deadline=None)
 @given(
     shares=SHARES,
     there=st.lists(st.booleans(), min_size=5, max_size=5),

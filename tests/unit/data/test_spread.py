@@ -62,12 +62,14 @@ def check_whole_epochs(order: Order, epochs: int) -> None:
 ROWS = st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=4), min_size=1, max_size=70)
 
 
+@settings(deadline=None)
 @given(rows=ROWS, batch=st.integers(1, 90), seed=SEEDS)
 def test_every_example_comes_once_an_epoch_whatever_is_shared(rows: list[list[int]], batch: int, seed: int) -> None:
     order = order_of(positives_of(rows), batch, seed)
     check_whole_epochs(order, 3)
 
 
+@settings(deadline=None)
 @given(rows=ROWS, batch=st.integers(1, 40), seed=SEEDS)
 def test_what_is_shared_is_counted_literally(rows: list[list[int]], batch: int, seed: int) -> None:
     positives = positives_of(rows)
@@ -84,7 +86,7 @@ def test_what_is_shared_is_counted_literally(rows: list[list[int]], batch: int, 
     width=st.integers(1, 2),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_nothing_is_shared_where_documents_are_many(
     documents: int, size: int, batch: int, width: int, seed: int
 ) -> None:
@@ -97,6 +99,7 @@ def test_nothing_is_shared_where_documents_are_many(
     assert shared(order, positives, range(order.steps(3))) == 0
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 60), batch=st.integers(1, 80), seed=SEEDS)
 def test_one_document_for_all_queries_is_shared_by_all_but_one_a_batch(size: int, batch: int, seed: int) -> None:
     positives = positives_of([[3]] * size)
@@ -141,6 +144,7 @@ def test_a_document_with_more_queries_than_batches_leaves_no_more_than_it_must(s
     assert shared(order, positives, range(order.steps(1))) == queries - 40
 
 
+@settings(deadline=None)
 @given(rows=ROWS, seed=SEEDS, step=st.integers(0, 10**12))
 def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     rows: list[list[int]], seed: int, step: int

@@ -62,7 +62,7 @@ class Retriever(nn.Module):
     def assemble(self, contents: Sequence[ndarray], side: Side) -> list[Int64[ndarray, " tokens"]]:
         """Contents cut to the side's length, between special tokens; no padding."""
         length = self.description.query_length if side == "query" else self.description.passage_length
-        return [self.template.assemble(content, length) for content in contents]
+        return self.template.assemble(contents, length)
 
     def token_ids(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
         """Prefix, tokenise and cut texts of one side; no padding."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Template:
         for text in ("", probe, " ".join([probe] * 3)):
             content = tokenizer(text, add_special_tokens=False)["input_ids"]
             whole = tokenizer(text)["input_ids"]
-            if template.assemble(np.array(content, dtype=np.int64), len(whole)).tolist() != whole:
+            if template.assemble([np.array(content, dtype=np.int64)], len(whole))[0].tolist() != whole:
                 raise ModelError(
                     "the tokenizer puts more around a text than the same tokens before and after",
                     str(tokenizer.name_or_path),
@@ -126,11 +127,18 @@ class Template:
                 )
         return template
 
-    def assemble(self, content: ndarray, length: int) -> Int64[ndarray, " tokens"]:
-        """One input of at most `length` tokens, special tokens included; those are never cut."""
-        room = max(0, length - len(self.before) - len(self.after))
-        kept = content[max(0, len(content) - room) :] if self.keep_end else content[:room]
-        return np.concatenate([self.before, kept, self.after], dtype=np.int64, casting="unsafe")
+    def assemble(self, contents: Sequence[ndarray], length: int) -> list[Int64[ndarray, " tokens"]]:
+        """Inputs of at most `length` tokens, special tokens included; those are never cut."""
+        before, after = np.array(self.before, dtype=np.int64), np.array(self.after, dtype=np.int64)
+        room = max(0, length - len(before) - len(after))
+        pieces, ends = [before[:0]], [0]
+        for content in contents:
+            kept = content[max(0, len(content) - room) :] if self.keep_end else content[:room]
+            pieces += (before, kept, after)
+            ends.append(ends[-1] + len(before) + len(kept) + len(after))
+        # One array for all, because a text's own would take longer to make than to fill.
+        flat = np.concatenate(pieces, dtype=np.int64)
+        return [flat[begin:end] for begin, end in pairwise(ends)]
 
     def pad(self, inputs: Sequence[ndarray | Sequence[int]]) -> dict[str, Int64[Tensor, "texts tokens"]]:
         """One batch, padded to its longest input: `input_ids` and `attention_mask`, 1 where a token is."""

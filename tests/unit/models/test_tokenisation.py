@@ -116,7 +116,7 @@ def assert_same(tokenizer: Any, texts: list[str], lengths: list[int]) -> None:
     template, found = Template.of(tokenizer), contents(tokenizer, texts)
     for length in lengths:
         expected = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-        inputs = [template.assemble(content, length) for content in found]
+        inputs = template.assemble(found, length)
         assert [ids.tolist() for ids in inputs] == expected
         padded = tokenizer.pad({"input_ids": expected}, return_tensors="pt")
         ours = template.pad(inputs)
@@ -165,11 +165,11 @@ def test_contents_may_be_slices_of_any_integer_type(type_: type) -> None:
     flat = np.arange(100, 130, dtype=type_)
     flat.setflags(write=False)
     template = Template((1, 2), (3,), keep_end=False, pad_token=0, pad_left=False)
-    found = template.assemble(flat[4:20], 6)
-    assert found.tolist() == [1, 2, 104, 105, 106, 3]
-    assert found.dtype == np.int64
-    assert template.assemble(flat[:0], 6).tolist() == [1, 2, 3]
-    assert template.assemble(flat, 2).tolist() == [1, 2, 3]  # special tokens are never cut
+    found = template.assemble([flat[4:20], flat[:0], flat[7:8]], 6)
+    assert [ids.tolist() for ids in found] == [[1, 2, 104, 105, 106, 3], [1, 2, 3], [1, 2, 107, 3]]
+    assert {ids.dtype for ids in found} == {np.dtype(np.int64)}
+    assert template.assemble([flat], 2)[0].tolist() == [1, 2, 3]  # special tokens are never cut
+    assert template.assemble([], 6) == []
 
 
 def test_a_batch_without_texts_and_a_text_without_tokens() -> None:

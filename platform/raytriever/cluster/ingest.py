@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +53,8 @@ def by_size(num_workers: int) -> Runner:
 def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """The runner for `data.prepare` inside a Ray session; reports come in the order in which shards are done."""
     size = chunk_bytes(total_bytes)
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
     # Each chunk is a block of its own, or one task would be given many.
-    context.target_max_block_size = size // 2
-    with DataContext.current(context):
+    with _quiet_context(target_max_block_size=size // 2):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
             ray.data.from_items(parts, override_num_blocks=len(parts))
@@ -70,6 +66,22 @@ def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
             if isinstance(told, UserError):
                 raise told
             yield told
+
+
+@contextmanager
+def _quiet_context(**settings: Any) -> Iterator[None]:
+    """Settings of Ray Data for the length of a block, and without what it tells of itself."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = DataContext.get_current()
+    settings |= {"enable_progress_bars": False, "print_on_execution_start": False}
+    before = {name: getattr(context, name) for name in settings}
+    for name, value in settings.items():
+        setattr(context, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(context, name, value)
 
 
 @dataclass(frozen=True)

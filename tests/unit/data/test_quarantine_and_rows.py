@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.quarantine import BadRow, Quarantine, QuarantineReport
+from raytriever.data.quarantine import BadRow, QuarantineReport, bad_entry, check_share
 from raytriever.data.rows import numbered_rows, object_of, string_field
 from raytriever.errors import DataError, StorageError
 
@@ -48,27 +48,30 @@ def test_each_bad_row_has_its_reason(row: bytes, reason: str) -> None:
         string_field(object_of(row), "text")
 
 
+def report_of(row: int, raw: bytes) -> QuarantineReport:
+    return QuarantineReport((bad_entry(str(FILE), row, "not JSON", raw),))
+
+
 def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
-    quarantine = Quarantine(max_share=0.01)
-    quarantine.add(FILE, 7, "not JSON", b"\xff" + b"x" * 500)
-    quarantine.close(FILE, 100)
-    assert str(quarantine.report()) == "1 bad row was left out (1 in corpus.jsonl)"
-    report = quarantine.report().write(tmp_path / "run")
+    found = report_of(7, b"\xff" + b"x" * 500)
+    assert str(found) == "1 bad row was left out (1 in corpus.jsonl)"
+    report = found.write(tmp_path / "run")
     assert report.total == 1
     assert report.path == tmp_path / "run" / "quarantine.jsonl"
     assert str(report) == f"1 bad row was left out (1 in corpus.jsonl): see {report.path}"
     entry = json.loads(report.path.read_text())
     assert entry == {"file": "corpus.jsonl", "row": 7, "reason": "not JSON", "raw": "\ufffd" + "x" * 199}
+    assert QuarantineReport.read(tmp_path / "run") == report
+    assert report.without({"other.jsonl"}).total == 1
+    assert report.without({"corpus.jsonl"}).total == 0
 
 
 def test_too_many_bad_rows_stop_with_one_line() -> None:
-    quarantine = Quarantine(max_share=0.01)
-    quarantine.add(FILE, 7, "not JSON", b"")
-    quarantine.add(FILE, 9, "later", b"")
-    quarantine.close(Path("other.jsonl"), 1)
-    quarantine.close(FILE, 200)
+    first = bad_entry(str(FILE), 7, "not JSON", b"")
+    check_share("other.jsonl", 1, 0, None, 0.01)
+    check_share(str(FILE), 200, 2, first, 0.01)
     with pytest.raises(DataError) as caught:
-        quarantine.close(FILE, 199)
+        check_share(str(FILE), 199, 2, first, 0.01)
     assert str(caught.value) == (
         "corpus.jsonl row 7: not JSON; 2 of 199 rows are bad (1.01%), more than the 1 % allowed by "
         "--max-bad-rows; mend them or raise it"
@@ -77,7 +80,7 @@ def test_too_many_bad_rows_stop_with_one_line() -> None:
 
 def test_nothing_bad_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "quarantine.jsonl").write_text("what an earlier reading left")
-    report = Quarantine(0.01).report().write(tmp_path)
+    report = QuarantineReport().write(tmp_path)
     assert str(report) == str(QuarantineReport()) == "no bad rows"
     assert report.path is None
     assert not list(tmp_path.iterdir())
@@ -85,7 +88,5 @@ def test_nothing_bad_leaves_no_file(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    quarantine = Quarantine(1)
-    quarantine.add(FILE, 1, "bad", b"")
     with pytest.raises(StorageError, match="a file is in the way"):
-        quarantine.report().write(tmp_path / "file")
+        report_of(1, b"").write(tmp_path / "file")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,6 +41,6 @@ def test_large_vocabularies_take_four_bytes() -> None:
 def test_flat_rows_come_back_by_their_offsets() -> None:
     rows = [np.array([1, 2], np.uint16), np.array([], np.uint16), np.array([3], np.uint16)]
     ids, offsets = flat(rows, np.dtype("<u2"))
-    assert [ids[start:end].tolist() for start, end in zip(offsets[:-1], offsets[1:], strict=True)] == [[1, 2], [], [3]]
+    assert [ids[start:end].tolist() for start, end in pairwise(offsets)] == [[1, 2], [], [3]]
     assert ids.dtype == np.uint16
     assert flat([], np.dtype("<u2"))[1].tolist() == [0]

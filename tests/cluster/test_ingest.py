@@ -1,0 +1,87 @@
+"""Shards made by Ray Data in a real session."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raytriever.cluster.ingest import in_ray_tasks
+from raytriever.cluster.session import ray_session
+from raytriever.data.open import open_dataset
+from raytriever.data.prepare import Request, in_this_process, prepare
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import DataError
+from raytriever.storage import read_manifest
+
+SUPPORT = Path(__file__).parents[1] / "support"
+ROWS = 6_000
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SUPPORT))  # for Ray's workers, which inherit it
+        patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
+        with ray_session(num_workers=2):
+            yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Documents of half a kilobyte, so that there are several chunks."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "numbers"
+    (folder / "qrels").mkdir(parents=True)
+    rows = [{"_id": f"d{n}", "title": "", "text": f"{n} " + "word " * 100} for n in range(ROWS)]
+    with gzip.open(folder / "corpus.jsonl.gz", "wt") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+    (folder / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{n}", "text": str(n)}) + "\n" for n in range(9))
+    )
+    (folder / "qrels" / "train.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{ROWS - 1 - n}\t1\n" for n in range(9))
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words() -> str:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "word": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return str(tokenizer.to_str())
+
+
+def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: str, tmp_path: Path) -> None:
+    request = Request(str(folder), Tokenisation(words))
+    places = [prepare(request, run, tmp_path / run.__name__) for run in (in_this_process, in_ray_tasks)]
+    alone, ray = ({name: file["sha256"] for name, file in read_manifest(place)["files"].items()} for place in places)
+    assert alone == ray
+    assert sum(name.endswith(".arrow") for name in ray) > 3
+
+
+def test_a_row_that_kills_its_task_stands_aside_alone(session: None, folder: Path, words: str) -> None:
+    from deadly import SKULL, Deadly
+
+    with gzip.open(folder / "corpus.jsonl.gz", "at") as stream:
+        stream.write(json.dumps({"_id": "skull", "text": SKULL}) + "\n" + json.dumps({"_id": "z", "text": "z"}) + "\n")
+    dataset = open_dataset(folder, ["train"], tokenisation=Deadly(words), run=in_ray_tasks)
+    [entry] = dataset.quarantine.entries
+    assert (entry["row"], entry["reason"]) == (ROWS + 1, "kills the tokenizer's process (signal 9)")
+    assert len(dataset.documents) == ROWS + 1
+    assert dataset.documents.ids[ROWS] == "z"
+
+
+def test_a_broken_file_is_one_line_and_leaves_nothing(session: None, folder: Path, tmp_path: Path) -> None:
+    file = folder / "corpus.jsonl.gz"
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row \d+") as caught:
+        prepare(Request(str(folder)), in_ray_tasks)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache" / "datasets").iterdir())

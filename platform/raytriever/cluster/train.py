@@ -21,6 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from raytriever.cluster.monitor import listening
 from raytriever.config import Config
+from raytriever.data.files import is_uri
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import DataError, UserError
 from raytriever.models.layout import write_model
@@ -52,7 +53,7 @@ class Notice:
 
 def train_on_cluster(
     config: Config,
-    places: Sequence[Path],
+    places: Sequence[str],
     negatives: NegativesTable | None,
     total_steps: int,
     folder: Path,
@@ -85,7 +86,7 @@ def train_on_cluster(
             _train_worker,
             train_loop_config={
                 "config": config,
-                "places": [str(place) for place in places],
+                "places": list(places),
                 "negatives": ray.put(negatives),
                 "total_steps": total_steps,
                 "folder": str(folder.resolve()),
@@ -153,7 +154,7 @@ def _train(job: Mapping[str, Any]) -> None:
     settings = config.training
     retriever = load_retriever(config.model).to(device)
     for place in job["places"]:
-        if not Path(place).is_dir():
+        if not is_uri(place) and not Path(place).is_dir():
             raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
     material = Material.open(job["places"], config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
     mailbox = job["mailbox"]

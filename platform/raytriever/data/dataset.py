@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -158,7 +157,8 @@ class Passages(Sequence[str]):
 
 @dataclass(frozen=True)
 class RetrievalDataset:
-    """Documents, queries, and the judgements of the splits that were opened; `place` is where it stands prepared."""
+    """Documents, queries, and the judgements of the splits that were opened; `place` is where it stands
+    prepared, a directory or a URI, from which any process opens it."""
 
     name: str
     documents: Documents
@@ -167,7 +167,7 @@ class RetrievalDataset:
     quarantine: QuarantineReport = field(default_factory=QuarantineReport)
     tokens: Tokens | None = None
     negatives: NegativeRows | None = None
-    place: Path | None = None
+    place: str | None = None
 
     @cached_property
     def digest(self) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.prepare import Request, Runner, Say, in_this_process, prepare, prepared_meta, quietly
 from raytriever.data.prepared import read_prepared, require_splits, splits_of
+from raytriever.data.remote import fetched
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError
 
@@ -51,7 +52,7 @@ def open_dataset(
     wanted = list(dict.fromkeys(splits))
     matter = (*wanted, TRAIN) if DEV in wanted else tuple(wanted)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=matter)
-    place = locate(request, run, say)
+    place, reachable = _locate(request, run, say)
     there = splits_of(place)
     lent = DEV in wanted and DEV not in there and TRAIN in there
     require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)
@@ -59,21 +60,24 @@ def open_dataset(
     judgements = dict(dataset.judgements)
     if lent:
         judgements[TRAIN], judgements[DEV] = hold_out(judgements[TRAIN], dataset, request.dataset)
-    return replace(dataset, judgements={split: judgements[split] for split in wanted})
+    return replace(dataset, judgements={split: judgements[split] for split in wanted}, place=reachable)
 
 
-def locate(request: Request, run: Runner = in_this_process, say: Say = quietly) -> Path:
-    """The directory of the prepared data set: the one the request names, or the one `prepare` finds or makes."""
-    place = Path(request.dataset).expanduser()
+def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
+    """The directory of the prepared data set, the one the request names or the one `prepare` finds or makes; and from
+    where any process opens it: another node fetches for itself what was fetched here."""
+    stored = fetched(request.dataset)
+    place = stored or Path(request.dataset).expanduser()
     meta = prepared_meta(place) if os.path.isdir(place) else None
     if meta is None:
-        return prepare(request, run, say=say)
+        place = prepare(request, run, say=say)
+        return place, str(place)
     if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:
         tokens = "another tokenizer or prefix" if meta["tokenisation"] else "no tokenizer"
         raise DataError(
             f"was prepared with {tokens}", str(place), "prepare it with --model as it is trained, or name its source"
         )
-    return place
+    return place, request.dataset if stored else os.path.abspath(place)
 
 
 def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[Judgements, Judgements]:

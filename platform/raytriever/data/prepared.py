@@ -55,7 +55,7 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
         judgements=judgements,
         quarantine=QuarantineReport.read(place).without(other),
         negatives=negatives,
-        place=place,
+        place=str(place),
         tokens=Tokens(query_tokens, document_tokens, tokenised) if query_tokens and document_tokens else None,
     )
 

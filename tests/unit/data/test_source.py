@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import gzip
 import pickle
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote
 
 import pytest
 
@@ -83,63 +80,9 @@ def test_streams_unpack_and_can_be_closed(tmp_path: Path) -> None:
         assert gzip.decompress(raw.read()) == b"one\ntwo\n"
 
 
-class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as reading takes: a listing by prefix, and objects by range."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        split = urlsplit(self.path)
-        asked = parse_qs(split.query)
-        _, bucket, *rest = unquote(split.path).split("/", 2)
-        key = rest[0] if rest else ""
-        if bucket != "bucket":
-            self.send(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-        elif "list-type" in asked:
-            prefix = asked.get("prefix", [""])[0]
-            rows = [name for name in sorted(BUCKET) if name.startswith(prefix)]
-            entries = "".join(
-                f"<Contents><Key>{name}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
-                f"<Size>{len(BUCKET[name])}</Size></Contents>"
-                for name in rows
-            )
-            listing = f"<Name>bucket</Name><KeyCount>{len(rows)}</KeyCount><IsTruncated>false</IsTruncated>{entries}"
-            self.send(200, f"<ListBucketResult>{listing}</ListBucketResult>".encode())
-        elif key in BUCKET:
-            content, partly = BUCKET[key], self.headers.get("Range")
-            if partly:
-                first, last = (int(number) for number in partly.removeprefix("bytes=").split("-"))
-                content = content[first : last + 1]
-            self.send(206 if partly else 200, content)
-        else:
-            self.send(404, b"<Error><Code>NoSuchKey</Code></Error>")
-
-    do_HEAD = do_GET
-
-    def send(self, status: int, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Last-Modified", "Fri, 02 Jan 2026 03:04:05 GMT")
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The query that makes an `s3://` URI mean a server on this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_EC2_METADATA_DISABLED", "1")):
-        monkeypatch.setenv(name, value)
-    yield f"?endpoint_override=127.0.0.1%3A{server.server_port}&scheme=http&region=here"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+@pytest.fixture(autouse=True)
+def filled(objects: dict[str, bytes]) -> None:
+    objects.update(BUCKET)
 
 
 def test_an_object_store_is_read_by_its_uri(bucket: str) -> None:

@@ -1,0 +1,207 @@
+"""Preparing data sets: speed against the bare tokenizer, memory, a corpus larger than the object store, a second call.
+
+Run: `python benchmarks/data.py [--json PATH] [--dataset PATH] [--passages N]`; the ends of feeding a training step are
+in `data_feed.py`, those of padding too. Every scenario runs in a process of its own (`--scenario`), because peaks of
+memory are of a process, and what is timed against the tokenizer takes turns with it in that process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ends import End, parser, report
+
+SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
+ROUNDS = 3
+OBJECT_STORE = 500 << 20
+WINDOW = 2_000
+
+
+def peak_megabytes() -> float:
+    """The most memory this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def minilm() -> Any:
+    """The embedded encoder's tokenisation."""
+    from raytriever.data.tokenise import Tokenisation
+    from raytriever.models.source import resolve_model
+    from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
+
+    return Tokenisation(content_tokenizer_json(load_tokenizer(resolve_model("minilm", None))))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def speed(dataset: Path, runner: str) -> dict[str, float]:
+    """Turns of preparing and of the bare tokenizers over the same texts, which they find in memory."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    from raytriever.cluster.ingest import in_ray_tasks
+    from raytriever.cluster.session import ray_session
+    from raytriever.data.prepare import Request, prepare
+    from raytriever.data.prepared import read_prepared
+    from raytriever.data.processes import in_processes
+    from raytriever.models.source import resolve_model
+
+    made = minilm()
+    run = in_ray_tasks if runner == "ray" else in_processes
+    place = Path(os.environ["RAYTRIEVER_CACHE"]) / "prepared"
+
+    def prepared() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        prepare(Request(str(dataset), made), run, place)
+
+    def turns() -> dict[str, float]:
+        before = peak_megabytes()
+        first = seconds(prepared)
+        opened = read_prepared(place)
+        texts = [*opened.passages(), *opened.queries.texts]
+        grown = peak_megabytes() - before
+        bare = Tokenizer.from_str(made.tokenizer)
+        whole = AutoTokenizer.from_pretrained(resolve_model("minilm", None))
+        windows = [texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW)]
+        ways = {
+            "prepare": prepared,
+            "fast": lambda: [[e.ids for e in bare.encode_batch_fast(w, add_special_tokens=False)] for w in windows],
+            "batch": lambda: [[e.ids for e in bare.encode_batch(w, add_special_tokens=False)] for w in windows],
+            "transformers": lambda: [whole(w, add_special_tokens=False)["input_ids"] for w in windows],
+        }
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(ROUNDS):
+            for name, way in ways.items():
+                times[name].append(seconds(way))
+        return {"first": first, "grown": grown, "texts": len(texts), **{k: median(v) for k, v in times.items()}}
+
+    if runner != "ray":
+        return turns()
+    with ray_session(num_workers=0):
+        return turns()
+
+
+def large(passages: int) -> dict[str, float]:
+    """A generated corpus through Ray Data with a small object store; the memory of the driver and of all processes."""
+    import ray
+
+    from raytriever.cluster.ingest import in_ray_tasks
+    from raytriever.data.prepare import Request, prepare
+    from raytriever.data.prepared import read_prepared
+
+    folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "generated"
+    (folder / "qrels").mkdir(parents=True)
+    with (folder / "corpus.jsonl").open("w") as stream:
+        for number in range(passages):
+            text = f"passage {number} tells of {number % 997} and of {number % 1013}, and of little else beside them"
+            stream.write(json.dumps({"_id": str(number), "title": "", "text": text}) + "\n")
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "which passage tells of 3"}\n')
+    (folder / "qrels" / "train.tsv").write_text(f"query-id\tcorpus-id\tscore\nq\t{passages - 1}\t1\n")
+    ray.init(
+        address="local", num_cpus=max(2, os.cpu_count() or 1), object_store_memory=OBJECT_STORE, log_to_driver=False
+    )
+    before = peak_megabytes()
+    began = time.perf_counter()
+    place = prepare(Request(str(folder), minilm()), in_ray_tasks, folder.parent / "prepared")
+    took = time.perf_counter() - began
+    dataset = read_prepared(place)
+    assert len(dataset.documents) == passages
+    assert dataset.positives("train").documents.tolist() == [passages - 1]
+    store = ray._private.internal_api.memory_summary(stats_only=True)
+    ray.shutdown()
+    return {
+        "seconds": took,
+        "grown": peak_megabytes() - before,
+        "spilled": float("Spilled" in store),
+        "corpus": (folder / "corpus.jsonl").stat().st_size / 1e6,
+    }
+
+
+def again(dataset: Path) -> dict[str, float]:
+    """A second call on the same data."""
+    from raytriever.data.prepare import Request, prepare
+    from raytriever.data.processes import in_processes
+
+    request = Request(str(dataset), minilm())
+    told: list[str] = []
+    prepare(request, in_processes)
+    took = seconds(lambda: prepare(request, in_processes, say=told.append))
+    return {"seconds": took, "said": float("prepared before" in told[0])}
+
+
+def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Run a scenario in a process, with a cache of its own."""
+    with TemporaryDirectory(dir=arguments.scratch) as cache:
+        words = ["--scenario", scenario, "--dataset", str(arguments.dataset), "--passages", str(arguments.passages)]
+        found = subprocess.run(
+            [sys.executable, __file__, *words],
+            check=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "RAYTRIEVER_CACHE": cache},
+        )
+        return dict(json.loads(found.stdout.splitlines()[-1]))
+
+
+def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
+    """All measured ends of preparing."""
+    found: dict[str, End] = {}
+    for runner in ("processes", "ray"):
+        got = in_a_process(runner, arguments)
+        per_second = got["texts"] / got["prepare"]
+        found[f"prepare by {runner}, texts a second"] = End(per_second, "told", True)
+        for name, rival in {
+            "fast": "tokenizers.encode_batch_fast",
+            "batch": "tokenizers.encode_batch",
+            "transformers": "the transformers tokenizer",
+        }.items():
+            share = got[name] / got["prepare"]
+            target, holds = ("at least 0.8", share >= 0.8) if name == "batch" else ("told", True)
+            found[f"prepare by {runner}, speed / {rival}"] = End(share, target, holds)
+        found[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "told", True)
+        found[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
+    got = in_a_process("again", arguments)
+    found["a second call (s)"] = End(got["seconds"], "says so, at most 1", got["seconds"] < 1 and got["said"] == 1)
+    got = in_a_process("large", arguments)
+    name = f"{arguments.passages:,} passages, object store 500 MB"
+    found[f"{name}: seconds"] = End(got["seconds"], "goes through", True)
+    found[f"{name}: driver memory grown (MB)"] = End(got["grown"], "bounded", got["grown"] < 600)
+    found[f"{name}: something was spilled to disk"] = End(got["spilled"], "no (0)", got["spilled"] == 0)
+    return found
+
+
+def main() -> None:
+    """Measure in processes, or be one of them."""
+    own = parser(__doc__ or "")
+    own.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="in BEIR layout")
+    own.add_argument("--passages", type=int, default=2_000_000, metavar="N", help="of the generated corpus")
+    own.add_argument("--scratch", type=Path, metavar="DIR", help="where caches are made (default: the system's)")
+    own.add_argument("--scenario", choices=("processes", "ray", "again", "large"), help=argparse.SUPPRESS)
+    arguments = own.parse_args()
+    if arguments.scenario in ("processes", "ray"):
+        print(json.dumps(speed(arguments.dataset, arguments.scenario)))
+    elif arguments.scenario == "again":
+        print(json.dumps(again(arguments.dataset)))
+    elif arguments.scenario == "large":
+        print(json.dumps(large(arguments.passages)))
+    else:
+        report("data", ends_of(arguments), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

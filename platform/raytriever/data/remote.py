@@ -1,0 +1,65 @@
+"""A prepared data set in an object store, fetched to this node's cache on first use.
+
+Training reads documents by position in no order; so every node keeps a whole copy beside its processes rather than
+asking the store for each. Every file is held to the manifest's digest while it is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from raytriever.data.content import check_directory
+from raytriever.data.files import is_uri, open_raw
+from raytriever.errors import DataError, StorageError
+from raytriever.storage import MANIFEST, cache_folder, committed_directory, disk_errors
+
+_BLOCK = 1 << 22
+
+
+def fetched(uri: str) -> Path | None:
+    """Where the prepared data set of a URI stands on this node; None if the URI holds no prepared one.
+
+    Raises:
+        DataError: the store cannot be read.
+        StorageError: a file is not what the manifest says, or cannot be written.
+    """
+    if not is_uri(uri):
+        return None
+    try:
+        with open_raw(_below(uri, MANIFEST)) as stream:
+            written = stream.read()
+        manifest: dict[str, Any] = json.loads(written)
+        meta = dict(manifest["meta"])
+        if meta["kind"] != "dataset":
+            return None
+    except (DataError, ValueError, KeyError, TypeError):
+        return None
+    place = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
+    try:
+        check_directory(place)
+    except StorageError:
+        with committed_directory(place, meta, replace=place.exists()) as aside:
+            for name, entry in manifest["files"].items():
+                _copy(_below(uri, name), aside / name, str(entry["sha256"]))
+    return place
+
+
+def _copy(where: str, file: Path, digest: str) -> None:
+    state = hashlib.sha256()
+    with disk_errors(file), open_raw(where) as source:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as target:
+            while block := source.read(_BLOCK):
+                state.update(block)
+                target.write(block)
+    if state.hexdigest() != digest:
+        raise StorageError("is not what the manifest says it is", where, "copy the prepared data set there again")
+
+
+def _below(uri: str, name: str) -> str:
+    """A file under a URI that may carry a query."""
+    root, _, query = uri.partition("?")
+    return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")

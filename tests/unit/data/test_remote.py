@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.data.open import open_dataset
+from raytriever.data.prepare import Request, prepare
+from raytriever.data.remote import fetched
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import StorageError
+
+
+@pytest.fixture
+def uri(
+    small: Path, words: Tokenisation, objects: dict[str, bytes], bucket: str, tmp_path: Path, monkeypatch: object
+) -> str:
+    """A prepared data set in an object store, and a node that has nothing."""
+    own = prepare(Request(str(small), words), output=tmp_path / "own")
+    for file in own.rglob("*"):
+        if file.is_file():
+            objects[f"sets/own/{file.relative_to(own).as_posix()}"] = file.read_bytes()
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "node"))  # type: ignore[attr-defined]
+    return "s3://bucket/sets/own" + bucket
+
+
+def test_a_prepared_data_set_is_fetched_once(uri: str, small: Path, words: Tokenisation, objects: dict) -> None:
+    dataset = open_dataset(uri, ["train"], tokenisation=words)
+    assert dataset.digest == open_dataset(small, ["train"]).digest
+    assert dataset.place == uri
+    assert dataset.tokens is not None
+    assert dataset.passage_text(3) == "title 3 text 3 of many"
+    for name in [name for name in objects if not name.endswith("manifest.json")]:
+        del objects[name]
+    assert open_dataset(uri, ["train"], tokenisation=words).digest == dataset.digest
+
+
+def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, tmp_path: Path) -> None:
+    name = next(name for name in objects if name.endswith(".arrow"))
+    objects[name] = objects[name][:-1] + b"!"
+    with pytest.raises(StorageError, match=r"s3://bucket/sets/own/documents/.*is not what the manifest says"):
+        fetched(uri)
+    assert not [path for path in (tmp_path / "node" / "datasets").iterdir() if not path.name.startswith(".")]
+
+
+def test_other_places_are_left_to_whoever_reads_sources(uri: str, objects: dict, small: Path) -> None:
+    assert fetched(str(small)) is None
+    objects["sets/own/manifest.json"] = b'{"files": {}, "meta": {"kind": "model"}}'
+    assert fetched(uri) is None
+    del objects["sets/own/manifest.json"]
+    assert fetched(uri) is None

@@ -3,6 +3,11 @@
 A batch is cut, in order of length, into parts, each padded to its own longest text; the answer is put back in the
 order of the batch. Of all ways to cut it into at most `PARTS` parts the cheapest is taken, which dynamic programming
 finds exactly: a part costs its texts times its longest one, and `PART_COST` for being a part.
+
+Of SQuAD's pairs in batches of 64, cut to 64 and 256 tokens, 39 % would be padding in one part a side, 12.4 % is in
+four parts of equally many texts, 7.1 % here; a training step of MiniLM takes 0.88 of the time with those four, on 2
+cores. In batches of 256: 40, 13 and 6 %. At 32 and 48 tokens, where nearly all passages are cut, there is little to
+gain: 4.1 % with the four parts, 5.6 % here in fewer, and 5.3 against 2.6 % in batches of 256, in the same time.
 """
 
 from __future__ import annotations

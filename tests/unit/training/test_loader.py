@@ -99,6 +99,19 @@ def test_leaving_early_stops_the_thread(taken: int) -> None:
     assert list(batches) == []
 
 
+def test_leaving_waits_for_the_batch_being_made() -> None:
+    begun = threading.Event()
+
+    def make(step: int) -> int:
+        begun.set()
+        time.sleep(0.2)
+        return step
+
+    with Prefetcher(make, range(1_000)):
+        assert begun.wait(60)
+    assert "loader" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_leaving_by_an_error_of_the_step_tells_that_error() -> None:
     def train() -> None:
         with Prefetcher(Work(), range(100)) as batches:

@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from raytriever.cli.arguments import Parser, add_settings, given, warn
-from raytriever.config import Config, check_config, load_config
+from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
-from raytriever.options import did_you_mean
+from raytriever.options import did_you_mean, flag_of
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
 
 SECTIONS = {"data": DataConfig, "model": ModelConfig, "loss": LossConfig, "training": TrainingConfig}
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def main(words: list[str]) -> None:
     """Parse, train, print."""
     arguments = _parser().parse(words)
-    config = resolve(arguments)
-    check_config(config)
-    name = arguments.run_name or _default_name(config)
-    if not RUN_NAME.fullmatch(name):
+    curriculum = resolve(arguments)
+    check_curriculum(curriculum)
+    name = arguments.run_name or _default_name(curriculum)
+    if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     from raytriever.cluster.experiment import default_output, run_experiment
     from raytriever.retrieval.table import metrics_table
     from raytriever.tracking.mlflow_tracker import tracking_uri
 
+    for line in _without_effect(curriculum, _flags(arguments)):
+        warn(line)
     output = Path(arguments.output) if arguments.output else default_output(name)
-    finished = run_experiment(config, output, name, arguments.fresh, warn)
+    finished = run_experiment(curriculum, output, name, arguments.fresh, warn)
     if not finished.anew:
         warn(f"{finished.path} is finished; --fresh trains anew")
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
-    print(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {config.loss.loss}")
+    config = curriculum.base
+    print(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
     print(metrics_table(rows))
     if finished.quarantined:
         print(finished.quarantined)
@@ -65,17 +68,27 @@ def _program(name: str) -> str:
     return os.path.relpath(own) if own.absolute().is_relative_to(Path.cwd()) else str(own)
 
 
-def resolve(arguments: argparse.Namespace) -> Config:
-    """Lay recipe, file and flags over the defaults."""
-    config = _base(arguments)
-    if arguments.config:
-        config = load_config(Path(arguments.config), config)
-    for name, kind in SECTIONS.items():
-        flags = given(arguments, kind)
-        if "epochs" in flags and "max_steps" not in flags:
-            flags["max_steps"] = None  # a recipe's steps give way to the epochs asked for
-        config = dataclasses.replace(config, **{name: dataclasses.replace(getattr(config, name), **flags)})
-    return config
+def resolve(arguments: argparse.Namespace) -> Curriculum:
+    """Lay recipe, file and flags over the defaults, and the file's stages over all of these."""
+    base, flags = _base(arguments), _flags(arguments)
+    return load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(lay(base, flags))
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The settings given as flags, by section."""
+    flags = {name: given(arguments, kind) for name, kind in SECTIONS.items()}
+    if "epochs" in flags["training"]:
+        flags["training"].setdefault("max_steps", None)  # a recipe's steps give way to the epochs asked for
+    return flags
+
+
+def _without_effect(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A line for each flag that some stage has a setting of its own for."""
+    for section, settings in flags.items():
+        for name, value in settings.items():
+            own = [s.name for s in curriculum.stages if getattr(getattr(s.config, section), name) != value]
+            if own and value is not None:
+                yield f"{flag_of(name)} {value}: not in stage {', '.join(own)}, where --config FILE says otherwise"
 
 
 def _base(arguments: argparse.Namespace) -> Config:
@@ -96,20 +109,23 @@ def _parser() -> Parser:
     run = parser.add_argument_group("run")
     run.add_argument("--output", metavar="DIR", help="the run directory (default: runs/RUN-NAME)")
     run.add_argument(
-        "--run-name", metavar="NAME", help="the run's name in MLflow (default: data, model, loss and seed)"
+        "--run-name", metavar="NAME", help="the run's name in MLflow (default: data, model, loss or stages, seed)"
     )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    run.add_argument("--config", metavar="FILE", help="YAML settings laid over the recipe; flags win over them")
+    run.add_argument(
+        "--config", metavar="FILE", help="YAML settings laid over the recipe; flags win over them, `stages:` over flags"
+    )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in --output")
     run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser
 
 
-def _default_name(config: Config) -> str:
+def _default_name(curriculum: Curriculum) -> str:
+    config = curriculum.base
     parts = (
         Path(config.data.dataset).name,
         Path(config.model.model).name,
-        config.loss.loss,
+        *(stage.name or stage.config.loss.loss for stage in curriculum.parts),
         f"seed{config.training.seed}",
     )
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")

@@ -1,4 +1,4 @@
-"""MLflow behind the tracker: one run, continued by its id, metrics in batches.
+"""MLflow behind the tracker: one run, continued by its id, perhaps with children, metrics in batches.
 
 The database is named by an absolute address, because Ray's workers and jobs run in directories of their own and a
 relative one would scatter databases over them.
@@ -19,6 +19,7 @@ from raytriever.storage import check_writable
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 EXPERIMENT = "raytriever"
+PARENT = "mlflow.parentRunId"
 METRICS_A_REQUEST = 1000
 PARAMS_A_REQUEST = 100
 SQLITE = "sqlite:///"
@@ -39,9 +40,10 @@ class MlflowTracker:
         run_name: shown in the UI.
         run_id: a run to continue; a new one is made when None, or when the server does not know it
             or has deleted it.
+        parent: the id of the run within which this one is shown.
     """
 
-    def __init__(self, uri: str, run_name: str, run_id: str | None = None) -> None:
+    def __init__(self, uri: str, run_name: str, run_id: str | None = None, parent: str | None = None) -> None:
         # Loading a model out of an artifact must never unpickle it.
         os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
         # What fails is raised to us too; told by MLflow's log as well, one line would become thirty.
@@ -56,6 +58,7 @@ class MlflowTracker:
         self._errors = (MlflowException, SQLAlchemyError)
         self._not_known = MlflowException
         self._uri = uri
+        self._tags = {PARENT: parent} if parent else {}
         with self._telling(), _impatient():
             self._client = MlflowClient(tracking_uri=uri)
             self.run_id = self._continue(run_id) or self._create(uri, run_name)
@@ -84,6 +87,8 @@ class MlflowTracker:
                 return None
             raise
         self._client.update_run(run_id, status="RUNNING")
+        for name, value in self._tags.items():
+            self._client.set_tag(run_id, name, value)  # the parent may be another: see above
         return run_id
 
     def _create(self, uri: str, run_name: str) -> str:
@@ -94,7 +99,11 @@ class MlflowTracker:
             experiment_id = self._client.create_experiment(EXPERIMENT, artifact_location=place)
         else:
             experiment_id = experiment.experiment_id
-        return str(self._client.create_run(experiment_id, run_name=run_name).info.run_id)
+        return str(self._client.create_run(experiment_id, run_name=run_name, tags=self._tags).info.run_id)
+
+    def child(self, run_name: str, run_id: str | None = None) -> MlflowTracker:
+        """A run of the same database whose parent this one is."""
+        return MlflowTracker(self._uri, run_name, run_id, parent=self.run_id)
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log flattened settings as params, the data set as an input, and tags."""
@@ -162,9 +171,11 @@ def _impatient() -> Iterator[None]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as `section.name: text`, the form of MLflow's params."""
+    """Nested settings as `section.name: text`, the form of MLflow's params; the items of a list count from 1."""
     flat: dict[str, str] = {}
     for name, value in config.items():
+        if isinstance(value, list):
+            value = {str(number): item for number, item in enumerate(value, 1)}
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,9 @@ class Tracker(Protocol):
     def run_id(self) -> str:
         """The name under which the run can be continued."""
 
+    def child(self, run_name: str, run_id: str | None = None) -> Tracker:
+        """A run within this one, with settings, numbers and files of its own; `run_id` continues one."""
+
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log the resolved settings, the data and the tags; said again on a continued run, changes nothing."""
 
@@ -46,3 +50,17 @@ class Tracker(Protocol):
 
     def finish(self, status: str) -> None:
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
+
+
+@contextmanager
+def closing(tracker: Tracker) -> Iterator[None]:
+    """Close a run when the block ends, as what it ends with says."""
+    status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.finish(status)

@@ -222,7 +222,7 @@ def test_what_is_our_own_fault_is_not_disguised(work: Path, monkeypatch: pytest.
     def broken(*words: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("raytriever.cli.train.check_config", broken)
+    monkeypatch.setattr("raytriever.cli.train.check_curriculum", broken)
     with pytest.raises(ZeroDivisionError):
         run("train", [])
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raytriever.cli.arguments import add_settings
-from raytriever.cli.train import RUN_NAME, _default_name, _parser, resolve
-from raytriever.config import Config, dump_config, load_config, to_dict
+from raytriever.cli.train import _default_name, _parser, resolve
+from raytriever.config import NAME, Config, Curriculum, dump_config, load_curriculum, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.recipes import RECIPES
@@ -18,7 +18,9 @@ from raytriever.training.config import TrainingConfig
 
 
 def resolved(*words: object) -> Config:
-    return resolve(_parser().parse([str(word) for word in words]))
+    curriculum = resolve(_parser().parse([str(word) for word in words]))
+    assert not curriculum.stages
+    return curriculum.base
 
 
 @pytest.fixture
@@ -87,8 +89,8 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
 def test_a_written_configuration_is_read_back_equal(config: Config, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config), encoding="utf-8")
-    assert load_config(file) == config
-    assert load_config(file).hash == config.hash
+    assert load_curriculum(file) == Curriculum(config)
+    assert load_curriculum(file).hash == config.hash
     assert resolved("--config", file) == config
 
 
@@ -126,8 +128,8 @@ def test_every_setting_has_a_flag_and_words_of_help() -> None:
 @pytest.mark.parametrize("dataset", ["data/scifact", "_x", "..", ".", "数据", "a b$(c)", "x" * 300])
 @pytest.mark.parametrize("model", ["minilm", "intfloat/e5-base-v2", "../../m"])
 def test_the_default_name_of_a_run_is_a_run_name(dataset: str, model: str) -> None:
-    name = _default_name(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model)))
-    assert RUN_NAME.fullmatch(name)
+    name = _default_name(Curriculum(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model))))
+    assert NAME.fullmatch(name)
     assert name.endswith("-mw-seed0")
 
 

@@ -27,6 +27,9 @@ class Memory:
     def run_id(self) -> str:
         return "memory"
 
+    def child(self, run_name: str, run_id: str | None = None) -> Tracker:
+        raise NotImplementedError
+
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
-"""A whole experiment as one frozen value, and the file it is kept in.
+"""The settings of the parts, composed.
 
-The settings of the parts are composed here; `to_dict` and `from_dict` are strict, so a misspelt field in a
-configuration file is an error and not a silent default. The hash covers all that decides the result.
+`to_dict` and `from_dict` are strict, so a misspelt field in a configuration file is an error and not a silent
+default. The hash covers all that decides the result.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
@@ -24,7 +23,7 @@ from raytriever.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides what a training run does."""
+    """Everything that decides what one stretch of training does."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -34,8 +33,13 @@ class Config:
     @property
     def hash(self) -> str:
         """Sixteen hexadecimal digits over every setting."""
-        text = json.dumps(to_dict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hash_of(to_dict(self))
+
+
+def hash_of(values: Mapping[str, Any]) -> str:
+    """Sixteen hexadecimal digits over plain values."""
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_config(config: Config) -> None:
@@ -57,53 +61,37 @@ def to_dict(config: Config) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(content: Mapping[str, Any], where: str, base: Config | None = None) -> Config:
+def lay(config: Config, layer: Mapping[str, Mapping[str, Any]]) -> Config:
+    """A configuration with the settings of a layer, `{section: {setting: value}}`, in place of its own."""
+    sections = {name: dataclasses.replace(getattr(config, name), **settings) for name, settings in layer.items()}
+    return dataclasses.replace(config, **sections)
+
+
+def from_dict(content: Mapping[str, Any], where: str, base: Config | None = None, beside: Iterable[str] = ()) -> Config:
     """Lay a file's settings over a base configuration.
 
     Args:
         content: `{section: {setting: value}}`; what is not named keeps the base's value.
         where: the file, for error messages.
         base: the defaults when None.
+        beside: what else may stand in the file and is read elsewhere, for error messages.
 
     Raises:
         ConfigError: an unknown section or setting, or a value of the wrong type.
     """
     config = base or Config()
     sections = {section.name for section in dataclasses.fields(Config)}
+    layer = {}
     for name, settings in content.items():
         if name not in sections:
-            raise ConfigError(f"unknown section {name!r}", where, did_you_mean(str(name), sections))
+            raise ConfigError(f"unknown section {name!r}", where, did_you_mean(str(name), sections.union(beside)))
         if not isinstance(settings, Mapping):
             raise ConfigError(f"section {name!r} holds {settings!r}", where, "give `setting: value` lines")
-        config = dataclasses.replace(config, **{name: _section(getattr(config, name), settings, where)})
-    return config
+        layer[name] = _typed(settings, get_type_hints(type(getattr(config, name))), where)
+    return lay(config, layer)
 
 
-def load_config(path: Path, base: Config | None = None) -> Config:
-    """Read a YAML configuration file over a base."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"is not YAML ({reason})", str(path), "mend the line it names") from error
-    if not isinstance(content, Mapping):
-        raise ConfigError("holds no sections", str(path), "give `data:`, `model:`, `loss:` or `training:`")
-    return from_dict({k: v for k, v in content.items() if k != "hash"}, str(path), base)
-
-
-def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, with its hash."""
-    import yaml
-
-    return yaml.safe_dump({"hash": config.hash, **to_dict(config)}, sort_keys=False, allow_unicode=True)
-
-
-def _section(section: Any, settings: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(type(section))
+def _typed(settings: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in hints:
@@ -113,7 +101,7 @@ def _section(section: Any, settings: Mapping[str, Any], where: str) -> Any:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(_KINDS[kind] for kind in kinds if kind is not type(None))
             raise ConfigError(f"{name} is {value!r}", where, f"give {wanted}")
-    return dataclasses.replace(section, **values)
+    return values
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

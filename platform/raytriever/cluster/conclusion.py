@@ -1,0 +1,70 @@
+"""What a run leaves when all is measured: figures, report, the tracker's last numbers and files, `metrics.json`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raytriever.cluster.opening import Opened
+from raytriever.cluster.recorder import Recorder
+from raytriever.config import dump_config
+from raytriever.retrieval.evaluate import Evaluation
+from raytriever.retrieval.outcome import write_outcome
+from raytriever.tracking.tracker import Point, Tracker
+from raytriever.training.run_directory import RunDirectory
+
+
+def conclude(
+    run: RunDirectory,
+    opened: Opened,
+    folders: Sequence[Path],
+    found: Mapping[str, Evaluation],
+    tracker: Tracker,
+    began: float,
+) -> None:
+    """Write and log the outcome; `metrics.json` comes last, because it says that the run is finished.
+
+    Args:
+        run: the run's directory, with `model/`.
+        opened: what was trained and measured.
+        folders: where the steps of each stage are kept, in their order.
+        found: evaluations by system.
+        tracker: of the run.
+        began: `time.monotonic()` when the command began.
+    """
+    base, dataset = opened.curriculum.base, opened.dataset
+    recorders = [Recorder(tracker, folder, total_steps=0) for folder in folders]
+    write_outcome(
+        run.path,
+        f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
+        base.data.test_split,
+        dataset,
+        found,
+        end_to_end(recorders, "loss"),
+        end_to_end(recorders, "dev_loss"),
+        dump_config(opened.curriculum),
+    )
+    rows = {name: evaluation.metrics for name, evaluation in found.items()}
+    now = time.time_ns() // 1_000_000
+    steps = sum(stage.total_steps for stage in opened.stages)
+    points = [
+        Point(f"{system}/{name}", value, steps, now)
+        for system, values in rows.items()
+        for name, value in values.items()
+    ]
+    points.append(Point("total_seconds", time.monotonic() - began, 0, now))
+    tracker.log(points)
+    for name in ("config.yaml", "report.html", "figures", "model"):
+        tracker.log_file(run.path / name)
+    run.finish({"dataset": dataset.name, "split": base.data.test_split, **rows})
+
+
+def end_to_end(recorders: Sequence[Recorder], name: str) -> list[tuple[int, float]]:
+    """The curves of the stages one behind another: a stage's step 1 follows the last step of the one before."""
+    curve: list[tuple[int, float]] = []
+    done = 0
+    for recorder in recorders:
+        curve += [(done + step, value) for step, value in recorder.curve(name)]
+        done += max((step for step, _ in recorder.curve("loss")), default=0)
+    return curve

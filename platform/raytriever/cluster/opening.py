@@ -1,0 +1,150 @@
+"""Everything a user may get wrong, looked at before anything is written: settings, data sets, model, directory.
+
+All stages are opened here, so that the last one cannot fail for what could have been seen before the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from raytriever.cluster.ingest import by_size
+from raytriever.config import STAGES, Curriculum, Stage, different_stages, naming, read_settings, to_dict
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.examples import Examples
+from raytriever.data.open import open_dataset
+from raytriever.data.pydocs import PYDOCS
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import ConfigError
+from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
+from raytriever.models.description import Description, describe
+from raytriever.models.precision import choose_precision
+from raytriever.models.retriever import Retriever
+from raytriever.models.source import resolve_model
+from raytriever.retrieval.systems import load_for_encoding
+from raytriever.training.material import Material
+from raytriever.training.run_directory import CONFIG, RunDirectory
+from raytriever.training.tokens import tokenisation_of
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OpenStage:
+    """A stretch of training whose data stands prepared.
+
+    Args:
+        stage: its name and settings.
+        description: the encoder as this stage sees it.
+        material: what it learns from.
+        total_steps: after which it ends at the latest.
+    """
+
+    stage: Stage
+    description: Description
+    material: Material
+    total_steps: int
+
+    def model_after(self, previous: Path) -> ModelConfig:
+        """The encoder of another stage's model, with this stage's prefixes and lengths and not that one's."""
+        return ModelConfig(model=str(previous), **asdict(self.description))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run of which everything has been looked at.
+
+    Args:
+        curriculum: its settings.
+        dataset: what is measured, with the test split.
+        stages: the stretches of training, in their order; one where the run has no stages.
+        precision, device: of measuring.
+    """
+
+    curriculum: Curriculum
+    dataset: RetrievalDataset
+    stages: tuple[OpenStage, ...]
+    precision: str
+    device: torch.device
+
+
+def open_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:
+    """The run's directory; see `RunDirectory.open`, which knows no stages. Nothing is written."""
+    run = RunDirectory.open(output, to_dict(curriculum.base), fresh)
+    if run.state == "new":
+        return run
+    different = different_stages(read_settings(output / CONFIG).get(STAGES), curriculum)
+    if different:
+        raise ConfigError(
+            f"holds a run with other settings ({different})",
+            f"--output {output}",
+            "give another --output, or --fresh to remove that run",
+        )
+    return run
+
+
+def open_run(curriculum: Curriculum, say: Say) -> tuple[Opened, Retriever]:
+    """Open what a run needs, and load its encoder for measuring; `say` hears of data sets.
+
+    Raises:
+        UserError: something a user can mend, and in which stage it is.
+    """
+    base = curriculum.base
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(base.training.precision, device)
+    for part in curriculum.parts:
+        with naming(part):
+            build_loss(part.config.loss)  # here only to be refused before anything is done
+    if PYDOCS in (base.data.dataset, *(name for part in curriculum.parts for name in part.config.data.datasets)):
+        say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
+    retriever = load_for_encoding(base.model, precision, device)
+    stages = []
+    for part in curriculum.parts:
+        with naming(part):
+            stages.append(_open_stage(part, base.data, retriever, say))
+    datasets = [dataset for stage in stages for dataset in stage.material.datasets]
+    measured = next(
+        (each.material.datasets[0] for each in stages if each.stage.config.data.dataset == base.data.dataset), None
+    )
+    if measured is None:
+        measured = open_dataset(
+            base.data.dataset,
+            [base.data.test_split],
+            max_bad_rows=base.data.max_bad_rows,
+            tokenisation=tokenisation_of(retriever),
+            run=by_size(base.training.num_workers),
+            say=say,
+        )
+        datasets.insert(0, measured)
+    Examples.of(measured, base.data.test_split, base.training.seed)  # here only to be refused
+    lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
+    for line in dict.fromkeys(lines):
+        say(line)
+    return Opened(curriculum, measured, tuple(stages), precision, device), retriever
+
+
+def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: Say) -> OpenStage:
+    config = stage.config
+    data, training = config.data, config.training
+    description = describe(resolve_model(config.model.model, config.model.revision), config.model)
+    tokenisation: Tokenisation = replace(
+        tokenisation_of(retriever), query_prefix=description.query_prefix, passage_prefix=description.passage_prefix
+    )
+    material = Material.open(
+        data.datasets,
+        data,
+        tokenisation,
+        training.batch_size,
+        training.seed,
+        also=[measured.test_split] if data.dataset == measured.dataset else [],
+        run=by_size(training.num_workers),
+        say=say,
+    )
+    material.dev()  # here only to be refused
+    order = material.train(None).order
+    return OpenStage(stage, description, material, training.max_steps or order.steps(training.epochs or 1.0))

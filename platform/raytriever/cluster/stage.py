@@ -1,0 +1,89 @@
+"""One stage of a run: its hard negatives, its training, and a directory and a tracked run of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from raytriever.cluster.opening import OpenStage
+from raytriever.cluster.recorder import Recorder
+from raytriever.cluster.train import train_on_cluster
+from raytriever.config import Config, dump_config, to_dict
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.negatives.bm25 import Bm25Index
+from raytriever.retrieval.hard_negatives import hard_negatives
+from raytriever.tracking.tracker import DatasetRecord, Tracker, closing
+from raytriever.training.run_directory import CONFIG, RunDirectory
+
+
+def find_negatives(
+    stage: OpenStage, index_of: Callable[[RetrievalDataset], Bm25Index], say: Callable[[str], None]
+) -> NegativesTable | None:
+    """The hard negatives of a stage's data sets, one after another; None where its groups want none.
+
+    Args:
+        stage: opened.
+        index_of: makes or gives the BM25 index of a data set, asked only where it is needed.
+        say: hears how many there are.
+    """
+    data, datasets = stage.stage.config.data, stage.material.datasets
+    if not data.negatives_per_query:
+        return None
+    tables = [
+        hard_negatives(dataset, data, "" if place else data.negatives_table, partial(index_of, dataset))
+        for place, dataset in enumerate(datasets)
+    ]
+    for dataset, table in zip(datasets, tables, strict=True):
+        say(f"{dataset.name}: hard negatives: {', '.join(f'{k} {n:,}' for k, n in table.counts().items())}")
+    starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in datasets[:-1])]
+    return tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
+
+
+def train_into(
+    folder: Path, stage: OpenStage, config: Config, negatives: NegativesTable | None, tracker: Tracker
+) -> Recorder:
+    """Train inside a Ray session; checkpoints, `steps.jsonl` and `model/` come to stand in `folder`.
+
+    Args:
+        folder: a run directory, begun.
+        stage: opened.
+        config: its settings, with the encoder to begin from.
+        negatives: see `find_negatives`.
+        tracker: hears every step.
+    """
+    places = [dataset.place for dataset in stage.material.datasets if dataset.place]
+    with Recorder(tracker, folder, stage.total_steps) as recorder:
+        train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear)
+    return recorder
+
+
+def train_as_child(
+    run: RunDirectory,
+    stage: OpenStage,
+    config: Config,
+    negatives: NegativesTable | None,
+    tracker: Tracker,
+) -> None:
+    """`train_into` a directory of the stage's own, told to the tracker as a run of its own; `metrics.json` comes last.
+
+    Args:
+        run: the stage's directory, new or interrupted.
+        stage, config, negatives: see `train_into`.
+        tracker: just made for this stage.
+    """
+    with closing(tracker):
+        run.begin(dump_config(config))
+        run.keep_tracking_id(tracker.run_id)
+        dataset, data = stage.material.datasets[0], config.data
+        dataset.quarantine.write(run.path)
+        record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
+        tags = {"config_hash": config.hash, "run_directory": str(run.path.resolve())}
+        tracker.describe(to_dict(config), record, tags)
+        recorder = train_into(run.path, stage, config, negatives, tracker)
+        tracker.log_file(run.path / CONFIG)
+        losses, looks = recorder.curve("loss"), recorder.curve("dev_loss")
+        figures = {"steps": losses[-1][0], "dev_loss": min(loss for _, loss in looks)}
+        run.finish({"dataset": dataset.name, "split": data.dev_split, **figures})

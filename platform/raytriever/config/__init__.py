@@ -1,0 +1,33 @@
+"""A whole experiment as one frozen value, and the file it is kept in."""
+
+from raytriever.config.curriculum import (
+    NAME,
+    STAGES,
+    Curriculum,
+    Stage,
+    check_curriculum,
+    different_stages,
+    lay_stages,
+    naming,
+)
+from raytriever.config.file import dump_config, load_curriculum, read_settings
+from raytriever.config.settings import Config, check_config, from_dict, lay, to_dict
+
+__all__ = [
+    "NAME",
+    "STAGES",
+    "Config",
+    "Curriculum",
+    "Stage",
+    "check_config",
+    "check_curriculum",
+    "different_stages",
+    "dump_config",
+    "from_dict",
+    "lay",
+    "lay_stages",
+    "load_curriculum",
+    "naming",
+    "read_settings",
+    "to_dict",
+]

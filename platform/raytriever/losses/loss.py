@@ -59,7 +59,8 @@ class Loss(nn.Module):
         # Double, so that a float64 batch sees the temperature that was asked for.
         log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
         if config.learn_temperature:
-            self.log_temperature = nn.Parameter(log_temperature.float())
+            # A list of one: DeepSpeed cannot send a parameter without dimensions.
+            self.log_temperature = nn.Parameter(log_temperature.float()[None])
         else:
             self.register_buffer("log_temperature", log_temperature, persistent=False)
 
@@ -80,7 +81,7 @@ class Loss(nn.Module):
         """
         check_batch(queries, passages, ids)
         batch = _in_working_precision(gather_candidates(queries, passages, ids, workers))
-        log_temperature = self.log_temperature.to(batch.queries)
+        log_temperature = self.log_temperature.to(batch.queries).reshape(())
         _check_scores(batch, log_temperature)
         scored = self._scores(self.config, batch, ids, log_temperature, workers)
         value = of_global_mean(scored.share, workers)

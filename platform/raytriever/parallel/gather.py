@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+# The same function: torch 2.13 renamed it and warns of its old name.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
 
 class GroupWorkers:
     """A `losses.workers.Workers` over a torch.distributed process group.
@@ -34,7 +37,7 @@ class GroupWorkers:
         """All workers' rows in order of rank, without gradient."""
         rows = rows.detach().contiguous()
         gathered = rows.new_empty(self.size * len(rows), *rows.shape[1:])
-        distributed.all_gather_into_tensor(gathered, rows, group=self._group)
+        _all_gather(gathered, rows, group=self._group)
         return gathered
 
     def sum(self, value: Tensor) -> Tensor:

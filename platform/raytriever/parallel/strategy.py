@@ -1,13 +1,73 @@
-"""How the copies of a model on several workers stay one model. DDP: gradients are averaged after every backward."""
+"""How the copies of a model on several workers stay one model, as a training step sees it."""
 
 from __future__ import annotations
 
-import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
+import torch
+from torch import distributed
+
+from raytriever.errors import ConfigError, UserError
+from raytriever.losses.loss import LossOutput
 from raytriever.losses.workers import ALONE, Workers
+from raytriever.options import did_you_mean
 from raytriever.parallel.gather import GroupWorkers
+from raytriever.parallel.objective import Batch, Objective
+from raytriever.parallel.shards import Slice
+
+STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
+
+
+class TrainingError(UserError):
+    """Training cannot go on."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step did.
+
+    Args:
+        output: the global batch's loss before the update.
+        norm: of the global batch's gradient, before clipping.
+    """
+
+    output: LossOutput
+    norm: float
+
+
+class Strategy(Protocol):
+    """One model on all workers of a group; every worker makes every call, in the same order."""
+
+    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+        """Loss, gradient, clipping, update; the gradient is synchronised once, cached or not.
+
+        Args:
+            batch: this worker's share, on its device.
+            learning_rate: of this step.
+            number: of this step, for errors.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite; no parameter has been changed.
+        """
+
+    def measure(self, batch: Batch) -> LossOutput:
+        """The loss alone, without gradient; whether dropout is drawn is the module's mode."""
+
+    def state(self) -> Iterable[Slice]:
+        """What this worker writes of weights and moments: all workers' slices together hold each value once.
+
+        The slices are valid until the next step, which overwrites them.
+        """
+
+    def load_state(self, slices: Iterable[Slice]) -> None:
+        """Put weights and moments back, from the slices of all workers that wrote, however many and of whatever
+        strategy they were; every worker is given all, those of one name together.
+
+        Raises:
+            StorageError: the state is not of this model, or not whole.
+        """
 
 
 def current_workers() -> Workers:
@@ -17,10 +77,43 @@ def current_workers() -> Workers:
     return ALONE
 
 
-def data_parallel(model: nn.Module, workers: Workers, device: torch.device) -> nn.Module:
-    """The model as a training step calls it: itself on one worker, under DDP on several."""
-    if workers.size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
-        return model
-    devices = [device.index] if device.type == "cuda" else None
-    # Buffers are constants here; sending them at every step would only cost time.
-    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+def build_strategy(
+    name: str,
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    workers: Workers,
+    device: torch.device,
+    max_grad_norm: float,
+) -> Strategy:
+    """The strategy of a name; objective and optimiser belong to it from here on.
+
+    Args:
+        name: one of `STRATEGIES`.
+        objective: on `device`, the same on every worker.
+        optimizer: over its trained parameters.
+        workers: the data-parallel group.
+        device: of this worker.
+        max_grad_norm: gradients are scaled down to this norm.
+
+    Raises:
+        ConfigError: there is no such strategy, or its package is not installed.
+    """
+    if name not in STRATEGIES:
+        raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
+    if name == "ddp":
+        from raytriever.parallel.replicas import Replicas
+
+        return Replicas(objective, optimizer, workers, device, max_grad_norm)
+    from raytriever.parallel.zero import Zero
+
+    return Zero(int(name.removeprefix("zero")), objective, optimizer, workers, device, max_grad_norm)
+
+
+def finite_or_refused(value: float, norm: float, number: int) -> None:
+    """Raise `TrainingError` unless a step's loss and the norm of its gradient are finite."""
+    if not (norm < float("inf") and abs(value) < float("inf")):
+        raise TrainingError(
+            f"the loss is {value}, its gradient's norm {norm}",
+            f"step {number}",
+            "lower --learning-rate, raise --temperature or --warmup-steps, or use --precision fp32",
+        )

@@ -21,7 +21,8 @@ from raytriever.losses.registry import build_loss
 from raytriever.losses.workers import Workers
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever
-from raytriever.parallel.strategy import data_parallel
+from raytriever.parallel.objective import Objective
+from raytriever.parallel.strategy import build_strategy
 from raytriever.training.batches import BatchSource
 from raytriever.training.checkpoint import (
     Progression,
@@ -33,7 +34,6 @@ from raytriever.training.checkpoint import (
 from raytriever.training.config import TrainingConfig
 from raytriever.training.optimizer import build_optimizer
 from raytriever.training.schedule import learning_rate_scale
-from raytriever.training.step import Objective, optimise
 
 # Called on the first worker with the number of steps done and what was measured there.
 Listener = Callable[[int, Mapping[str, float]], None]
@@ -83,7 +83,7 @@ def train(work: Assignment) -> Progression:
         work.retriever.attend_by("eager")
     optimizer = build_optimizer(objective, settings.learning_rate, settings.weight_decay)
     progression = _continue(work, objective, optimizer)
-    model = data_parallel(objective, workers, work.device)
+    strategy = build_strategy("ddp", objective, optimizer, workers, work.device, settings.max_grad_norm)
 
     for step in range(progression.step, work.total_steps):
         if progression.stopped:
@@ -92,20 +92,17 @@ def train(work: Assignment) -> Progression:
         # Dropout of a step follows from (seed, step, worker), so a continued run repeats it.
         torch.manual_seed(int(np.random.SeedSequence((settings.seed, step, workers.rank)).generate_state(1)[0]))
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, work.total_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         work.retriever.train(settings.dropout > 0)
         batch = work.train.batch(step, work.retriever, workers).to(work.device)
-        output = model(batch, workers)
-        norm = optimise(output, objective, optimizer, settings.max_grad_norm, step)
+        update = strategy.step(batch, rate, step)
         seconds = time.perf_counter() - began
         measured = {
-            "loss": output.value.item(),
+            "loss": update.output.value.item(),
             "learning_rate": rate,
-            "gradient_norm": norm,
+            "gradient_norm": update.norm,
             "step_seconds": seconds,
             "queries_per_second": settings.batch_size / seconds,
-            **{name: float(value) for name, value in output.statistics.items()},
+            **{name: float(value) for name, value in update.output.statistics.items()},
         }
         _tell(work, step + 1, measured)
         if (step + 1) % settings.eval_steps == 0 or step + 1 == work.total_steps:

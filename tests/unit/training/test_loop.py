@@ -15,9 +15,10 @@ from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
+from raytriever.parallel.objective import Objective
+from raytriever.parallel.strategy import TrainingError
 from raytriever.training.checkpoint import WEIGHTS
 from raytriever.training.loop import Assignment, train
-from raytriever.training.step import Objective, TrainingError
 
 
 def parameters(work: Assignment) -> dict[str, torch.Tensor]:

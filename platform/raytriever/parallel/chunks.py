@@ -1,0 +1,110 @@
+"""Cut one side of a batch into parts small enough to be encoded with their activations.
+
+A part is padded to its own longest text, and the parts lie in order of length, so cutting a part further keeps the
+padding low and leaves `places` as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from raytriever.errors import ConfigError
+from raytriever.losses.workers import Workers
+from raytriever.models.buckets import Buckets
+from raytriever.models.encoder import TokenBatch
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """How much is encoded at a time, on either side.
+
+    Args:
+        sequences: texts of a part, at most.
+        tokens: texts times padded length of a part, at most; a longer text is a part of its own.
+    """
+
+    sequences: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("sequences", self.sequences), ("tokens", self.tokens)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{value} {name} are no chunk", "--grad-cache-chunk", "give at least 1")
+
+    def check(self, texts: int) -> None:
+        """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
+        if self.sequences is not None and self.sequences > texts:
+            raise ConfigError(
+                f"a chunk of {self.sequences} is more than the {texts} texts of a worker's share of a batch",
+                "--grad-cache-chunk",
+                f"give at most {texts}, or leave it out",
+            )
+
+
+def cut(texts: Buckets, chunk: Chunk) -> Buckets:
+    """The same texts in parts no larger than `chunk`, as equal in size as their lengths allow."""
+    return Buckets([piece for part in texts.parts for piece in _pieces(part, chunk)], texts.places)
+
+
+def cut_alike(sides: tuple[Buckets, Buckets], workers: Workers) -> tuple[Buckets, Buckets]:
+    """Give every worker as many parts of a side as the one that has most, halving its largest.
+
+    Every worker brings as many texts, so this is always possible. Where parameters are sharded, a part is a round of
+    collectives: unequal numbers would wait for each other for ever.
+    """
+    if workers.size == 1:
+        return sides
+    counts = torch.tensor([len(side.parts) for side in sides], device=sides[0].places.device)
+    most = workers.maximum(counts).tolist()
+    queries, passages = (_halved(side, wanted) for side, wanted in zip(sides, most, strict=True))
+    return queries, passages
+
+
+def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
+    lengths = _lengths(part)
+    for start, end in _spans(lengths, chunk.tokens):
+        count = -(-(end - start) // (chunk.sequences or end - start))
+        bounds = [start + (end - start) * place // count for place in range(count + 1)]
+        for begin, stop in pairwise(bounds):
+            yield _rows(part, begin, stop, max(lengths[begin:stop]))
+
+
+def _spans(lengths: list[int], tokens: int | None) -> Iterator[tuple[int, int]]:
+    """Neighbours whose number times their longest is at most `tokens`."""
+    start, longest = 0, 0
+    for place, length in enumerate(lengths):
+        longest = max(longest, length)
+        if tokens is not None and place > start and longest * (place + 1 - start) > tokens:
+            yield start, place
+            start, longest = place, length
+    yield start, len(lengths)
+
+
+def _halved(side: Buckets, wanted: int) -> Buckets:
+    parts = list(side.parts)
+    while len(parts) < wanted:
+        sizes = [part["input_ids"].numel() if len(part["input_ids"]) > 1 else 0 for part in parts]
+        largest = sizes.index(max(sizes))
+        part, lengths = parts[largest], _lengths(parts[largest])
+        middle = len(lengths) // 2
+        parts[largest : largest + 1] = [
+            _rows(part, 0, middle, max(lengths[:middle])),
+            _rows(part, middle, len(lengths), max(lengths[middle:])),
+        ]
+    return Buckets(parts, side.places)
+
+
+def _lengths(part: TokenBatch) -> list[int]:
+    lengths: list[int] = part["attention_mask"].sum(1).tolist()
+    return lengths
+
+
+def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
+    """Some rows, without the padding that only other rows needed."""
+    padded_left = not bool(part["attention_mask"][:, 0].all())
+    columns = slice(-length, None) if padded_left else slice(0, length)
+    return {name: tensor[start:end, columns] for name, tensor in part.items()}

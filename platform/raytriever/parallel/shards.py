@@ -1,0 +1,118 @@
+"""A model's state in slices: what a checkpoint writes on each worker, readable at any number of them.
+
+A slice is a run of values of one flattened tensor. Weights are named as the module names them, AdamW's moments
+`NAME:exp_avg` and `NAME:exp_avg_sq`, its count of steps `NAME:step`. No strategy's own layout shows, so a state
+written by one is read by any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.errors import StorageError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some values of a tensor.
+
+    Args:
+        name: of the tensor.
+        values: one-dimensional.
+        start: place of the first of them in the flattened tensor.
+        shape: of the whole tensor.
+    """
+
+    name: str
+    values: Tensor
+    start: int
+    shape: tuple[int, ...]
+
+
+def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor from its slices, one at a time; slices of one name stand together, in any order.
+
+    Raises:
+        StorageError: values are missing, or slices disagree about a shape.
+    """
+    for name, parts in groupby(slices, key=lambda one: one.name):
+        yield name, _whole(name, list(parts))
+
+
+def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
+    """Hand every saved tensor to `put(name, parameter, kind, values)`; `kind` is empty for the weights.
+
+    Raises:
+        StorageError: the state is not of this model, or not whole.
+    """
+    own = dict(module.named_parameters())
+    shapes = {name: shape_of(parameter) for name, parameter in own.items()}
+    found = set()
+    for name, values in whole_tensors(slices):
+        weight, _, kind = name.partition(":")
+        if kind != STEP and shapes.get(weight) != tuple(values.shape):
+            _refuse(weight, tuple(values.shape), shapes.get(weight))
+        found.add(weight)
+        put(weight, own[weight], kind, values)
+    for name in own.keys() - found:
+        _refuse(name, None, shapes[name])
+
+
+def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
+    """The state of a model that is whole in this process."""
+    for name, parameter in module.named_parameters():
+        shape = tuple(parameter.shape)
+        yield Slice(name, parameter.detach().flatten(), 0, shape)
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield Slice(f"{name}:{key}", value.detach().flatten(), 0, () if key == STEP else shape)
+
+
+@torch.no_grad()
+def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a state back into a model that is whole in this process."""
+
+    def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
+        if not kind:
+            parameter.copy_(values)
+        else:
+            # AdamW counts on the processor wherever it is not asked to do otherwise.
+            device = "cpu" if kind == STEP else parameter.device
+            optimizer.state.setdefault(parameter, {})[kind] = values.to(device)
+
+    restore(slices, module, put)
+
+
+def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
+    """The shape of a parameter, also where ZeRO-3 has left only a slice of it here."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _whole(name: str, parts: list[Slice]) -> Tensor:
+    shape = parts[0].shape
+    whole = torch.empty(shape, dtype=parts[0].values.dtype)
+    reached = 0
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.shape != shape:
+            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", "the checkpoint", "train anew")
+        if part.start != reached:
+            break
+        reached += len(part.values)
+        whole.view(-1)[part.start : reached] = part.values
+    if reached != whole.numel():
+        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", "the checkpoint", "train anew")
+    return whole
+
+
+def _refuse(name: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None) -> None:
+    told = " and ".join(
+        f"{'absent' if shape is None else shape} {where}" for shape, where in ((there, "there"), (here, "here"))
+    )
+    raise StorageError(f"is of another model ({name} is {told})", "the checkpoint", "train anew with --fresh")

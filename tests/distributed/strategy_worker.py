@@ -1,0 +1,175 @@
+"""One worker of a real gloo group: steps of one strategy, with and without gradient caching.
+
+Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY`. SGD with a large learning rate makes what a step
+changed the gradient itself; the worker writes its slices of the parameters after each step, the loss, the norm, and
+what went over the wire.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+from raytriever.models.buckets import Buckets
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import set_dropout
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.parallel.chunks import Chunk, cut
+from raytriever.parallel.objective import Objective
+from raytriever.parallel.strategy import TrainingError, build_strategy, current_workers
+
+RATE = 1000.0
+QUERIES, PASSAGES = 8, 22
+BY_SEQUENCES, BY_TOKENS = Chunk(sequences=4), Chunk(tokens=60)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step; `chunk` cuts the batch, `cached` says whether its activations are kept part by part."""
+
+    loss: str
+    cached: bool
+    dropout: float = 0.1
+    towers: str = "shared"
+    chunk: Chunk = BY_SEQUENCES
+    precision: str = "fp32"
+
+    @property
+    def name(self) -> str:
+        unit = "sequences" if self.chunk.sequences else "tokens"
+        return (
+            f"{self.loss} {self.towers} {unit} {self.precision} {self.dropout} {'cached' if self.cached else 'whole'}"
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    queries: Buckets
+    passages: Buckets
+    ids: BatchIds
+
+
+def share(retriever: Retriever, rank: int, size: int) -> Share:
+    """This worker's part of one global batch; the first worker's texts are longer, so that it has more parts."""
+    generator = torch.Generator().manual_seed(3)
+
+    def texts(count: int) -> list[str]:
+        letters = torch.randint(97, 123, (count, 24), generator=generator).tolist()
+        lengths = torch.randint(3, 24, (count,), generator=generator).sort(descending=True).values.tolist()
+        return ["".join(map(chr, row[:length])) for row, length in zip(letters, lengths, strict=True)]
+
+    queries, passages = texts(QUERIES), texts(PASSAGES)
+    documents = torch.arange(PASSAGES)
+    documents[-1] = 0
+    b, n = QUERIES // size, PASSAGES // size
+    mine, own = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
+    positives = torch.arange(QUERIES)[:, None] * 2
+    ids = BatchIds(torch.arange(QUERIES)[mine], positives[mine], documents[own], seed=1, step=2)
+    return Share(retriever.tokenize(queries[mine], "query"), retriever.tokenize(passages[own], "passage"), ids)
+
+
+def objective_of(encoder: str, case: Case) -> Objective:
+    retriever = load_retriever(ModelConfig(encoder, towers=case.towers))
+    retriever.attend_by("eager")
+    set_dropout(retriever, case.dropout)
+    retriever.train()
+    loss = build_loss(
+        LossConfig(
+            case.loss, temperature=0.1, learn_temperature=case.loss != "triplet", distribution_weight=0.2, margin=0.5
+        )
+    )
+    return Objective(retriever, loss, case.precision, case.chunk if case.cached else None)
+
+
+def on_the_wire(run: Callable[[], object]) -> dict[str, int]:
+    """How often each kind of collective was called."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    return dict(Counter(event.name for event in profile.events() if event.name.startswith("c10d::")))
+
+
+def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
+    workers = current_workers()
+    objective = objective_of(encoder, case)
+    batch = share(objective.retriever, workers.rank, workers.size)
+    if not case.cached:
+        batch = Share(cut(batch.queries, case.chunk), cut(batch.passages, case.chunk), batch.ids)
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=1.0)
+    before = {name: value.detach().clone() for name, value in objective.named_parameters()}
+    strategy = build_strategy(strategy_name, objective, optimizer, workers, CPU, 1e9)
+    found: dict[str, object] = {}
+
+    def step() -> None:
+        torch.manual_seed(11 + workers.rank)
+        update = strategy.step(batch, RATE, 0)
+        found.update(value=update.output.value.item(), norm=update.norm)
+
+    if case.loss == "mw" and case.dropout and case.towers == "shared":
+        found["wire"] = on_the_wire(step)
+    else:
+        step()
+    found["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
+    found["before"] = before
+    return found
+
+
+def refusal(strategy_name: str, encoder: str) -> str:
+    """What a step says whose gradient is not finite; the parameters must be as before."""
+    workers = current_workers()
+    objective = objective_of(encoder, Case("infonce", True))
+    batch = share(objective.retriever, workers.rank, workers.size)
+    trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    strategy = build_strategy(strategy_name, objective, torch.optim.SGD(trained, lr=1.0), workers, CPU, 1.0)
+    before = [(one.name, one.values.clone()) for one in strategy.state()]
+    hooks = [
+        module.register_full_backward_hook(lambda *_: (torch.full((1, 1, 1), torch.nan),))
+        for module in objective.modules()
+        if isinstance(module, torch.nn.LayerNorm)
+    ]
+    try:
+        strategy.step(batch, RATE, 7)
+    except TrainingError as error:
+        after = [(one.name, one.values) for one in strategy.state()]
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before, after, strict=True)), "parameters changed"
+        return str(error)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return "not refused"
+
+
+def cases_of(strategy_name: str) -> list[Case]:
+    losses = LOSS_NAMES if strategy_name == "ddp" else ("infonce", "mw")
+    cases = [Case(loss, cached) for loss in losses for cached in (False, True)]
+    for cached in (False, True):
+        cases.append(Case("mw", cached, dropout=0.0))
+        cases.append(Case("mw", cached, towers="separate"))
+        cases.append(Case("infonce", cached, chunk=BY_TOKENS))
+        cases.append(Case("infonce", cached, precision="bf16"))
+    return cases
+
+
+def main(rank: int, size: int, store: str, output: Path, encoder: str, strategy: str) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+        )
+    found: dict[str, object] = {case.name: run_case(case, strategy, encoder) for case in cases_of(strategy)}
+    torch.save(found, output / f"{strategy}-{size}-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6])

@@ -1,74 +1,43 @@
-"""Feeding a training step: how long it waits for its batch, with one loader.
+"""Feeding a training step: how long it waits for its batch, with one loader, and how much of the batch is padding.
 
 Run: `python benchmarks/data_feed.py [--json PATH] [--dataset PATH]`. A step of about 50 ms takes 64 queries of SQuAD
-with 1 positive and 5 other passages each, cut to 32 and 128 tokens, from token arrays in memory. The step is once a
+with 1 positive and 5 other passages each, cut to 32 and 128 tokens, from the prepared data set. The step is once a
 computation of torch on one thread, so many small operations that the interpreter is as busy as in a real one, and
 once a sleep, as of a GPU at work. What the loader costs the computation beside the wait is told by taking turns.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
-import numpy as np
 import torch
 
 from ends import End, parser, report
-from raytriever.data.order import Order
-from raytriever.models.buckets import Buckets
+from raytriever.data.config import DataConfig
+from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever, Side, load_retriever
+from raytriever.models.retriever import load_retriever
+from raytriever.training.batches import Batch
 from raytriever.training.loader import Prefetcher
+from raytriever.training.material import Material
+from raytriever.training.tokens import tokenisation_of
 
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH = 64, 5, 32, 128
 STEP_SECONDS, STEPS = 0.05, 100
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
-Batch = tuple[Buckets, Buckets]
-
-
-class Tokens:
-    """Contents of texts end to end, and where each begins: the form in which they are prepared."""
-
-    def __init__(self, retriever: Retriever, texts: list[str], side: Side) -> None:
-        found = retriever.contents(texts, side)
-        self.ids = np.concatenate(found).astype(np.uint32)
-        self.offsets = np.concatenate([[0], np.cumsum([len(ids) for ids in found])])
-
-    def of(self, positions: np.ndarray) -> list[np.ndarray]:
-        """The contents at some positions."""
-        return [self.ids[self.offsets[place] : self.offsets[place + 1]] for place in positions.tolist()]
 
 
 def batches(dataset: Path) -> Callable[[int], Batch]:
-    """The batch of any step, from a data set in BEIR layout."""
+    """The batch of any step, as training makes it from the prepared data set."""
     retriever = load_retriever(ModelConfig("minilm", query_length=QUERY_LENGTH, passage_length=PASSAGE_LENGTH))
-    ids, tokens = {}, {}
-    for name, side in (("queries", "query"), ("corpus", "passage")):
-        with gzip.open(dataset / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
-        ids[name] = {row["_id"]: place for place, row in enumerate(rows)}
-        tokens[name] = Tokens(retriever, [f"{row.get('title', '')} {row['text']}".strip() for row in rows], side)
-    judged = [line.split("\t") for line in (dataset / "qrels" / "train.tsv").read_text().splitlines()[1:]]
-    pairs = np.array([[ids["queries"][row[0]], ids["corpus"][row[1]]] for row in judged])
-    order = Order(len(pairs), BATCH, seed=0)
-
-    def make(step: int) -> Batch:
-        queries, positives = pairs[order.batch(step)].T
-        draws = np.random.Generator(np.random.Philox(key=np.array([0, step], dtype=np.uint64)))
-        negatives = draws.integers(0, len(ids["corpus"]), (BATCH, NEGATIVES))
-        passages = np.concatenate([positives[:, None], negatives], axis=1).reshape(-1)
-        return (
-            retriever.batch_of(tokens["queries"].of(queries), "query"),
-            retriever.batch_of(tokens["corpus"].of(passages), "passage"),
-        )
-
-    return make
+    config = DataConfig(dataset=str(dataset), negatives_per_query=NEGATIVES)
+    material = Material.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0)
+    source = material.train(None)
+    return lambda step: source.batch(step, retriever, ALONE)
 
 
 def computation() -> Callable[[], None]:
@@ -134,12 +103,36 @@ def feeding(dataset: Path = SQUAD) -> dict[str, End]:
     return found
 
 
+def padding(dataset: Path = SQUAD) -> dict[str, End]:
+    """Padded tokens of all token slots over the first `STEPS` batches, queries and one positive each together."""
+    found = {}
+    for size, query_length, passage_length in ((64, 64, 256), (64, 32, 128), (256, 64, 256), (256, 32, 128)):
+        retriever = load_retriever(ModelConfig("minilm", query_length=query_length, passage_length=passage_length))
+        config = DataConfig(dataset=str(dataset))
+        material = Material.open(config.datasets, config, tokenisation_of(retriever), size, seed=0)
+        source = material.train(None)
+        slots = tokens = 0
+        for step in range(STEPS):
+            batch = source.batch(step, retriever, ALONE)
+            for part in (*batch.queries.parts, *batch.passages.parts):
+                slots += part["attention_mask"].numel()
+                tokens += int(part["attention_mask"].sum())
+        share = 100 * (1 - tokens / slots)
+        name = f"padding, batch {size}, lengths {query_length}/{passage_length} (%)"
+        found[name] = End(share, "under 10", share < 10)
+    return found
+
+
 def main() -> None:
     """Print the ends."""
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="in BEIR layout, gzipped")
+    arguments.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="of any known format")
     given = arguments.parse_args()
-    report(f"feeding, batch {BATCH}, {1 + NEGATIVES} passages a query", feeding(given.dataset), given.json)
+    report(
+        f"feeding, batch {BATCH}, {1 + NEGATIVES} passages a query",
+        feeding(given.dataset) | padding(given.dataset),
+        given.json,
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""`prepare` from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+
+
+def test_it_tells_what_it_found_and_what_to_do_next(
+    tiny_dataset: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "own", "--passage-length", "16"]
+    assert run("prepare", words) == 0
+    out, err = capsys.readouterr()
+    lines = dict(line.split("  ", 1) for line in out.splitlines() if "  " in line and not line.startswith(" "))
+    table = {name: value.strip() for name, value in lines.items()}
+    assert table["documents"] == "160"
+    assert table["train: positives a query"] == "1.00 (1 to 1)"
+    # Six letters twice, "is", and two special tokens: every letter is a token.
+    assert table["documents: tokens, 50 % / 90 % / 99 % / most"] == "16 / 16 / 16 / 16"
+    assert table["documents: cut at 16 tokens"] == "0.0%"
+    assert f"python jobs/train.py --dataset own --model {tiny_encoder}" in out
+    assert "letters: preparing " in err
+    assert run("prepare", words) == 0
+    assert "prepared before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("", "the following arguments are required: --output"),
+        ("--output own --format biir", "unknown format 'biir'; did you mean"),
+        ("--output own --format dpr", "dpr"),
+        ("--output own --max-bad-rows 2", "--max-bad-rows"),
+    ],
+)
+def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
+    assert told in mistake("prepare", "--dataset", letters, *flags.split())

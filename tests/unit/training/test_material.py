@@ -1,0 +1,121 @@
+"""What a run learns from: one data set or several, the same for whoever opens it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.config import DataConfig
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import ConfigError, DataError
+from raytriever.losses.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.material import Material
+from raytriever.training.tokens import tokenisation_of
+
+
+@pytest.fixture(scope="module")
+def retriever(tiny_encoder: Path) -> Retriever:
+    return load_retriever(ModelConfig(str(tiny_encoder)))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Sixteen documents of one word and two queries each, a training split alone."""
+    folder = tmp_path / "other"
+    (folder / "qrels").mkdir(parents=True)
+    documents = [f'{{"_id": "d{n}", "text": "word {n}"}}\n' for n in range(16)]
+    queries = [f'{{"_id": "o{n}", "text": "number {n}"}}\n' for n in range(32)]
+    (folder / "corpus.jsonl").write_text("".join(documents))
+    (folder / "queries.jsonl").write_text("".join(queries))
+    pairs = "".join(f"o{n}\td{n // 2}\t1\n" for n in range(32))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
+    return folder
+
+
+def open_material(retriever: Retriever, *names: Path, **settings: object) -> Material:
+    config = DataConfig(dataset=str(names[0]), extra_datasets=",".join(map(str, names[1:])), **settings)
+    return Material.open(config.datasets, config, tokenisation_of(retriever), 16, seed=0)
+
+
+def test_one_data_set_is_opened_with_its_dev_split(retriever: Retriever, tiny_dataset: Path) -> None:
+    material = open_material(retriever, tiny_dataset)
+    train, dev = material.train(None), material.dev()
+    assert len(train.examples) == 96
+    assert len(dev.examples) == 32
+    assert not set(train.examples.positives.queries) & set(dev.examples.positives.queries)
+
+
+def test_further_ones_are_learnt_from_but_not_looked_at(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
+    material = open_material(retriever, tiny_dataset, other)
+    train = material.train(None)
+    assert len(train.examples) == 96 + 32
+    assert len(material.dev().examples) == 32
+    seen = np.concatenate([train.order.batch(step) for step in range(8)])
+    assert sorted(seen) == list(range(128))
+    # A passage of the second stands where the first one's 160 documents end, with its own tokens.
+    batch = train.batch(0, retriever, ALONE)
+    texts = retriever.tokenizer.batch_decode(batch.passages.parts[0]["input_ids"], skip_special_tokens=True)
+    ids = batch.ids.passages.tolist()
+    for place, row in enumerate(batch.passages.places.tolist()):
+        if row < len(texts):
+            assert texts[row].startswith("w ##o ##r ##d ") == (ids[place] >= 160)
+
+
+def test_weights_and_batches_of_one_data_set(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
+    train = open_material(retriever, tiny_dataset, other, dataset_weights="1,3", mixing="batches").train(None)
+    of_other = [set(train.order.batch(step) >= 96) for step in range(40)]
+    assert all(len(owners) == 1 for owners in of_other)
+    assert sum(owners == {True} for owners in of_other) == 30
+
+
+def test_no_two_queries_of_one_positive(retriever: Retriever, other: Path, tiny_dataset: Path) -> None:
+    def most(settings: dict[str, bool]) -> int:
+        train = open_material(retriever, tiny_dataset, other, **settings).train(None)
+        rows = [train.examples.positives.documents[train.order.batch(step)] for step in range(8)]
+        return max(np.unique(row, return_counts=True)[1].max() for row in rows)
+
+    assert most({"duplicates": True}) > 1
+    assert most({"duplicates": False}) == 1
+
+
+def test_negatives_of_all_are_one_behind_the_other(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
+    material = open_material(retriever, tiny_dataset, other, negatives_per_query=1, negatives_mix="gold=1")
+    first, second = material.datasets
+    tables = [
+        NegativesTable.of(first, np.arange(160), (np.arange(160) + 1) % 160, "gold"),
+        NegativesTable.of(second, np.arange(32), (np.arange(32) // 2 + 3) % 16, "gold"),
+    ]
+    train = material.train(NegativesTable.chained(tables, [0, 160]))
+    batch = train.batch(2, retriever, ALONE)
+    for query, (_, hard) in zip(batch.ids.queries.tolist(), batch.ids.passages.reshape(16, 2).tolist(), strict=True):
+        assert hard == ((query + 1) % 160 if query < 160 else 160 + ((query - 160) // 2 + 3) % 16)
+
+
+def test_what_does_not_fit_is_refused(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
+    with pytest.raises(ConfigError, match="--dataset-weights"):
+        open_material(retriever, tiny_dataset, other, dataset_weights="1,2,3").train(None)
+    with pytest.raises(ConfigError, match="--negatives-mix"):
+        open_material(retriever, tiny_dataset, negatives_mix="bm52=1").train(None)
+    with pytest.raises(DataError, match="no query has a positive of source 'llm'"):
+        open_material(retriever, tiny_dataset, positives="llm").train(None)
+    with pytest.raises(DataError, match="no split 'dve'"):
+        open_material(retriever, tiny_dataset, dev_split="dev", train_split="dve")
+    bare = [replace(dataset, tokens=None) for dataset in open_material(retriever, tiny_dataset).datasets]
+    with pytest.raises(DataError, match="has no tokens"):
+        Material(bare, DataConfig(), 16, 0).dev()
+
+
+def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dataset: Path) -> None:
+    made = tokenisation_of(retriever)
+    assert isinstance(made, Tokenisation)
+    places = {
+        Material.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].place
+        for tokens in (made, replace(made, query_prefix="query: "))
+    }
+    assert len(places) == 2

@@ -133,11 +133,7 @@ def refusal(strategy_name: str, encoder: str) -> str:
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     strategy = build_strategy(strategy_name, objective, torch.optim.SGD(trained, lr=1.0), workers, CPU, 1.0)
     before = [(one.name, one.values.clone()) for one in strategy.state()]
-    hooks = [
-        module.register_full_backward_hook(lambda *_: (torch.full((1, 1, 1), torch.nan),))
-        for module in objective.modules()
-        if isinstance(module, torch.nn.LayerNorm)
-    ]
+    hook = trained[-2].register_hook(lambda gradient: gradient * torch.nan)
     try:
         strategy.step(batch, RATE, 7)
     except TrainingError as error:
@@ -145,8 +141,7 @@ def refusal(strategy_name: str, encoder: str) -> str:
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before, after, strict=True)), "parameters changed"
         return str(error)
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     return "not refused"
 
 
@@ -168,6 +163,7 @@ def main(rank: int, size: int, store: str, output: Path, encoder: str, strategy:
             "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
         )
     found: dict[str, object] = {case.name: run_case(case, strategy, encoder) for case in cases_of(strategy)}
+    found["refused"] = refusal(strategy, encoder)
     torch.save(found, output / f"{strategy}-{size}-{rank}.pt")
 
 

@@ -1,0 +1,147 @@
+"""Real process groups: a cached step is the step, under every strategy, and synchronises gradients once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raytriever.losses.config import LOSS_NAMES
+
+RATE = 1000.0  # of strategy_worker
+SIZES = (1, 2)
+STRATEGIES = ["ddp", *(pytest.param(f"zero{stage}", marks=pytest.mark.slow) for stage in range(4))]
+CASES = (
+    "infonce shared sequences fp32 0.1",
+    "mw shared sequences fp32 0.1",
+    "mw separate sequences fp32 0.1",
+    "infonce shared tokens fp32 0.1",
+    "infonce shared sequences bf16 0.1",
+)
+Results = dict[tuple[int, int], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Callable[[str], Results]:
+    """What the workers of groups of 1 and 2 found, by (size, rank); run once a strategy."""
+    folder = tmp_path_factory.mktemp("strategies")
+    script = Path(__file__).parent / "strategy_worker.py"
+    known: dict[str, Results] = {}
+
+    def run(strategy: str) -> Results:
+        members = [(size, rank) for size in SIZES for rank in range(size)]
+        group = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    script,
+                    str(rank),
+                    str(size),
+                    folder / f"{strategy}.store",
+                    folder,
+                    tiny_encoder,
+                    strategy,
+                ],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for size, rank in members
+        ]
+        for process in group:
+            _, err = process.communicate(timeout=280)
+            assert process.returncode == 0, err
+        return {(s, r): torch.load(folder / f"{strategy}-{s}-{r}.pt", weights_only=True) for s, r in members}
+
+    def of(strategy: str) -> Results:
+        if strategy not in known:
+            known[strategy] = run(strategy)
+        return known[strategy]
+
+    return of
+
+
+def gradient(found: Results, size: int, case: str) -> dict[str, torch.Tensor]:
+    """What a step of SGD took away, from all workers' slices."""
+    pieces: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+    for rank in range(size):
+        for name, values, start, _ in found[size, rank][case]["slices"]:
+            assert start not in pieces[name], f"{name} is written twice"
+            pieces[name][start] = values
+    before = found[size, 0][case]["before"]
+    after = {name: torch.cat([of[start] for start in sorted(of)]).view_as(before[name]) for name, of in pieces.items()}
+    assert after.keys() == before.keys()
+    return {name: (before[name] - after[name]).double() / RATE for name in before}
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Relative, in the norm over all parameters."""
+    apart = sum(float((one[name] - other[name]).square().sum()) for name in one)
+    return float((apart / sum(float(value.square().sum()) for value in other.values())) ** 0.5)
+
+
+def hold(found: Results, size: int, case: str) -> None:
+    whole, cached = (gradient(found, size, f"{case} {kind}") for kind in ("whole", "cached"))
+    # Frozen poolers and, under softmax, key biases apart, everything learns.
+    still = [name for name, value in whole.items() if not float(value.abs().max()) > 0]
+    assert all("pooler" in name or "triplet" in case for name in still), still
+    assert difference(cached, whole) < 1e-5
+    if "triplet" not in case:
+        temperature = "loss.log_temperature"
+        torch.testing.assert_close(cached[temperature], whole[temperature], rtol=1e-5, atol=1e-9)
+    for kind in ("whole", "cached"):
+        one = [found[size, rank][f"{case} {kind}"] for rank in range(size)]
+        assert len({(each["value"], each["norm"]) for each in one}) == 1
+    norm = sum(float(value.square().sum()) for value in cached.values()) ** 0.5
+    assert found[size, 0][f"{case} cached"]["norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_cached_is_whole(strategy: str, case: str, size: int, results: Callable[[str], Results]) -> None:
+    hold(results(strategy), size, case)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_cached_is_whole_for_every_loss(loss: str, size: int, results: Callable[[str], Results]) -> None:
+    hold(results("ddp"), size, f"{loss} shared sequences fp32 0.1")
+
+
+@pytest.mark.parametrize("kind", ["whole", "cached"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_and_size_takes_the_same_step(
+    strategy: str, kind: str, results: Callable[[str], Results]
+) -> None:
+    case = f"mw shared sequences fp32 0.0 {kind}"
+    expected = gradient(results("ddp"), 1, case)
+    for size in SIZES:
+        assert difference(gradient(results(strategy), size, case), expected) < 1e-5
+        assert results(strategy)[size, 0][case]["value"] == pytest.approx(results("ddp")[1, 0][case]["value"], rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gradients_are_synchronised_once(strategy: str, results: Callable[[str], Results]) -> None:
+    """A batch in five parts and more goes over the wire as often as one that is not cut."""
+    of = results(strategy)[2, 0]
+    cached, whole = (of[f"mw shared sequences fp32 0.1 {kind}"]["wire"] for kind in ("cached", "whole"))
+    assert sum(whole.values()) > 0
+    assert cached == whole
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    strategy: str, size: int, results: Callable[[str], Results]
+) -> None:
+    for rank in range(size):
+        assert results(strategy)[size, rank]["refused"].startswith("step 7: the loss is ")

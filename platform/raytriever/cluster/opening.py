@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from raytriever.cluster.ingest import by_size
-from raytriever.config import STAGES, Curriculum, Stage, different_stages, naming, read_settings, to_dict
+from raytriever.config import STAGES, Config, Curriculum, Stage, different_stages, naming, read_settings, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.examples import Examples
@@ -103,29 +103,33 @@ def open_run(curriculum: Curriculum, say: Say) -> tuple[Opened, Retriever]:
     if PYDOCS in (base.data.dataset, *(name for part in curriculum.parts for name in part.config.data.datasets)):
         say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
     retriever = load_for_encoding(base.model, precision, device)
+    measured = _open_measured(base, retriever, say) if curriculum.stages else None
     stages = []
     for part in curriculum.parts:
         with naming(part):
             stages.append(_open_stage(part, base.data, retriever, say))
     datasets = [dataset for stage in stages for dataset in stage.material.datasets]
-    measured = next(
-        (each.material.datasets[0] for each in stages if each.stage.config.data.dataset == base.data.dataset), None
-    )
     if measured is None:
-        measured = open_dataset(
-            base.data.dataset,
-            [base.data.test_split],
-            max_bad_rows=base.data.max_bad_rows,
-            tokenisation=tokenisation_of(retriever),
-            run=by_size(base.training.num_workers),
-            say=say,
-        )
+        measured = datasets[0]
+    else:
         datasets.insert(0, measured)
     Examples.of(measured, base.data.test_split, base.training.seed)  # here only to be refused
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         say(line)
     return Opened(curriculum, measured, tuple(stages), precision, device), retriever
+
+
+def _open_measured(config: Config, retriever: Retriever, say: Say) -> RetrievalDataset:
+    """The data set of the run itself, where no stage's splits of it stand for it."""
+    return open_dataset(
+        config.data.dataset,
+        [config.data.test_split],
+        max_bad_rows=config.data.max_bad_rows,
+        tokenisation=tokenisation_of(retriever),
+        run=by_size(config.training.num_workers),
+        say=say,
+    )
 
 
 def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: Say) -> OpenStage:
@@ -141,6 +145,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         tokenisation,
         training.batch_size,
         training.seed,
+        # A positive of the test split is no hard negative of its query.
         also=[measured.test_split] if data.dataset == measured.dataset else [],
         run=by_size(training.num_workers),
         say=say,

@@ -66,6 +66,7 @@ def train_as_child(
     config: Config,
     negatives: NegativesTable | None,
     tracker: Tracker,
+    say: Callable[[str], None],
 ) -> None:
     """`train_into` a directory of the stage's own, told to the tracker as a run of its own; `metrics.json` comes last.
 
@@ -73,17 +74,21 @@ def train_as_child(
         run: the stage's directory, new or interrupted.
         stage, config, negatives: see `train_into`.
         tracker: just made for this stage.
+        say: hears of rows of its data that were left out.
     """
     with closing(tracker):
         run.begin(dump_config(config))
         run.keep_tracking_id(tracker.run_id)
         dataset, data = stage.material.datasets[0], config.data
-        dataset.quarantine.write(run.path)
+        left_out = dataset.quarantine.write(run.path)
+        if left_out.total:
+            say(str(left_out))
         record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
         tags = {"config_hash": config.hash, "run_directory": str(run.path.resolve())}
         tracker.describe(to_dict(config), record, tags)
         recorder = train_into(run.path, stage, config, negatives, tracker)
         tracker.log_file(run.path / CONFIG)
-        losses, looks = recorder.curve("loss"), recorder.curve("dev_loss")
-        figures = {"steps": losses[-1][0], "dev_loss": min(loss for _, loss in looks)}
-        run.finish({"dataset": dataset.name, "split": data.dev_split, **figures})
+        # A call that was killed when all steps were done may have kept none of them.
+        steps = max((step for step, _ in recorder.curve("loss")), default=None)
+        dev_loss = min((loss for _, loss in recorder.curve("dev_loss")), default=None)
+        run.finish({"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss})

@@ -96,7 +96,7 @@ class Stages:
             config = replace(config, model=stage.model_after(self._places[number - 1].path / MODEL))
         with naming(stage.stage):
             child = tracker.child(f"{run_name}/{place.path.name}", place.tracking_id())
-            train_as_child(place, stage, config, negatives, child)
+            train_as_child(place, stage, config, negatives, child, self._say)
 
     def _place(self, number: int, stage: OpenStage) -> RunDirectory:
         if not stage.stage.name:

@@ -1,4 +1,4 @@
-"""One run in a real MLflow database."""
+"""Runs in a real MLflow database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.tracking import mlflow_tracker
 from raytriever.tracking.mlflow_tracker import MlflowTracker, flatten, tracking_uri
-from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
+from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
 
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160, "train_queries": 96})
 
@@ -106,6 +106,45 @@ def test_a_run_that_is_not_there_any_more_is_begun_anew(uri: str, client: Mlflow
     deleted.log([Point("loss", 0.5, 1, 1)])
 
 
+def test_a_child_is_a_run_of_its_own_within_its_parent(uri: str, client: MlflowClient) -> None:
+    parent: Tracker = MlflowTracker(uri, "whole")
+    child = parent.child("whole/1-first")
+    child.log([Point("loss", 0.5, 1, 1)])
+    child.finish("FINISHED")
+    run = client.get_run(child.run_id)
+    assert (run.info.run_name, run.info.status) == ("whole/1-first", "FINISHED")
+    assert run.data.tags["mlflow.parentRunId"] == parent.run_id
+    assert run.info.experiment_id == client.get_run(parent.run_id).info.experiment_id
+    assert client.get_run(parent.run_id).info.status == "RUNNING"
+    assert client.get_metric_history(parent.run_id, "loss") == []
+    assert "mlflow.parentRunId" not in client.get_run(parent.run_id).data.tags
+    # Continued under a parent that was begun anew, it goes where its siblings will be.
+    other = MlflowTracker(uri, "whole")
+    assert other.child("whole/1-first", child.run_id).run_id == child.run_id
+    assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == other.run_id
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [(None, "FINISHED"), (KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")]
+)
+def test_a_run_is_closed_as_its_block_ends(
+    uri: str, client: MlflowClient, ending: type[BaseException] | None, status: str
+) -> None:
+    tracker = MlflowTracker(uri, "closed")
+
+    def block() -> None:
+        with closing(tracker):
+            if ending:
+                raise ending
+
+    if ending:
+        with pytest.raises(ending):
+            block()
+    else:
+        block()
+    assert client.get_run(tracker.run_id).info.status == status
+
+
 @pytest.mark.parametrize("words", [{}, {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}])
 def test_a_server_that_refuses_ends_in_seconds(monkeypatch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
     for name in mlflow_tracker.FIRST_REQUESTS:
@@ -163,3 +202,8 @@ def test_a_database_that_goes_away_is_one_line(tmp_path: Path, monkeypatch: pyte
 
 def test_nested_settings_become_flat_texts() -> None:
     assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": "x"}) == {"a.b": "1", "a.c.d": "None", "e": "x"}
+    assert flatten({"s": [{"n": "one"}, {"n": "two", "l": {"t": 1}}]}) == {
+        "s.1.n": "one",
+        "s.2.n": "two",
+        "s.2.l.t": "1",
+    }

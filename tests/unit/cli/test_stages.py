@@ -1,0 +1,261 @@
+"""Stages in a configuration file: what they are laid over, what they may not say, and where a mistake is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raytriever.cli.train import _default_name, _flags, _parser, _without_effect, resolve
+from raytriever.config import Curriculum, Stage, different_stages, dump_config, load_curriculum, to_dict
+from raytriever.config.settings import Config
+from raytriever.data.config import DataConfig
+from raytriever.losses.config import LossConfig
+from raytriever.recipes import RECIPES
+from raytriever.training.config import TrainingConfig
+
+Mistake = Callable[..., str]
+
+PAPER = """
+data: {dataset: letters, negatives_per_query: 7}
+loss: {temperature: 0.02}
+training: {batch_size: 128, learning_rate: 3e-5, epochs: 3}
+stages:
+- name: llm
+  data: {positives: llm, positives_per_query: 4, negatives_per_query: 4}
+  loss: {loss: lsepair}
+- name: human
+  data: {positives: human}
+  loss: {loss: infonce}
+  training: {epochs: 1}
+"""
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    file = tmp_path / "paper.yaml"
+    file.write_text(PAPER)
+    return file
+
+
+def resolved(*words: object) -> Curriculum:
+    return resolve(_parser().parse([str(word) for word in words]))
+
+
+def test_a_stage_is_laid_over_the_runs_settings_and_not_over_the_stage_before(paper: Path) -> None:
+    curriculum = resolved("--config", paper)
+    base = Config(
+        data=DataConfig(dataset="letters", negatives_per_query=7),
+        loss=LossConfig(temperature=0.02),
+        training=TrainingConfig(batch_size=128, learning_rate=3e-5, epochs=3.0),
+    )
+    assert curriculum.base == base
+    llm, human = curriculum.stages
+    assert llm == Stage(
+        "llm",
+        dataclasses.replace(
+            base,
+            data=dataclasses.replace(base.data, positives="llm", positives_per_query=4, negatives_per_query=4),
+            loss=LossConfig(loss="lsepair", temperature=0.02),
+        ),
+    )
+    assert human == Stage(
+        "human",
+        dataclasses.replace(
+            base,
+            data=dataclasses.replace(base.data, positives="human"),
+            loss=LossConfig(loss="infonce", temperature=0.02),
+            training=dataclasses.replace(base.training, epochs=1.0),
+        ),
+    )
+    assert curriculum.losses == "lsepair then infonce"
+    assert _default_name(curriculum) == "letters-minilm-llm-human-seed0"
+
+
+def test_recipe_file_flags_and_stages_lie_over_each_other_in_this_order(
+    paper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "odd", lambda: Config(training=TrainingConfig(patience=3, batch_size=2)))
+    words = ["--recipe", "odd", "--config", str(paper), "--temperature", "1", "--loss", "mw", "--seed", "5"]
+    curriculum = resolved(*words)
+    for config in (curriculum.base, *(stage.config for stage in curriculum.stages)):
+        training = config.training
+        assert (training.patience, training.batch_size, config.loss.temperature, training.seed) == (3, 128, 1.0, 5)
+    assert [stage.config.loss.loss for stage in curriculum.stages] == ["lsepair", "infonce"]
+    # A flag that a stage overrides is told, and only such a one.
+    told = list(_without_effect(curriculum, _flags(_parser().parse(words))))
+    assert told == ["--loss mw: not in stage llm, human, where --config FILE says otherwise"]
+
+
+def test_of_epochs_and_steps_a_stage_gives_one_in_place_of_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+
+    def lengths(base: dict[str, Any], stage: dict[str, Any], *flags: object) -> tuple[int | None, float | None]:
+        file.write_text(yaml.safe_dump({"training": base, "stages": [{"name": "a", "training": stage}]}))
+        curriculum = resolved("--config", file, *flags)
+        again = tmp_path / "again.yaml"
+        again.write_text(dump_config(curriculum))
+        assert load_curriculum(again) == curriculum
+        training = curriculum.stages[0].config.training
+        return training.max_steps, training.epochs
+
+    assert lengths({"max_steps": 60}, {"epochs": 2}) == (None, 2.0)
+    assert lengths({"epochs": 3}, {"max_steps": 5}) == (5, None)
+    assert lengths({"max_steps": 60, "epochs": 2}, {"epochs": 2}) == (None, 2.0)
+    assert lengths({"max_steps": 60}, {"max_steps": 60, "epochs": 2}) == (60, 2.0)
+    assert lengths({"max_steps": 60}, {"seed": 1}) == (60, None)
+    assert lengths({"epochs": 3}, {"max_steps": None}) == (None, 3.0)
+    assert lengths({}, {"epochs": 1}, "--max-steps", 5) == (None, 1.0)
+
+
+def test_a_written_curriculum_is_read_back_equal(paper: Path, tmp_path: Path) -> None:
+    curriculum = load_curriculum(paper)
+    kept = tmp_path / "config.yaml"
+    kept.write_text(dump_config(curriculum))
+    assert load_curriculum(kept) == curriculum
+    assert load_curriculum(kept).hash == curriculum.hash == yaml.safe_load(kept.read_text())["hash"]
+    # The run's settings are whole, a stage's are what it has otherwise.
+    content = yaml.safe_load(kept.read_text())
+    assert content["training"] == to_dict(curriculum.base)["training"]
+    assert content["stages"][0] == {
+        "name": "llm",
+        "data": {"positives": "llm", "positives_per_query": 4, "negatives_per_query": 4},
+        "loss": {"loss": "lsepair"},
+    }
+
+
+def test_without_stages_all_is_as_it_was() -> None:
+    config = RECIPES["pydocs"]()
+    assert dump_config(Curriculum(config)) == dump_config(config)
+    assert Curriculum(config).hash == config.hash
+    assert Curriculum(config).parts == (Stage("", config),)
+
+
+def test_the_hash_covers_names_order_and_settings_of_stages() -> None:
+    base = Config()
+    other = dataclasses.replace(base, loss=LossConfig(loss="infonce"))
+    one, two = Stage("a", base), Stage("b", other)
+    found = [
+        Curriculum(base, stages).hash
+        for stages in ((), (one,), (two,), (one, two), (two, one), (one, Stage("b", base)), (one, Stage("c", other)))
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_stages_that_differ_are_named(paper: Path) -> None:
+    here = load_curriculum(paper)
+    there = here.to_dict()["stages"]
+    assert different_stages(there, here) is None
+    assert different_stages(None, Curriculum(here.base)) is None
+    assert different_stages(there, Curriculum(here.base)) == "its stages are llm, human there and none here"
+    for absent in (None, [], "torn", [1]):
+        assert different_stages(absent, here) == "its stages are none there and llm, human here"
+    swapped = Curriculum(here.base, here.stages[::-1])
+    assert different_stages(there, swapped) == "its stages are llm, human there and human, llm here"
+    # What is written out though it is the run's own setting is no difference; what is left out is one.
+    there[0]["training"] = {"seed": 0}
+    assert different_stages(there, here) is None
+    del there[1]["loss"]
+    assert different_stages(there, here) == "loss.loss of stage 'human' is 'mw' there and 'infonce' here"
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        ("[]", "`stages:` holds []; give a list of stages, each with a `name:`"),
+        ("", "`stages:` holds None; give a list"),
+        ("{name: a}", "`stages:` holds {'name': 'a'}; give a list"),
+        ("[a]", "stage 1 holds 'a'; give `name:` and sections such as `loss:`"),
+        ("[{loss: {loss: mw}}]", "stage 1 has no name; give `name:`, of letters, digits"),
+        ("[{name: a}, {name: ../b}]", "stage 2 has the name '../b'; give `name:`"),
+        ("[{name: 1}]", "stage 1 has the name 1; give `name:`"),
+        ("[{name: a}, {name: b}, {name: a}]", "two stages are called 'a'; give each a name of its own"),
+        ("[{name: a, losses: {loss: mw}}]", "stage 'a': unknown section 'losses'; did you mean 'loss'?"),
+        ("[{name: a, stages: []}]", "stage 'a': unknown section 'stages'; choose from data, loss, model, training"),
+        ("[{name: a, loss: {los: mw}}]", "stage 'a': unknown setting 'los'; did you mean 'loss'?"),
+        ("[{name: a, loss: mw}]", "stage 'a': section 'loss' holds 'mw'; give `setting: value` lines"),
+        ("[{name: a, data: [x]}]", "stage 'a': section 'data' holds ['x']"),
+        ("[{name: a, training: {seed: x}}]", "stage 'a': seed is 'x'; give a whole number"),
+        (
+            "[{name: a, model: {model: x}}]",
+            "stage 'a': gives model.model; all stages share it: give it above `stages:`",
+        ),
+        ("[{name: a, model: {pooling: cls}}]", "stage 'a': gives model.pooling; all stages share it"),
+        ("[{name: a, data: {test_split: dev}}]", "stage 'a': gives data.test_split; all stages share it"),
+        ("[{name: a}, {name: b, loss: {loss: mv}}]", "stage 'b': --loss: unknown value 'mv'; did you mean 'mw'?"),
+        (
+            "[{name: b, training: {batch_size: 7, num_workers: 2}}]",
+            "stage 'b': --batch-size: 7 does not divide by 2 workers; give a multiple of 2, such as 8",
+        ),
+        (
+            "[{name: a}, {name: b, loss: {loss: triplet, learn_temperature: true}}]",
+            "stage 'b': --learn-temperature: triplet has no temperature",
+        ),
+        ("[{name: a}, {name: b, data: {train_split: tr}}]", "letters: no split 'tr'; there are: dev, test"),
+        ("[{name: a}, {name: b, data: {dev_split: de}}]", "letters: no split 'de'; there are"),
+        ("[{name: a}, {name: b, data: {dataset: nowhere}}]", "stage 'b': --dataset nowhere: no data set of this name"),
+        ("[{name: a}, {name: b, data: {extra_datasets: no/where}}]", "stage 'b': --dataset no/where: no"),
+        (
+            "[{name: a}, {name: b, data: {positives: llm}}]",
+            "stage 'b': letters train: no query has a positive of source",
+        ),
+        ("[{name: a}, {name: b, data: {dataset_weights: '1,2'}}]", "stage 'b': --dataset-weights"),
+    ],
+)
+def test_a_mistake_in_a_stage(
+    mistake: Mistake, letters: Path, tiny_encoder: Path, tmp_path: Path, stages: str, told: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"data: {{dataset: '{letters}'}}\nmodel: {{model: '{tiny_encoder}'}}\nstages: {stages}\n")
+    line = mistake("train", "--config", file)
+    assert told in line
+    assert line.startswith((f"{file}: ", "stage 'b': "))
+
+
+def test_a_misspelt_list_of_stages(mistake: Mistake, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("stage: [{name: a}]\n")
+    assert "unknown section 'stage'; did you mean 'stages'?" in mistake("train", "--config", tmp_path / "mine.yaml")
+
+
+def test_the_measured_split_is_the_runs_own(mistake: Mistake, letters: Path, tiny_encoder: Path, work: Path) -> None:
+    other = letters.parent / "other"
+    other.symlink_to(letters)
+    file = letters.parent / "mine.yaml"
+    file.write_text(
+        f"data: {{dataset: '{letters}', test_split: held}}\nmodel: {{model: '{tiny_encoder}'}}\n"
+        f"stages: [{{name: a, data: {{dataset: '{other}'}}}}]\n"
+    )
+    assert mistake("train", "--config", file).startswith(f"{letters}: no split 'held'")
+    # Also where a stage learns from the same data set: the mistake is none of the stage's.
+    file.write_text(file.read_text().replace(f"'{other}'", f"'{letters}'"))
+    assert mistake("train", "--config", file).startswith(f"{letters}: no split 'held'")
+
+
+def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
+    mistake: Mistake, work: Path, paper: Path, tmp_path: Path
+) -> None:
+    there = load_curriculum(paper)
+    (work / "run").mkdir()
+    kept = work / "run" / "config.yaml"
+    kept.write_text(dump_config(there))
+    told = "--output run: holds a run with other settings ({}); give another --output, or --fresh to remove that run"
+
+    def refused(text: str) -> str:
+        (tmp_path / "here.yaml").write_text(text)
+        return mistake("train", "--config", tmp_path / "here.yaml", "--output", "run")
+
+    different = "data.positives of stage 'llm' is 'llm' there and 'all' here"
+    assert refused(PAPER.replace("{positives: llm, ", "{")) == told.format(different)
+    assert refused(PAPER.replace("batch_size: 128", "batch_size: 64")) == told.format(
+        "training.batch_size is 128 there and 64 here"
+    )
+    plain = PAPER[: PAPER.index("stages:")]
+    assert refused(plain) == told.format("its stages are llm, human there and none here")
+    kept.write_text(dump_config(there.base))
+    assert refused(PAPER) == told.format("its stages are none there and llm, human here")
+    # Fresh, the directory is no matter any more, and what is wrong is the data set.
+    assert "--dataset letters" in mistake("train", "--config", paper, "--output", "run", "--fresh")

@@ -12,18 +12,18 @@ import hashlib
 import json
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.assemble import BadRows, SideFound, assemble
-from raytriever.data.chunks import Part, read_chunks
+from raytriever.data.accounts import accounts_of, check_files, refuse_hopeless
+from raytriever.data.assemble import SideFound, assemble
+from raytriever.data.chunks import read_chunks
 from raytriever.data.content import check_directory, content_digest
 from raytriever.data.formats import Plan, recognise
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
-from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
+from raytriever.data.quarantine import QuarantineReport
 from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, make_folders
 from raytriever.data.source import Source
 from raytriever.data.tokenise import Tokenisation
@@ -104,7 +104,7 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
     found = prepared_meta(place)
     if found is not None and found["key"] == key and (output is not None or _is_whole(place, say)):
-        _check_files(found, request)
+        check_files(found["files"], request.max_bad_rows, request.splits)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
     if found is not None and found["source"] != source.where:
@@ -113,8 +113,13 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     total = sum(file.size for file in source.files if file.where in read)
     say(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
-    with committed_directory(place, meta, replace=found is not None) as aside:
-        _fill(aside, request, name, plan, total, run, meta, say)
+    try:
+        with committed_directory(place, meta, replace=found is not None) as aside:
+            _fill(aside, request, name, plan, total, run, meta, say)
+    except StorageError:
+        # Another process may have prepared the same meanwhile: what stands there is as good.
+        if output is not None or (prepared_meta(place) or {}).get("key") != key:
+            raise
     return place
 
 
@@ -134,7 +139,7 @@ def _fill(
     reports = []
     rows, told = 0, time.monotonic()
     for report in run(ShardWriter(plan.parts, aside, request.tokenisation), total):
-        _refuse_hopeless(plan.parts[report.part], report, request.max_bad_rows)
+        refuse_hopeless(plan.parts[report.part], report, request.max_bad_rows)
         reports.append(report)
         rows += report.rows
         if time.monotonic() - told > _TELL_SECONDS:
@@ -142,7 +147,7 @@ def _fill(
             told = time.monotonic()
     reports.sort(key=lambda report: report.stem)
     sides, late = assemble(aside, reports)
-    files, entries = _accounts(plan.parts, reports, late)
+    files, entries = accounts_of(plan.parts, reports, late)
     QuarantineReport(tuple(entries)).write(aside)
     shutil.rmtree(aside / WORK)
     meta |= {
@@ -153,38 +158,10 @@ def _fill(
         "files": files,
         "sides": {side: _told(found) for side, found in sides.items()},
     }
-    _check_files(meta, request)
+    check_files(files, request.max_bad_rows, request.splits)
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
         if not len(sides[side].live):
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
-
-
-def _accounts(
-    parts: tuple[Part, ...], reports: list[ShardReport], late: BadRows
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """For each file its rows, its bad rows and the first of them; and all bad rows, by file and row."""
-    rows: Counter[int] = Counter()
-    entries: list[tuple[int, dict[str, Any]]] = []
-    for report in reports:
-        rows[report.part] += report.rows
-        entries += [(report.part, entry) for entry in report.bad]
-    entries += [(part, bad_entry(parts[part].where, row, *told)) for (part, row), told in late.items()]
-    entries.sort(key=lambda entry: (entry[0], entry[1]["row"]))
-    bad = Counter(part for part, _ in entries)
-    first: dict[int, dict[str, Any]] = {}
-    for part, entry in entries:
-        first.setdefault(part, entry)
-    files = [
-        {"where": part.where, "split": part.split, "rows": rows[place], "bad": bad[place], "first": first.get(place)}
-        for place, part in enumerate(parts)
-    ]
-    return files, [entry for _, entry in entries]
-
-
-def _refuse_hopeless(part: Part, report: ShardReport, max_share: float) -> None:
-    """Stop at once where a file begins with nothing but bad rows, rather than read it to its end."""
-    if report.number == 0 and report.rows == len(report.bad):
-        check_share(part.where, report.rows, len(report.bad), report.bad[0] if report.bad else None, max_share)
 
 
 def _is_whole(place: Path, say: Say) -> bool:
@@ -195,12 +172,6 @@ def _is_whole(place: Path, say: Say) -> bool:
         say(f"{damage.where}: {damage.what}; preparing again")
         return False
     return True
-
-
-def _check_files(meta: dict[str, Any], request: Request) -> None:
-    for file in meta["files"]:
-        if request.splits is None or file["split"] is None or file["split"] in request.splits:
-            check_share(file["where"], file["rows"], file["bad"], file["first"], request.max_bad_rows)
 
 
 def _size(count: int) -> str:

@@ -228,3 +228,15 @@ def test_the_digest_is_that_of_the_texts(small: Path) -> None:
     assert computed == dataset.documents.digest
     assert replace(dataset.queries, stored_digest=None).digest == dataset.queries.digest
     assert hashlib.sha256().hexdigest() != computed
+
+
+def test_two_at_once_end_with_one(small: Path, words: Tokenisation) -> None:
+    request = Request(str(small), words)
+    inner: list[Path] = []
+
+    def while_another_does_the_same(writer: object, total: int) -> object:
+        inner.append(prepare(request))
+        yield from in_this_process(writer, total)
+
+    assert prepare(request, while_another_does_the_same) == inner[0]
+    assert len(read_prepared(inner[0]).documents) == 40

@@ -1,0 +1,175 @@
+"""Training steps: examples a second against sentence-transformers' cached loss, on the same model, data and lengths.
+
+Run: `python benchmarks/train.py [--json PATH] [--device cpu|cuda]`. On a CPU it trains MiniLM on SQuAD, 256 queries a
+step, `CachedMultipleNegativesRankingLoss` against our cached `infonce`. Each turn is a process that trains a few steps
+and tells the time of all but the first; the two take turns, so that whatever else the machine does meets both. Neither
+Ray nor MLflow, faiss or DeepSpeed is used, so it runs where only torch and transformers are installed; with `--device
+cuda` it trains XLM-R-Large with random weights (batch 1024, 5 hard negatives, lengths 32 and 128, bf16).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ends import End, parser, report
+
+SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
+BATCH, LENGTH, CHUNK = 256, 128, 32
+STEPS, TURNS = 3, 2
+WANTED = {"fp32": 1.3, "bf16": 2.0}
+
+
+def pairs(dataset: Path, count: int) -> list[tuple[str, str]]:
+    """The first training queries with their paragraphs."""
+    from raytriever.data.open import open_dataset
+
+    opened = open_dataset(dataset, ["train"])
+    positives = opened.positives("train")
+    return [
+        (opened.queries.texts[int(positives.queries[place])], opened.passage_text(int(positives.of(place)[0])))
+        for place in range(0, len(positives), max(1, len(positives) // count))
+    ][:count]
+
+
+def ours(precision: str, dataset: Path) -> list[float]:
+    """Seconds of each step of our loop's own parts: batch, cached gradients, update."""
+    import torch
+
+    from raytriever.data.config import DataConfig
+    from raytriever.losses.config import LossConfig
+    from raytriever.losses.registry import build_loss
+    from raytriever.losses.workers import ALONE
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.retriever import load_retriever
+    from raytriever.parallel.chunks import Chunk
+    from raytriever.parallel.objective import Objective
+    from raytriever.parallel.strategy import build_strategy
+    from raytriever.training.loader import Prefetcher
+    from raytriever.training.material import Material
+    from raytriever.training.optimizer import build_optimizer
+    from raytriever.training.tokens import tokenisation_of
+
+    retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
+    retriever.attend_by("eager")
+    config = DataConfig(dataset=str(dataset), dev_split="dev")
+    source = Material.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
+    loss = build_loss(LossConfig(loss="infonce", temperature=0.05))
+    objective = Objective(retriever, loss, precision, Chunk(sequences=CHUNK))
+    device = torch.device("cpu")
+    strategy = build_strategy("ddp", objective, build_optimizer(objective, 2e-5, 0.01), ALONE, device, 1.0)
+    retriever.train()
+    times = []
+    with Prefetcher(lambda step: source.batch(step, retriever, ALONE), range(STEPS + 1)) as batches:
+        began = time.perf_counter()
+        for step, batch in enumerate(batches):
+            strategy.step(batch, 2e-5, step)
+            times.append(time.perf_counter() - began)
+            began = time.perf_counter()
+    return times
+
+
+def theirs(precision: str, dataset: Path) -> list[float]:
+    """Seconds of each step of sentence-transformers' trainer."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+    from transformers import TrainerCallback
+
+    from raytriever.models.source import resolve_model
+
+    model = SentenceTransformer(str(resolve_model("minilm", None)), device="cpu")
+    model.max_seq_length = LENGTH
+    rows = pairs(dataset, BATCH * (STEPS + 1))
+    columns = Dataset.from_dict({"anchor": [row[0] for row in rows], "positive": [row[1] for row in rows]})
+    stamps: list[float] = []
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *arguments: Any, **more: Any) -> None:
+            if not stamps:
+                stamps.append(time.perf_counter())
+
+        def on_step_end(self, *arguments: Any, **more: Any) -> None:
+            stamps.append(time.perf_counter())
+
+    settings = SentenceTransformerTrainingArguments(
+        output_dir=os.environ.get("TMPDIR", "/tmp"),
+        per_device_train_batch_size=BATCH,
+        max_steps=STEPS + 1,
+        learning_rate=2e-5,
+        bf16=precision == "bf16",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=settings,
+        train_dataset=columns,
+        loss=CachedMultipleNegativesRankingLoss(model, scale=20.0, mini_batch_size=CHUNK),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    return [after - before for before, after in itertools.pairwise(stamps)]
+
+
+def turn(who: str, precision: str, dataset: Path) -> dict[str, float]:
+    """One process's share: examples a second after the first step, and its peak memory."""
+    command = [sys.executable, __file__, "--turn", who, "--precision", precision, "--dataset", str(dataset)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def on_cpu(dataset: Path) -> dict[str, End]:
+    """Ours against theirs, in both precisions."""
+    found: dict[str, End] = {}
+    for precision, wanted in WANTED.items():
+        turns: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
+        for _ in range(TURNS):
+            for who, results in turns.items():
+                results.append(turn(who, precision, dataset))
+        speed = {who: median(result["speed"] for result in results) for who, results in turns.items()}
+        memory = {who: median(result["memory"] for result in results) for who, results in turns.items()}
+        for who in turns:
+            found[f"{precision}: {who}, examples a second"] = End(speed[who], "told", True)
+            found[f"{precision}: {who}, peak memory (MB)"] = End(memory[who], "told", True)
+        ratio = speed["ours"] / speed["theirs"]
+        found[f"{precision}: ours / theirs, examples a second"] = End(ratio, f"at least {wanted}", ratio >= wanted)
+        less = memory["ours"] / memory["theirs"]
+        found[f"{precision}: ours / theirs, peak memory"] = End(less, "at most 1", less <= 1)
+    return found
+
+
+def main() -> None:
+    """Measure, or be one turn of it."""
+    own = parser(__doc__ or "")
+    own.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="with a train split")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
+    own.add_argument("--turn", choices=("ours", "theirs"), help=argparse.SUPPRESS)
+    own.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=argparse.SUPPRESS)
+    arguments = own.parse_args()
+    if arguments.turn:
+        times = {"ours": ours, "theirs": theirs}[arguments.turn](arguments.precision, arguments.dataset)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"speed": BATCH / median(times[1:]), "memory": peak}))
+        return
+    report("training steps", on_cpu(arguments.dataset), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

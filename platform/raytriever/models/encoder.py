@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
+from raytriever.models.lora import DROPOUT
 from raytriever.models.pooling import POOLING
 
 TokenBatch = dict[str, Tensor]
@@ -68,9 +69,9 @@ def load_backbone(directory: Path) -> nn.Module:
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
-    """Give every dropout of a transformer the same probability, its attention's included."""
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
+    """Give every dropout of a transformer the same probability, its attention's included; adapters keep theirs."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Dropout) and DROPOUT not in name.split("."):
             part.p = probability
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from raytriever.models.description import OWN_FILE, Description
 from raytriever.models.encoder import Encoder
+from raytriever.models.lora import merged_weights
 from raytriever.models.retriever import Retriever
 
 # The class paths of sentence-transformers' file format since 2.0; newer releases still read them.
@@ -71,7 +72,8 @@ def _write_tower(
         names[0] = ""  # at the top, where AutoModel looks
     place = directory / names[0]
     place.mkdir(exist_ok=True)
-    tower.backbone.save_pretrained(place)  # type: ignore[operator]
+    # Adapters are merged: whoever reads the directory needs to know nothing of them.
+    tower.backbone.save_pretrained(place, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
     retriever.tokenizer.save_pretrained(place)
     _write_json(place / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
     _write_json(directory / names[1] / "config.json", _pooling_settings(retriever.width, retriever.description))

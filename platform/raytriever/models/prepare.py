@@ -1,0 +1,56 @@
+"""What a loaded retriever gets only where it is trained: adapters, and blocks that keep little for backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig, check_lora
+from raytriever.models.lora import add_adapters, share_frozen
+from raytriever.models.retriever import Retriever
+
+
+def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:
+    """Make a retriever as it is to be trained, in place; the same on every worker.
+
+    Called once, before optimiser and strategy are made. Both of what it adds acts in training mode only: adapters'
+    dropout and checkpointing need `retriever.train()`, whatever the encoder's own dropout is.
+
+    Args:
+        retriever: as loaded, on any device.
+        config: its settings.
+        seed: fixes the adapters' first weights; the generators of the process are left as they stand.
+
+    Raises:
+        ConfigError: settings contradict each other, a package is missing, or the encoder cannot do it.
+    """
+    check_lora(config)
+    backbones = [retriever.query.backbone]
+    if retriever.passage is not retriever.query:
+        backbones.append(retriever.passage.backbone)
+    if config.lora_rank:
+        device = next(retriever.parameters()).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            for backbone in backbones:
+                add_adapters(backbone, config)
+        if len(backbones) > 1:
+            share_frozen(*backbones)
+        retriever.train(retriever.training)
+    if config.activation_checkpointing:
+        for backbone in backbones:
+            _checkpoint_blocks(backbone)
+
+
+def _checkpoint_blocks(backbone: nn.Module) -> None:
+    """Activation checkpointing (Chen et al., 2016, arXiv:1604.06174), block by block, dropout drawn again alike."""
+    # transformers 5.23 warns of the old name; earlier ones know no other.
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    enable = getattr(backbone, new, None) or getattr(backbone, old)
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(
+            f"{type(backbone).__name__} cannot do it", "--activation-checkpointing", "drop it, or cache gradients"
+        ) from error

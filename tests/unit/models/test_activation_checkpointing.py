@@ -1,0 +1,104 @@
+"""Blocks computed again in backward: the same gradients, dropout included, out of less memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import set_dropout
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import Retriever, load_retriever
+
+TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
+
+
+def prepared(tiny_encoder: Path, checkpointing: bool, dropout: float = 0.1, **settings: object) -> Retriever:
+    config = ModelConfig(str(tiny_encoder), activation_checkpointing=checkpointing, **settings)
+    retriever = load_retriever(config)
+    set_dropout(retriever, dropout)
+    prepare_for_training(retriever, config, 0)
+    return retriever.train()
+
+
+def loss_of(module: torch.nn.Module, retriever: Retriever) -> torch.Tensor:
+    queries, passages = module(retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
+    return ((queries @ passages.T) / 0.1).log_softmax(1).diagonal().mean()
+
+
+def gradients(retriever: Retriever, module: torch.nn.Module | None = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    loss_of(module or retriever, retriever).backward()
+    return {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-6, atol=1e-7, msg=name)
+
+
+def kept(retriever: Retriever) -> int:
+    """Bytes that wait for backward, weights aside."""
+    weights = {p.untyped_storage().data_ptr() for p in retriever.parameters()}
+    held: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = loss_of(retriever, retriever)
+    assert value.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("settings", [{}, {"towers": "separate"}, {"lora_rank": 2, "lora_dropout": 0.1}])
+def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[str, object], attention: str) -> None:
+    found = []
+    for checkpointing in (False, True):
+        retriever = prepared(tiny_encoder, checkpointing, **settings)
+        retriever.attend_by(attention)
+        found.append(gradients(retriever))
+    assert_same(*found)
+    without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))
+    name = next(name for name, value in without_dropout.items() if value.abs().max() > 0)
+    assert not torch.allclose(found[1][name], without_dropout[name])  # so dropout was in play
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_less_is_kept_for_backward(tiny_encoder: Path, dropout: float) -> None:
+    assert kept(prepared(tiny_encoder, True, dropout)) < 0.4 * kept(prepared(tiny_encoder, False, dropout))
+
+
+def test_it_rests_where_nothing_is_trained(tiny_encoder: Path) -> None:
+    retriever = prepared(tiny_encoder, True)
+    assert kept(retriever.eval()) == kept(prepared(tiny_encoder, False).eval())
+
+
+def test_a_data_parallel_wrapper_gets_each_gradient_once(tiny_encoder: Path) -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found = []
+        for checkpointing in (False, True):
+            retriever = prepared(tiny_encoder, checkpointing)
+            found.append(gradients(retriever, DistributedDataParallel(retriever)))
+        assert_same(*found)
+        assert_same(found[0], gradients(prepared(tiny_encoder, False)))
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_an_encoder_that_cannot_is_told(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertModel
+
+    monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)
+    with pytest.raises(ConfigError, match=r"--activation-checkpointing: BertModel cannot do it"):
+        prepared(tiny_encoder, True)

@@ -1,0 +1,179 @@
+"""Adapters alone are trained, and what is written is one encoder that contains them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel
+
+from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import set_dropout
+from raytriever.models.layout import write_model
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.encode import encode_texts
+
+TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
+
+
+def adapted(tiny_encoder: Path, *, seed: int = 0, **settings: object) -> Retriever:
+    config = ModelConfig(str(tiny_encoder), **{"lora_rank": 4, **settings})
+    retriever = load_retriever(config)
+    prepare_for_training(retriever, config, seed)
+    return retriever
+
+
+def step(retriever: Retriever) -> None:
+    """One step of a loss that depends on both towers."""
+    trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
+    queries, passages = retriever(retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
+    wanted = torch.randn(2, *queries.shape, generator=torch.manual_seed(1))
+    (queries * wanted[0] + passages * wanted[1]).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained)
+    assert all(parameter.grad is None for parameter in retriever.parameters() if not parameter.requires_grad)
+    torch.optim.Adam(trained, lr=0.02).step()
+    retriever.zero_grad()
+
+
+def values(retriever: Retriever) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in retriever.named_parameters()}
+
+
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_a_step_changes_adapters_and_nothing_else(tiny_encoder: Path, towers: str) -> None:
+    retriever = adapted(tiny_encoder, towers=towers)
+    before = values(retriever)
+    step(retriever)
+    step(retriever)  # in the first one only B moves: it is zero, so A has no gradient yet
+    changed = {name for name, value in values(retriever).items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if ".lora_A." in name or ".lora_B." in name}
+    sides = {name.split(".")[0] for name in changed}
+    assert sides == ({"query"} if towers == "shared" else {"query", "passage"})
+    # Two layers of four projections in attention and two behind it; A and B each.
+    assert len(changed) == len(sides) * 2 * 6 * 2
+    assert not any("pooler" in name for name in changed)
+
+
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_fresh_adapters_leave_the_embeddings_alone(tiny_encoder: Path, towers: str) -> None:
+    plain = load_retriever(ModelConfig(str(tiny_encoder), towers=towers))
+    retriever = adapted(tiny_encoder, towers=towers)
+    assert not retriever.query.training
+    for side in ("query", "passage"):
+        assert (encode_texts(retriever, TEXTS, side) == encode_texts(plain, TEXTS, side)).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_alpha": 1.0}, {"lora_targets": "query, attention.output.dense"}])
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+def test_what_is_written_encodes_as_what_was_trained(
+    tiny_encoder: Path, tmp_path: Path, towers: str, settings: dict[str, object]
+) -> None:
+    retriever = adapted(tiny_encoder, towers=towers, **settings)
+    base = encode_texts(retriever, TEXTS, "passage")
+    for _ in range(3):
+        step(retriever)
+    trained = values(retriever)
+    write_model(retriever, tmp_path)
+    read = load_retriever(ModelConfig(str(tmp_path)))
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    for side, encode in (("query", theirs.encode_query), ("passage", theirs.encode_document)):
+        ours = encode_texts(retriever, TEXTS, side)
+        assert abs(ours - base).max() > 0.01
+        assert abs(encode_texts(read, TEXTS, side) - ours).max() < 1e-5
+        assert abs(encode(TEXTS) - ours).max() < 1e-5
+    # Training may go on from where it was.
+    assert all(torch.equal(value, trained[name]) for name, value in values(retriever).items())
+
+
+def test_transformers_reads_the_merged_encoder_without_a_word(
+    tiny_encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    retriever = adapted(tiny_encoder)
+    step(retriever)
+    write_model(retriever, tmp_path)
+    model, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any("lora" in name or "base_layer" in name for name, _ in model.named_parameters())
+
+
+def test_towers_share_what_neither_trains(tiny_encoder: Path) -> None:
+    frozen = load_retriever(ModelConfig(str(tiny_encoder)))
+    retriever = adapted(tiny_encoder, towers="separate")
+    assert retriever.query.backbone is not retriever.passage.backbone
+    bases = {id(parameter) for parameter in retriever.parameters() if not parameter.requires_grad}
+    assert len(bases) == len(list(frozen.parameters()))
+    adapters = [name for name, parameter in retriever.named_parameters() if parameter.requires_grad]
+    assert {name.split(".")[0] for name in adapters} == {"query", "passage"}
+    moved = retriever.to(torch.float64)  # as onto a device: the tensors change, and stay shared
+    assert len({id(parameter) for parameter in moved.parameters() if not parameter.requires_grad}) == len(bases)
+
+
+def test_towers_that_differ_keep_their_own(tiny_encoder: Path, tmp_path: Path) -> None:
+    two = load_retriever(ModelConfig(str(tiny_encoder), towers="separate"))
+    with torch.no_grad():
+        two.passage.backbone.embeddings.word_embeddings.weight.add_(1.0)
+    write_model(two, tmp_path)
+    config = ModelConfig(str(tmp_path), lora_rank=2)
+    retriever = load_retriever(config)
+    prepare_for_training(retriever, config, 0)
+    query, passage = (
+        tower.backbone.embeddings.word_embeddings.weight for tower in (retriever.query, retriever.passage)
+    )
+    assert query is not passage
+    assert torch.equal(query + 1.0, passage)
+
+
+def test_a_seed_fixes_the_adapters_and_leaves_the_generators_alone(tiny_encoder: Path) -> None:
+    torch.manual_seed(5)
+    one = values(adapted(tiny_encoder, towers="separate", seed=3))
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn)
+    again = values(adapted(tiny_encoder, towers="separate", seed=3))
+    other = values(adapted(tiny_encoder, towers="separate", seed=4))
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    first = [name for name in one if ".lora_A." in name]
+    assert not any(torch.equal(one[name], other[name]) for name in first)
+    assert not torch.equal(one[first[0]], one[first[0].replace("query.", "passage.", 1)])
+
+
+def test_the_encoder_s_dropout_is_not_the_adapters(tiny_encoder: Path) -> None:
+    retriever = adapted(tiny_encoder, lora_dropout=0.25)
+    set_dropout(retriever, 0.0)
+    found = {part.p for part in retriever.modules() if isinstance(part, torch.nn.Dropout)}
+    assert found == {0.0, 0.25}
+    retriever.train()
+    one, other = (retriever.encode(retriever.pad(retriever.token_ids(TEXTS, "query")), "query") for _ in range(2))
+    assert torch.equal(one, other)  # B is zero at first, whatever reaches it
+    step(retriever)
+    one, other = (retriever.encode(retriever.pad(retriever.token_ids(TEXTS, "query")), "query") for _ in range(2))
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora_rank": 0, "lora_alpha": 8.0}, r"--lora-alpha: has no effect without adapters; give --lora-rank"),
+        ({"lora_rank": 0, "lora_dropout": 0.1}, r"--lora-dropout: has no effect"),
+        ({"lora_rank": 0, "lora_targets": "query"}, r"--lora-targets: has no effect"),
+        ({"lora_targets": "query,valeu"}, r"--lora-targets: .*no linear layer 'valeu'; did you mean 'value'\?"),
+        ({"lora_targets": "pooler.dense"}, r"no linear layer 'pooler.dense'"),
+        ({"lora_targets": "LayerNorm"}, r"no linear layer 'LayerNorm'"),
+    ],
+)
+def test_settings_that_contradict_are_refused(tiny_encoder: Path, settings: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        adapted(tiny_encoder, **settings)
+
+
+def test_a_missing_package_names_its_extra(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"--lora-rank: peft is not installed; pip install 'raytriever\[lora\]'"):
+        adapted(tiny_encoder)
+    retriever = adapted(tiny_encoder, lora_rank=0)
+    assert all(p.requires_grad for name, p in retriever.named_parameters() if "pooler" not in name)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from raytriever.storage import read_manifest
 
-LLM_STEPS, HUMAN_STEPS = 6, 150
+LLM_STEPS, HUMAN_STEPS = 6, 240
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def configuration(two_sources: Path, tiny_encoder: Path, tmp_path: Path) -> Path
                 "name": "human",
                 "data": {"positives": "human"},
                 "loss": {"loss": "infonce"},
-                "training": {"max_steps": HUMAN_STEPS, "eval_steps": 5, "learning_rate": 1e-15},
+                "training": {"max_steps": HUMAN_STEPS, "eval_steps": 60, "learning_rate": 1e-15},
             },
         ],
     }
@@ -79,7 +79,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     process = cli.start("train", *words)
     try:
         end = time.monotonic() + 150
-        while not (second / "checkpoints" / "step-10").exists():
+        while not (second / "checkpoints" / "step-60").exists():
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < end, "the second stage did not come in time"
             time.sleep(0.02)
@@ -144,7 +144,8 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
 
     # The same again has nothing to do; another setting of a stage is another run.
     again = cli.start("train", *words)
-    assert again.communicate(timeout=100)[0] == out
+    printed, err = again.communicate(timeout=100)
+    assert printed == out, err
     configuration.write_text(configuration.read_text().replace(f"max_steps: {LLM_STEPS}", "max_steps: 7"))
     other = cli.start("train", *words)
     _, err = other.communicate(timeout=100)

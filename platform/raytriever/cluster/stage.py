@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raytriever.cluster.opening import OpenStage
 from raytriever.cluster.recorder import Recorder
+from raytriever.cluster.session import ray_session
 from raytriever.cluster.train import train_on_cluster
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.data.dataset import RetrievalDataset
@@ -45,7 +46,7 @@ def find_negatives(
 def train_into(
     folder: Path, stage: OpenStage, config: Config, negatives: NegativesTable | None, tracker: Tracker
 ) -> Recorder:
-    """Train inside a Ray session; checkpoints, `steps.jsonl` and `model/` come to stand in `folder`.
+    """Train in a Ray session of its own; checkpoints, `steps.jsonl` and `model/` come to stand in `folder`.
 
     Args:
         folder: a run directory, begun.
@@ -55,7 +56,8 @@ def train_into(
         tracker: hears every step.
     """
     places = [dataset.place for dataset in stage.material.datasets if dataset.place]
-    with Recorder(tracker, folder, stage.total_steps) as recorder:
+    # The session ends first: what goes on training while the recorder writes would make checkpoints nobody heard of.
+    with Recorder(tracker, folder, stage.total_steps) as recorder, ray_session(config.training.num_workers):
         train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear)
     return recorder
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from raytriever.cluster.opening import Opened, OpenStage
-from raytriever.cluster.session import ray_session
 from raytriever.cluster.stage import find_negatives, train_as_child, train_into
 from raytriever.config import STAGES, naming
 from raytriever.data.dataset import RetrievalDataset
@@ -77,10 +76,8 @@ class Stages:
             tracker: of the whole.
             run_name: of the whole; children are called after it.
         """
-        if self._to_do:
-            with ray_session(max(stage.stage.config.training.num_workers for stage in self._opened.stages)):
-                for number in self._to_do:
-                    self._train(number, tracker, run_name)
+        for number in self._to_do:
+            self._train(number, tracker, run_name)
         if self._places[-1] is not self._run:
             meta = {"config": self._opened.curriculum.hash}
             _copy_model(self._places[-1].path / MODEL, self._run.path / MODEL, meta)

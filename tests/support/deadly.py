@@ -6,8 +6,6 @@ import os
 import signal
 from collections.abc import Sequence
 
-from numpy import ndarray
-
 from raytriever.data.tokenise import Tokenisation
 
 SKULL, STONE = "☠", "⛰"
@@ -16,7 +14,7 @@ SKULL, STONE = "☠", "⛰"
 class Deadly(Tokenisation):
     """Tokenises as ever, but is killed by a text with a skull and raises at one with a stone."""
 
-    def encode(self, texts: Sequence[str], prefix: str) -> list[ndarray]:
+    def encode(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
         if any(SKULL in text for text in texts):
             os.kill(os.getpid(), signal.SIGKILL)
         if any(STONE in text for text in texts):

@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
 from raytriever.data.lines import read_lines
 from raytriever.data.quarantine import BadRow, bad_entry
 from raytriever.data.records import Records
@@ -76,13 +80,10 @@ class Parsed:
     rows: int
     marks: list[tuple[int, int, int, int, int]]
 
-    def rows_of(self, column: Column) -> list[int]:
+    def rows_of(self, column: Column) -> Int64[ndarray, " records"]:
         """The number, in the file, of the row that each record of a column of the records came from."""
-        at, found = 1 + COLUMNS.index(column), list[int]()
-        for mark in self.marks:
-            while len(found) < mark[at]:
-                found.append(mark[0])
-        return found
+        marks = np.array(self.marks, dtype=np.int64).reshape(-1, 1 + len(COLUMNS))
+        return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
 
 
 def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:

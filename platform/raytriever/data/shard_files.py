@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.careful import try_each
@@ -28,7 +29,7 @@ class Side:
     columns: dict[str, list[str]]
     texts: list[str]
     prefix: str
-    rows: list[int]
+    rows: Int64[ndarray, " texts"]
     keys: list[bytes]
     contents: list[bytes]
     kept: list[int] = field(default_factory=list)
@@ -73,10 +74,10 @@ class Side:
     def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
         """Texts and tokens to files; answers the rows whose texts cannot be tokenised, which are left out, and why."""
         killers: dict[int, str] = {}
-        token_ids: Sequence[ndarray] = []
+        token_ids: Sequence[list[int]] = []
         if tokenisation and self.kept:
             token_ids, reasons = _tokenise(tokenisation, self.prefix, [self.texts[i] for i in self.kept], careful)
-            killers = {self.rows[self.kept[place]]: reason for place, reason in reasons.items()}
+            killers = {int(self.rows[self.kept[place]]): reason for place, reason in reasons.items()}
             self.kept = [row for place, row in enumerate(self.kept) if place not in reasons]
             token_ids = [ids for place, ids in enumerate(token_ids) if place not in reasons]
         if not self.kept:
@@ -95,7 +96,7 @@ class Side:
             file,
             keys=keys_of(self.keys[i] for i in self.kept),
             contents=keys_of(self.contents[i] for i in self.kept),
-            rows=np.array([self.rows[i] for i in self.kept], dtype=np.int64),
+            rows=self.rows[self.kept],
             repeated=self.repeated,
         )
 
@@ -131,7 +132,7 @@ def write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
     )
 
 
-def _write_pairs(stem: Path, pairs: Sequence[Any], rows: list[int], kinds: list[int], splits: list[str]) -> None:
+def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[int], splits: list[str]) -> None:
     if not pairs:
         return
     np.savez(
@@ -142,7 +143,7 @@ def _write_pairs(stem: Path, pairs: Sequence[Any], rows: list[int], kinds: list[
         ranks=np.array([pair.rank for pair in pairs], dtype=np.int64),
         kinds=np.array(kinds, dtype=np.int64),
         splits=np.array(splits, dtype=np.str_),
-        rows=np.array(rows, dtype=np.int64),
+        rows=rows,
     )
     ids = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
     _write_table(Path(f"{stem}.arrow"), ids)

@@ -7,9 +7,10 @@ Only the library `tokenizers` is imported here, because every worker of a prepar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -46,18 +47,18 @@ class Tokenisation:
         """The smallest type that holds every token id."""
         return np.dtype("<u2" if _backend(self.tokenizer).get_vocab_size() <= 2**16 else "<u4")
 
-    def encode(self, texts: Sequence[str], prefix: str) -> list[ndarray]:
+    def encode(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
         """The token ids of each text, with the prefix in front; texts are cut at `MAX_CHARACTERS`."""
         prepared = [prefix + text[:MAX_CHARACTERS] for text in texts]
         found = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=self.dtype) for encoding in found]
+        return [encoding.ids for encoding in found]
 
 
-def flat(token_ids: Iterable[ndarray], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
+def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
     """Token ids of texts end to end, and where each text begins, with the end of the last: int64."""
-    rows = list(token_ids)
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
-    return (np.concatenate(rows) if rows else np.zeros(0)).astype(dtype, copy=False), offsets
+    offsets = np.zeros(len(token_ids) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in token_ids], out=offsets[1:])
+    return np.fromiter(chain.from_iterable(token_ids), dtype=dtype, count=offsets[-1]), offsets
 
 
 @lru_cache(maxsize=4)

@@ -90,10 +90,10 @@ def test_rows_of_tells_the_row_of_each_record(tmp_path: Path) -> None:
         json.dumps({"question": "b", "positive_ctxs": contexts[:1], "negative_ctxs": contexts[1:]}).encode(),
     ]
     (found,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=QuestionRow("train")))
-    assert found.rows_of("queries") == [2, 3]
-    assert found.rows_of("documents") == [2, 2, 2, 3, 3, 3]
-    assert found.rows_of("judgements") == [2, 2, 2, 3]
-    assert found.rows_of("negatives") == [3, 3]
+    assert found.rows_of("queries").tolist() == [2, 3]
+    assert found.rows_of("documents").tolist() == [2, 2, 2, 3, 3, 3]
+    assert found.rows_of("judgements").tolist() == [2, 2, 2, 3]
+    assert found.rows_of("negatives").tolist() == [3, 3]
 
 
 def test_parts_and_chunks_can_be_sent(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from raytriever.data.tokenise import MAX_CHARACTERS, Tokenisation, flat
 
 def test_a_prefix_goes_in_front_and_nothing_is_cut_or_added(words: Tokenisation) -> None:
     found = words.encode(["query text", "", "x " * 5000], "title ")
-    assert [row.tolist() for row in found[:2]] == [[3, 2, 1], [3]]
+    assert found[:2] == [[3, 2, 1], [3]]
     assert len(found[2]) == 5001
-    assert found[0].dtype == np.uint16
 
 
 def test_beyond_the_bound_a_text_is_not_read(words: Tokenisation) -> None:
@@ -39,7 +38,7 @@ def test_large_vocabularies_take_four_bytes() -> None:
 
 
 def test_flat_rows_come_back_by_their_offsets() -> None:
-    rows = [np.array([1, 2], np.uint16), np.array([], np.uint16), np.array([3], np.uint16)]
+    rows: list[list[int]] = [[1, 2], [], [3]]
     ids, offsets = flat(rows, np.dtype("<u2"))
     assert [ids[start:end].tolist() for start, end in pairwise(offsets)] == [[1, 2], [], [3]]
     assert ids.dtype == np.uint16

@@ -56,9 +56,13 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Cal
             )
             for size, rank in members
         ]
-        for process in group:
-            _, err = process.communicate(timeout=280)
-            assert process.returncode == 0, err
+        try:
+            for process in group:
+                _, err = process.communicate(timeout=280)
+                assert process.returncode == 0, err
+        finally:
+            for process in group:
+                process.kill()
         return {(s, r): torch.load(folder / f"{strategy}-{s}-{r}.pt", weights_only=True) for s, r in members}
 
     def of(strategy: str) -> Results:

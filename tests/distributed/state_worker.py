@@ -1,0 +1,53 @@
+"""One worker of a real gloo group: two steps of AdamW under one strategy, from the state that another one left.
+
+Run as `state_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY STAGE`; reads `state-{STAGE - 1}-*.pt` where there are
+any, writes `state-STAGE-RANK.pt`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from raytriever.parallel.shards import Slice
+from raytriever.parallel.strategy import build_strategy, current_workers
+from raytriever.training.optimizer import build_optimizer
+
+STEPS = 2
+
+
+def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str, stage: int) -> None:
+    spec = importlib.util.spec_from_file_location("strategy_worker", Path(__file__).with_name("strategy_worker.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    steps = importlib.util.module_from_spec(spec)
+    sys.modules["strategy_worker"] = steps
+    spec.loader.exec_module(steps)
+    torch.set_num_threads(1)
+    if size > 1:
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+        )
+    objective = steps.objective_of(encoder, steps.Case("mw", True, dropout=0.0))
+    optimizer = build_optimizer(objective, 1.0, 0.01)
+    for group in optimizer.param_groups:
+        group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
+    strategy = build_strategy(name, objective, optimizer, current_workers(), torch.device("cpu"), 1.0)
+    written = sorted(output.glob(f"state-{stage - 1}-*.pt"))
+    saved = [Slice(*one) for path in written for one in torch.load(path, weights_only=True)]
+    if saved:
+        strategy.load_state(sorted(saved, key=lambda one: one.name))
+    batch = steps.share(objective.retriever, rank, size)
+    for step in range(STEPS):
+        strategy.step(batch, 1e-2, stage * STEPS + step)
+    slices = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
+    torch.save(slices, output / f"state-{stage}-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6], int(sys.argv[7]))

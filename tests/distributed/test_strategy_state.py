@@ -1,0 +1,55 @@
+"""Real process groups: a state written by one strategy goes on under any other, at another number of workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.parallel.shards import Slice, whole_tensors
+
+FAST = [("ddp", 1), ("ddp", 2), ("ddp", 1)]
+CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero0", 2), ("ddp", 2)]
+
+
+def train(chain: list[tuple[str, int]], folder: Path, encoder: Path) -> dict[str, torch.Tensor]:
+    script = Path(__file__).parent / "state_worker.py"
+    folder.mkdir()
+    for stage, (strategy, size) in enumerate(chain):
+        store = folder / f"store-{stage}"
+        group = [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), str(size), store, folder, encoder, strategy, str(stage)],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        try:
+            for process in group:
+                _, err = process.communicate(timeout=200)
+                assert process.returncode == 0, err
+        finally:
+            for process in group:
+                process.kill()
+    last = [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"state-{len(chain) - 1}-*.pt"))]
+    return dict(whole_tensors(sorted((Slice(*one) for part in last for one in part), key=lambda one: one.name)))
+
+
+@pytest.mark.parametrize("chain", [FAST, pytest.param(CHAIN, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_a_state_goes_from_hand_to_hand(chain: list[tuple[str, int]], tiny_encoder: Path, tmp_path: Path) -> None:
+    expected = train([("ddp", 1)] * len(chain), tmp_path / "alone", tiny_encoder)
+    found = train(chain, tmp_path / "chain", tiny_encoder)
+    assert found.keys() == expected.keys()
+    assert {float(value) for name, value in found.items() if name.endswith(":step")} == {2.0 * len(chain)}
+    assert sum(name.endswith(":exp_avg") for name in found) > 30
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}"
+        )

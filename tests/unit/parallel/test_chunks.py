@@ -1,0 +1,75 @@
+"""Chunks hold every text once, in its place, within their limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raytriever.errors import ConfigError
+from raytriever.losses.workers import ALONE
+from raytriever.models.buckets import Buckets
+from raytriever.parallel.chunks import Chunk, cut, cut_alike
+
+LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
+
+
+def texts(padded_left: bool = False) -> Buckets:
+    """Each text is its own number, as often as it is long."""
+    parts, number = [], 1
+    for lengths in LENGTHS:
+        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        for row, length in enumerate(lengths):
+            ids[row, -length:] = number
+            if not padded_left:
+                ids[row] = ids[row].flip(0)
+            number += 1
+        parts.append({"input_ids": ids, "attention_mask": (ids > 0).long()})
+    return Buckets(parts, torch.randperm(sum(map(len, LENGTHS)), generator=torch.Generator().manual_seed(0)))
+
+
+def told(buckets: Buckets) -> list[list[int]]:
+    """The tokens of every text, in order of the parts."""
+    return [row[row > 0].tolist() for part in buckets.parts for row in part["input_ids"]]
+
+
+@pytest.mark.parametrize("padded_left", [False, True])
+@pytest.mark.parametrize("chunk", [Chunk(2), Chunk(1), Chunk(100), Chunk(tokens=20), Chunk(tokens=1), Chunk(2, 20)])
+def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
+    whole = texts(padded_left)
+    found = cut(whole, chunk)
+    assert told(found) == told(whole)
+    assert torch.equal(found.places, whole.places)
+    for part in found.parts:
+        rows, width = part["input_ids"].shape
+        assert rows <= (chunk.sequences or rows)
+        assert rows * width <= (chunk.tokens or rows * width) or rows == 1
+        assert width == int(part["attention_mask"].sum(1).max())
+
+
+def test_the_last_part_is_not_left_with_a_rest() -> None:
+    assert [len(part["input_ids"]) for part in cut(texts(), Chunk(sequences=4)).parts] == [3, 3, 4, 1]
+
+
+class Two:
+    """The group of a worker whose partner has five parts of either side."""
+
+    rank, size = 0, 2
+
+    def maximum(self, value: torch.Tensor) -> torch.Tensor:
+        return value.clamp(min=5)
+
+
+def test_workers_agree_on_the_number_of_parts() -> None:
+    whole = texts()
+    for side in cut_alike((whole, whole), Two()):  # type: ignore[arg-type]
+        assert len(side.parts) == 5
+        assert told(side) == told(whole)
+    assert cut_alike((whole, whole), ALONE) == (whole, whole)
+
+
+def test_bad_chunks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="0 sequences are no chunk"):
+        Chunk(0)
+    with pytest.raises(ConfigError, match="a chunk of 65 is more than the 64 texts"):
+        Chunk(65).check(64)
+    Chunk(64).check(64)

@@ -18,6 +18,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.examples import Examples
 from raytriever.data.open import open_dataset
 from raytriever.data.pydocs import PYDOCS
+from raytriever.data.spread import shared
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import ConfigError
 from raytriever.losses.registry import build_loss
@@ -151,5 +152,9 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         say=say,
     )
     material.dev()  # here only to be refused
-    order = material.train(None).order
+    source = material.train(None)
+    order = source.order
+    if not data.duplicates:
+        left = shared(order, source.examples.positives, range(order.steps(1)))
+        say(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive with one of their batch")
     return OpenStage(stage, description, material, training.max_steps or order.steps(training.epochs or 1.0))

@@ -1,4 +1,7 @@
-"""How far queries lie from their positives: the drift that the out-of-distribution paper watches (section 2)."""
+"""How far queries lie from their positives: the drift that the out-of-distribution paper watches (section 2).
+
+One by one, as a distance, and as two clouds, as the squared maximum mean discrepancy of a linear kernel (Eq. 2).
+"""
 
 from __future__ import annotations
 
@@ -20,3 +23,16 @@ def query_positive_distance(candidates: Candidates, workers: Workers) -> Float[T
         total[1] += held.sum()
     distance, pairs = workers.sum(total)
     return (distance / pairs).to(candidates.queries.dtype)
+
+
+@torch.no_grad()
+def query_positive_mmd(candidates: Candidates, workers: Workers) -> Float[Tensor, ""]:
+    """||mean query - mean positive||^2 over the global batch; a query's positives count one each."""
+    queries = candidates.queries.double()
+    sums = queries.new_zeros(2, queries.shape[1] + 1)
+    sums[0, :-1], sums[0, -1] = queries.sum(0), len(queries)
+    held = candidates.positives[candidates.is_positive]
+    sums[1, :-1], sums[1, -1] = candidates.embeddings[held].double().sum(0), len(held)
+    sums = workers.sum(sums)
+    centres = sums[:, :-1] / sums[:, -1:]
+    return (centres[0] - centres[1]).square().sum().to(candidates.queries.dtype)

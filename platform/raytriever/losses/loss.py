@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import BatchIds, check_batch
+from raytriever.losses.batch_auc import batch_auc
 from raytriever.losses.candidates import Candidates, gather_candidates
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distances import query_positive_distance
+from raytriever.losses.distances import query_positive_distance, query_positive_mmd
 from raytriever.losses.distribution import distribution_distance
 from raytriever.losses.share import of_global_mean
 from raytriever.losses.workers import ALONE, Workers
@@ -89,7 +90,10 @@ class Loss(nn.Module):
             **scored.statistics,
             "temperature": log_temperature.detach().exp(),
             "query_positive_distance": query_positive_distance(batch, workers),
+            "query_positive_mmd": query_positive_mmd(batch, workers),
         }
+        if "batch_auc" not in statistics:
+            statistics["batch_auc"] = batch_auc(batch, workers)
         if self.config.distribution_weight:
             distance = distribution_distance(batch.queries, batch.embeddings, batch.rows, workers)
             statistics["distribution_distance"] = distance.detach()

@@ -1,24 +1,30 @@
 """The whole state of a run at a step, in safetensors and JSON, committed by one rename.
 
-A directory `checkpoints/step-N` holds the weights, AdamW's moments and the counters of early stopping; data order,
-learning rate and draws are functions of N and need no storing. What has no valid manifest is passed over.
+A directory `checkpoints/step-N` holds every worker's slices of the weights and of AdamW's moments, a file of each a
+worker that had any, and `state.json`. Data order, learning rate and draws are functions of N and need no storing. What
+has no valid manifest is passed over; no tensor is read before every digest was found right.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
 
 from raytriever.errors import StorageError
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.parallel.shards import Slice, shape_of
+from raytriever.storage import read_manifest
 
-WEIGHTS, MOMENTS, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
 
 
 @dataclass(frozen=True)
@@ -47,17 +53,97 @@ class Progression:
         return Progression(step, self.best_step, self.best_loss, without, without >= patience)
 
 
-def save_checkpoint(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer, progression: Progression
-) -> None:
-    """Write `folder/step-N`, then remove what is neither the newest nor the best."""
-    with committed_directory(folder / f"step-{progression.step}", replace=True) as aside:
-        save_file(_weights(module), aside / WEIGHTS)
-        save_file(_moments(module, optimizer), aside / MOMENTS)
-        (aside / STATE).write_text(json.dumps(asdict(progression)), encoding="utf-8")
-    for step, path in _steps(folder):
-        if step not in (progression.step, progression.best_step):
-            shutil.rmtree(path, ignore_errors=True)
+@dataclass(frozen=True)
+class State:
+    """What stands in `state.json`.
+
+    Args:
+        progression: of the run.
+        origin: by name, what must be the same where the run goes on, such as the digest of its data.
+        metric: what the best is the best by; lower is better.
+    """
+
+    progression: Progression
+    origin: Mapping[str, Any]
+    metric: str = "dev_loss"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands."""
+    return folder / f"step-{step}"
+
+
+def write_slices(slices: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
+    """Write one worker's slices: a file of weights and one of moments.
+
+    A slice that is a whole tensor is stored in its shape, any other flat, with its start and shape in the file's
+    metadata.
+    """
+    kinds: dict[str, list[Slice]] = {WEIGHTS: [], MOMENTS: []}
+    for one in slices:
+        kinds[MOMENTS if ":" in one.name else WEIGHTS].append(one)
+    for kind, held in kinds.items():
+        if not held:
+            continue  # safetensors cannot read its own file of nothing
+        whole = {one.name for one in held if one.values.numel() == prod(one.shape)}
+        tensors = {one.name: one.values.view(one.shape) if one.name in whole else one.values for one in held}
+        places = {one.name: json.dumps([one.start, one.shape]) for one in held if one.name not in whole}
+        save_file(tensors, folder / f"{kind}-{rank}-of-{size}.safetensors", places)
+
+
+def write_state(state: State, folder: Path) -> None:
+    """Write `state.json`."""
+    (folder / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+
+
+def read_state(path: Path) -> State:
+    """Read `state.json` of a checkpoint."""
+    content = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return State(Progression(**content["progression"]), content["origin"], content["metric"])
+
+
+def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
+    """All workers' slices, those of one name together, weights before moments; read as they are asked for.
+
+    Args:
+        path: the checkpoint, whose digests were found right.
+        kinds: `WEIGHTS`, `MOMENTS` or both.
+    """
+    for kind in kinds:
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(safe_open(file, framework="pt")) for file in sorted(path.glob(f"{kind}-*-of-*"))
+            ]
+            places = [file.metadata() or {} for file in files]
+            names = [set(file.keys()) for file in files]
+            for name in sorted(set().union(*names)):
+                for file, place, held in zip(files, places, names, strict=True):
+                    if name in held:
+                        values = file.get_tensor(name)
+                        start, shape = json.loads(place[name]) if name in place else (0, values.shape)
+                        yield Slice(name, values.flatten(), start, tuple(shape))
+
+
+def check_model(path: Path, module: nn.Module) -> None:
+    """Raise `StorageError` naming the first weight in which a checkpoint is not of this module."""
+    saved = _saved_shapes(path)
+    own = {name: shape_of(parameter) for name, parameter in module.named_parameters()}
+    for name in sorted(saved.keys() | own.keys()):
+        there, here = saved.get(name), own.get(name)
+        if there != here:
+            told = " and ".join(
+                f"{'absent' if shape is None else shape} {where}" for shape, where in ((there, "there"), (here, "here"))
+            )
+            reason = f"is of another model ({name} is {told})"
+            raise StorageError(reason, str(path), "train anew with --fresh")
+
+
+def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise `StorageError` naming the first thing in which a checkpoint came about otherwise than this run would."""
+    for name, value in here.items():
+        if name in there and there[name] != value:
+            reason = f"its {name} is {there[name]!r} and here {value!r}"
+            raise StorageError(reason, str(path), "train anew with --fresh, or give what it was made with")
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
@@ -73,53 +159,36 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, passed
 
 
-def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progression:
-    """Put weights and moments back where they were; answers how far the run was."""
-    load_weights(path, module)
-    moments = load_file(path / MOMENTS)
-    for name, parameter in _trained(module).items():
-        if f"{name}:step" in moments:
-            optimizer.state[parameter] = {
-                key: moments[f"{name}:{key}"].to("cpu" if key == "step" else parameter.device)
-                for key in ("step", "exp_avg", "exp_avg_sq")
-            }
-    return Progression(**json.loads((path / STATE).read_text(encoding="utf-8")))
+def prune(folder: Path, progression: Progression, keep: int) -> None:
+    """Remove all checkpoints but the best and, beside it, the `keep` newest.
+
+    What is of a later step is removed too: it was broken, or the run would have gone on from there.
+    """
+    others = sorted(
+        (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step),
+        reverse=True,
+    )
+    kept = (progression.best_step, *others[:keep])
+    for step, path in _steps(folder):
+        if step not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def load_weights(path: Path, module: nn.Module) -> None:
-    """Put a checkpoint's weights into the module they came from."""
-    saved = load_file(path / WEIGHTS)
-    own = _weights(module)
-    shapes, own_shapes = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (saved, own))
-    for name in sorted(shapes.keys() | own_shapes.keys()):
-        there, here = shapes.get(name), own_shapes.get(name)
-        if there != here:
-            told = " and ".join(
-                f"{'absent' if shape is None else shape} {where}" for shape, where in ((there, "there"), (here, "here"))
-            )
-            reason = f"is of another model ({name} is {told})"
-            raise StorageError(reason, str(path), "train anew with --fresh")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed left unfinished; only while nobody writes."""
+    for leftover in folder.glob(".*step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
-    """Every tensor once, under its first name: two towers that share weights share names too."""
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    return {name: tensor.detach() for name, tensor in tensors.items()}
-
-
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in module.named_parameters() if value.requires_grad}
-
-
-def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}:{key}": value.detach().contiguous()
-        for name, parameter in _trained(module).items()
-        for key, value in optimizer.state[parameter].items()
-    }
+def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in path.glob(f"{WEIGHTS}-*-of-*"):
+        with safe_open(file, framework="pt") as tensors:
+            places = tensors.metadata() or {}
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                shape = json.loads(places[name])[1] if name in places else tensors.get_slice(name).get_shape()
+                shapes[name] = tuple(shape)
+    return shapes
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:

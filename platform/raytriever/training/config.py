@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from raytriever.options import option
 
 PRECISIONS = ("fp32", "bf16")
+STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")  # those of parallel/, which imports torch
+# What says how a run is carried out and not what it computes: it may differ where a run is continued.
+MAY_CHANGE = ("num_workers", "strategy", "grad_cache_chunk", "checkpoint_steps", "checkpoint_minutes", "keep")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,18 @@ class TrainingConfig:
         None, "arithmetic of the encoder; by default bf16 where the hardware has it", choices=PRECISIONS
     )
     num_workers: int = option(1, "training processes, one a GPU where there are any", minimum=1)
+    strategy: str = option(
+        "ddp", "how workers share a model: copies, or DeepSpeed's ZeRO in stages 0 to 3", choices=STRATEGIES
+    )
+    grad_cache_chunk: int | None = option(
+        None, "texts encoded at a time, the rest of the batch by gradient caching; by default no caching", minimum=1
+    )
     seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two looks at the dev loss", minimum=1)
     dev_batches: int = option(4, "global batches of the dev split in one look", minimum=1)
     patience: int = option(5, "looks without a better dev loss after which training stops", minimum=1)
+    checkpoint_steps: int | None = option(
+        None, "steps between two checkpoints; by default one at every look, and always at a best one", minimum=1
+    )
+    checkpoint_minutes: float = option(10.0, "minutes after which there is a checkpoint at the latest", above=0)
+    keep: int = option(1, "newest checkpoints kept beside the best", minimum=1)

@@ -1,16 +1,16 @@
 """The training loop of one worker.
 
 1. Step t draws its batch from (data, seed, t), encodes it, reduces the global score matrix, and updates.
-2. Every `eval_steps` the dev loss is looked at, the whole state is saved, and after `patience` looks without a
-   better one training stops.
-3. In the end the best state is put back. Interrupted anywhere, the same call goes on from the newest checkpoint.
+2. Every `eval_steps` the dev loss is looked at; after `patience` looks without a better one training stops.
+3. The whole state is saved at looks, after so many minutes, and in the end, written while the steps go on.
+4. In the end the best state is put back. Interrupted anywhere, the same call goes on from the newest checkpoint.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +21,19 @@ from raytriever.losses.registry import build_loss
 from raytriever.losses.workers import Workers
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever
+from raytriever.parallel.chunks import Chunk
 from raytriever.parallel.objective import Objective
-from raytriever.parallel.strategy import build_strategy
-from raytriever.training.batches import BatchSource
-from raytriever.training.checkpoint import (
-    Progression,
-    load_checkpoint,
-    load_weights,
-    newest_checkpoint,
-    save_checkpoint,
-)
+from raytriever.parallel.strategy import Update, build_strategy
+from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.checkpoint import Progression, State
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import Prefetcher
 from raytriever.training.optimizer import build_optimizer
+from raytriever.training.resume import leave_best, origin_of, resume
+from raytriever.training.saving import Saver
 from raytriever.training.schedule import learning_rate_scale
+from raytriever.training.throughput import Throughput
+from raytriever.training.timing import Stopwatch
 
 # Called on the first worker with the number of steps done and what was measured there.
 Listener = Callable[[int, Mapping[str, float]], None]
@@ -56,6 +56,7 @@ class Assignment:
         folder: where checkpoints lie, seen by every worker.
         listener: hears every step and every look.
         notice: hears what a person should know.
+        data_digest: of all that batches are made of; a run goes on with no other. Empty where it is not known.
     """
 
     retriever: Retriever
@@ -70,87 +71,149 @@ class Assignment:
     folder: Path
     listener: Listener
     notice: Callable[[str], None]
+    data_digest: str = ""
 
 
 def train(work: Assignment) -> Progression:
-    """Train until the last step or until the dev loss stops improving; leaves the best weights in the retriever."""
-    settings, workers = work.training, work.workers
-    torch.manual_seed(settings.seed)
-    objective = Objective(work.retriever, build_loss(work.loss).to(work.device), work.precision)
-    set_dropout(work.retriever, settings.dropout)
-    if work.device.type == "cpu":
-        # The backward of torch's fused attention on a CPU costs a third of a step, the plain one a tenth of that.
-        work.retriever.attend_by("eager")
-    optimizer = build_optimizer(objective, settings.learning_rate, settings.weight_decay)
-    progression = _continue(work, objective, optimizer)
-    strategy = build_strategy("ddp", objective, optimizer, workers, work.device, settings.max_grad_norm)
+    """Train until the last step or until the dev loss stops improving; leaves the best weights in the retriever.
 
-    for step in range(progression.step, work.total_steps):
-        if progression.stopped:
-            break
+    Raises:
+        ConfigError: the chunk is larger than a worker's share, or the strategy's package is missing.
+        StorageError: a checkpoint cannot be written, or is of another model, other settings or other data.
+        TrainingError: the loss or the gradient is not finite.
+    """
+    return _Training(work).run()
+
+
+class _Training:
+    """One worker's part of a run, from its newest checkpoint on."""
+
+    def __init__(self, work: Assignment) -> None:
+        self.work, self.settings, self.workers = work, work.training, work.workers
+        settings = self.settings
+        torch.manual_seed(settings.seed)
+        loss = build_loss(work.loss).to(work.device)
+        self.objective = Objective(work.retriever, loss, work.precision, _chunk_of(work))
+        set_dropout(work.retriever, settings.dropout)
+        if work.device.type == "cpu":
+            # The backward of torch's fused attention on a CPU costs a third of a step, the plain one a tenth of that.
+            work.retriever.attend_by("eager")
+        towers = (work.retriever.query.backbone, work.retriever.passage.backbone)
+        self.throughput = Throughput(*towers, work.precision, work.device, self.workers)
+        optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
+        self.stopwatch = Stopwatch(loss, optimizer, work.device)
+        self.strategy = build_strategy(
+            settings.strategy, self.objective, optimizer, self.workers, work.device, settings.max_grad_norm
+        )
+        self.origin = origin_of(work.loss, settings, work.total_steps, work.data_digest)
+        self.progression = resume(
+            work.folder, self.objective, self.strategy, self.workers, work.device, self.origin, work.notice
+        )
+        self.saved, self.saved_at, self.wanted, self.blocked = self.progression.step, time.monotonic(), False, 0.0
+
+    def run(self) -> Progression:
+        """All steps that are left."""
+        work = self.work
+        first = work.total_steps if self.progression.stopped else self.progression.step
+        writes = any(True for _ in self.strategy.state())
+        with (
+            Saver(work.folder, self.workers, work.device, self.settings.keep, writes) as saver,
+            Prefetcher(self._batch, range(first, work.total_steps)) as batches,
+        ):
+            for batch in batches:
+                self._step(batch, batches.waited)
+                looked = self._look_if_due()
+                self._save_if_due(saver, looked)
+                if looked is not None:
+                    self._tell({"dev_loss": looked})
+                if self.progression.stopped:
+                    break
+            saver.settle()
+        leave_best(work.folder, self.objective, self.progression, self.workers, work.device)
+        return self.progression
+
+    def _batch(self, step: int) -> Batch:
+        return self.work.train.batch(step, self.work.retriever, self.workers)
+
+    def _step(self, batch: Batch, waited: float) -> None:
+        work, settings, step = self.work, self.settings, self.progression.step
         began = time.perf_counter()
         # Dropout of a step follows from (seed, step, worker), so a continued run repeats it.
-        torch.manual_seed(int(np.random.SeedSequence((settings.seed, step, workers.rank)).generate_state(1)[0]))
+        torch.manual_seed(int(np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]))
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, work.total_steps)
-        work.retriever.train(settings.dropout > 0)
-        batch = work.train.batch(step, work.retriever, workers).to(work.device)
-        update = strategy.step(batch, rate, step)
-        seconds = time.perf_counter() - began
-        measured = {
-            "loss": update.output.value.item(),
-            "learning_rate": rate,
-            "gradient_norm": update.norm,
-            "step_seconds": seconds,
-            "queries_per_second": settings.batch_size / seconds,
-            **{name: float(value) for name, value in update.output.statistics.items()},
-        }
-        _tell(work, step + 1, measured)
-        if (step + 1) % settings.eval_steps == 0 or step + 1 == work.total_steps:
-            progression = _look(work, objective, optimizer, progression, step + 1)
+        work.retriever.train()
+        counted = self.throughput.count(batch)
+        self.stopwatch.start()
+        update = self.strategy.step(batch.to(work.device), rate, step)
+        phases = self.stopwatch.stop()
+        seconds = waited + time.perf_counter() - began
+        self.progression = replace(self.progression, step=step + 1)
+        self._tell(
+            {
+                "loss": update.output.value.item(),
+                "learning_rate": rate,
+                "step_seconds": seconds,
+                "data_wait_seconds": waited,
+                **phases,
+                "checkpoint_seconds": self.blocked,
+                **self.throughput.told(counted, settings.batch_size, seconds),
+                **_statistics(update),
+            }
+        )
+        self.blocked = 0.0
 
-    best = work.folder / f"step-{progression.best_step}"
-    if progression.best_step and progression.best_step != progression.step:
-        load_weights(best, objective)
-    return progression
+    def _look_if_due(self) -> float | None:
+        """The dev loss, where it is time to look at it; every worker decides alike."""
+        step = self.progression.step
+        if step % self.settings.eval_steps and step != self.work.total_steps:
+            return None
+        self.work.retriever.eval()
+        values = []
+        for number in range(self.settings.dev_batches):
+            batch = self.work.dev.batch(number, self.work.retriever, self.workers).to(self.work.device)
+            values.append(self.strategy.measure(batch).value.item())
+        dev_loss = sum(values) / len(values)
+        self.progression = self.progression.looked(step, dev_loss, self.settings.patience)
+        return dev_loss
+
+    def _save_if_due(self, saver: Saver, looked: float | None) -> None:
+        """Save what is best or last at once, after the checkpoint that is being written; put off any other till then.
+
+        The seconds it took are told with the next step.
+        """
+        began, settings, progression = time.monotonic(), self.settings, self.progression
+        standing = saver.standing(began - self.saved_at > 60 * settings.checkpoint_minutes)
+        if settings.checkpoint_steps is None:
+            self.wanted |= looked is not None
+        else:
+            self.wanted |= progression.step - self.saved >= settings.checkpoint_steps
+        self.wanted |= standing.due
+        at_once = (
+            progression.best_step == progression.step
+            or progression.stopped
+            or progression.step == self.work.total_steps
+        )
+        if at_once or (self.wanted and not standing.writing):
+            saver.save(self.strategy.state(), State(progression, self.origin))
+            self.saved, self.saved_at, self.wanted = progression.step, time.monotonic(), False
+            self.blocked = self.saved_at - began
+
+    def _tell(self, measured: Mapping[str, float]) -> None:
+        if self.workers.rank == 0:
+            self.work.listener(self.progression.step, measured)
 
 
-def _look(
-    work: Assignment,
-    objective: Objective,
-    optimizer: torch.optim.Optimizer,
-    progression: Progression,
-    step: int,
-) -> Progression:
-    """Measure the dev loss, save the state, and decide whether to go on; every worker decides alike."""
-    work.retriever.eval()
-    values = []
-    with torch.no_grad():
-        for number in range(work.training.dev_batches):
-            batch = work.dev.batch(number, work.retriever, work.workers).to(work.device)
-            values.append(objective(batch, work.workers).value.item())
-    dev_loss = sum(values) / len(values)
-    progression = progression.looked(step, dev_loss, work.training.patience)
-    if work.workers.rank == 0:
-        save_checkpoint(work.folder, objective, optimizer, progression)
-    # Nobody reads or replaces a checkpoint before it stands.
-    work.workers.sum(torch.zeros(1, device=work.device))
-    _tell(work, step, {"dev_loss": dev_loss})
-    return progression
+def _chunk_of(work: Assignment) -> Chunk | None:
+    if work.training.grad_cache_chunk is None:
+        return None
+    chunk = Chunk(sequences=work.training.grad_cache_chunk)
+    passages = work.train.positives_per_query + work.train.negatives_per_query
+    chunk.check(work.training.batch_size // work.workers.size * (1 + passages))
+    return chunk
 
 
-def _continue(work: Assignment, objective: Objective, optimizer: torch.optim.Optimizer) -> Progression:
-    newest, passed = newest_checkpoint(work.folder)
-    if work.workers.rank == 0:
-        for line in passed:
-            work.notice(line)
-    if newest is None:
-        return Progression()
-    progression = load_checkpoint(newest, objective, optimizer)
-    if work.workers.rank == 0:
-        work.notice(f"continuing after step {progression.step}")
-    return progression
-
-
-def _tell(work: Assignment, step: int, measured: Mapping[str, float]) -> None:
-    if work.workers.rank == 0:
-        work.listener(step, measured)
+def _statistics(update: Update) -> dict[str, float]:
+    return {
+        "gradient_norm": update.norm,
+        **{name: float(value) for name, value in update.output.statistics.items()},
+    }

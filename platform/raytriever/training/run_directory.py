@@ -17,6 +17,7 @@ import yaml
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.storage import check_writable, write_atomically
+from raytriever.training.config import MAY_CHANGE
 
 CONFIG, IDENTITY, METRICS = "config.yaml", "run.json", "metrics.json"
 
@@ -106,11 +107,11 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """The first setting in which two configurations differ."""
+    """The first setting in which two configurations would compute something else."""
     for section, settings in here.items():
         before = there.get(section)
         before = before if isinstance(before, dict) else {}
         for name, value in settings.items():
-            if before.get(name) != value:
+            if before.get(name) != value and not (section == "training" and name in MAY_CHANGE):
                 return f"{section}.{name} is {before.get(name)!r} there and {value!r} here"
     return None

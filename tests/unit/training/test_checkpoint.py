@@ -1,40 +1,51 @@
-"""What is saved at a step comes back to the bit, or not at all."""
+"""What is saved at a step comes back to the bit, whoever wrote it, or not at all."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from raytriever.errors import StorageError
+from raytriever.parallel.shards import Slice, replicated_state, restore_replicated, whole_tensors
+from raytriever.storage import committed_directory
 from raytriever.training.checkpoint import (
+    MOMENTS,
+    WEIGHTS,
     Progression,
-    load_checkpoint,
-    load_weights,
+    State,
+    check_model,
+    check_origin,
     newest_checkpoint,
-    save_checkpoint,
+    prune,
+    read_slices,
+    read_state,
+    sweep,
+    write_slices,
+    write_state,
 )
 from raytriever.training.optimizer import build_optimizer
 
 
 class Model(nn.Module):
-    """Two towers that share their weights, a buffer, a parameter that is not trained."""
+    """Two towers that share their weights, a parameter that is not trained, one without dimensions."""
 
     def __init__(self, width: int = 4, extra: bool = False) -> None:
         super().__init__()
         self.query = nn.Linear(3, width)
         self.passage = self.query
-        self.register_buffer("scale", torch.tensor([2.0]))
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         self.temperature = nn.Parameter(torch.tensor(0.5))
         if extra:
             self.head = nn.Linear(width, 1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return (self.query(rows) * self.scale).square().mean() * self.temperature.exp()
+        return self.query(rows).square().mean() * self.temperature.exp()
 
 
 def made(seed: int, **settings: object) -> tuple[Model, torch.optim.AdamW]:
@@ -52,77 +63,157 @@ def step(model: Model, optimizer: torch.optim.AdamW, seed: int) -> float:
     return float(loss.detach())
 
 
-def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path) -> None:
+def save(folder: Path, progression: Progression, slices: Iterable[Slice] | None = None) -> None:
+    """A checkpoint of one worker, of a model that has never learnt where no slices are given."""
+    model, optimizer = made(1)
+    with committed_directory(folder / f"step-{progression.step}", replace=True) as aside:
+        write_slices(replicated_state(model, optimizer) if slices is None else slices, aside, 0, 1)
+        write_state(State(progression, {}), aside)
+
+
+def cut(slices: Iterable[Slice], worker: int, workers: int) -> Iterable[Slice]:
+    """What one of several workers holds where every tensor is shared out among them."""
+    for one in slices:
+        start, end = (len(one.values) * place // workers for place in (worker, worker + 1))
+        if end > start:
+            yield dataclasses.replace(one, values=one.values[start:end].clone(), start=start)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> None:
     model, optimizer = made(1)
     for number in range(3):
         step(model, optimizer, number)
-    with torch.no_grad():
-        model.scale.fill_(3.0)
-    progression = Progression(3, 2, 0.25, 1)
-    save_checkpoint(tmp_path, model, optimizer, progression)
+    for worker in range(workers):
+        write_slices(cut(replicated_state(model, optimizer), worker, workers), tmp_path, worker, workers)
     expected = [step(model, optimizer, number) for number in range(3, 6)]
 
     other, other_optimizer = made(2)
     step(other, other_optimizer, 9)  # moments of its own, to be overwritten
-    assert load_checkpoint(tmp_path / "step-3", other, other_optimizer) == progression
+    check_model(tmp_path, other)
+    restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
     assert [step(other, other_optimizer, number) for number in range(3, 6)] == expected
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
 
 
-def test_a_checkpoint_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
+def test_a_state_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
     model, optimizer = made(1)
-    save_checkpoint(tmp_path, model, optimizer, Progression())
+    write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
+    assert not list(read_slices(tmp_path, MOMENTS))
     other, other_optimizer = made(2)
-    load_checkpoint(tmp_path / "step-0", other, other_optimizer)
+    restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
     assert step(other, other_optimizer, 0) == step(model, optimizer, 0)
 
 
-@pytest.mark.parametrize("settings", [{"extra": True}, {"width": 8}])
-def test_another_model_is_refused_whole(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_what_one_worker_wrote_is_read_by_anyone(tmp_path: Path) -> None:
     model, optimizer = made(1)
-    save_checkpoint(tmp_path, model, optimizer, Progression(1))
-    other, _ = made(2, **settings)
-    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    with pytest.raises(
-        StorageError, match=rf"^{tmp_path}/step-1: is of another model \(.*\); train anew with --fresh$"
-    ):
-        load_weights(tmp_path / "step-1", other)
-    for name, tensor in before.items():
-        assert torch.equal(tensor, other.state_dict()[name]), name
+    write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
+    tensors = load_file(tmp_path / "weights-0-of-1.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        name: tuple(tensor.shape) for name, tensor in model.named_parameters()
+    }
 
 
-def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_a_slice_that_is_missing_is_noticed(tmp_path: Path) -> None:
     model, optimizer = made(1)
+    for worker in (0, 2):
+        write_slices(cut(replicated_state(model, optimizer), worker, 3), tmp_path, worker, 3)
+    with pytest.raises(StorageError, match=r"has \d+ of its \d+ values"):
+        dict(whole_tensors(read_slices(tmp_path, WEIGHTS)))
+
+
+def test_the_state_comes_back(tmp_path: Path) -> None:
+    state = State(Progression(3, 2, 0.1 + 0.2, 1), {"data": "abc", "loss.temperature": 0.1, "training.seed": None})
+    write_state(state, tmp_path)
+    assert read_state(tmp_path) == state
+    assert read_state(tmp_path).metric == "dev_loss"
+    write_state(State(Progression(), {}), tmp_path)
+    assert read_state(tmp_path).progression == Progression()  # infinity too
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"extra": True}, r"head.bias is absent there and \(1,\) here"),
+        ({"width": 8}, r"query.bias is \(4,\) there and \(8,\) here"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], told: str, workers: int) -> None:
+    for worker in range(workers):
+        write_slices(cut(replicated_state(*made(1)), worker, workers), tmp_path, worker, workers)
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model \({told}\); train anew with --fresh$"):
+        check_model(tmp_path, made(2, **settings)[0])
+
+
+def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
+    there = {"data": "abc", "training.seed": 3}
+    check_origin(tmp_path, there, {"data": "abc", "training.seed": 3, "training.new": 1})
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: its data is 'abc' and here 'abd'; train anew with --fresh"):
+        check_origin(tmp_path, there, {"data": "abd", "training.seed": 3})
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (1, [[2], [2, 4], [2, 6], [6, 8], [8, 10]]),
+        (2, [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10]]),
+    ],
+)
+def test_the_best_and_beside_it_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[list[int]]) -> None:
     (tmp_path / "step-notes").mkdir()
-    kept = []
+    found = []
     for number, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
-        save_checkpoint(tmp_path, model, optimizer, Progression(number, best, 0.5))
-        kept.append(sorted(path.name for path in tmp_path.iterdir()))
-    assert kept[2] == ["step-2", "step-6", "step-notes"]
-    assert kept[-1] == ["step-10", "step-8", "step-notes"]
+        progression = Progression(number, best, 0.5)
+        save(tmp_path, progression)
+        prune(tmp_path, progression, keep)
+        found.append(sorted(int(path.name[5:]) for path in tmp_path.iterdir() if path.name != "step-notes"))
+    assert found == kept
+    assert (tmp_path / "step-notes").is_dir()
     assert newest_checkpoint(tmp_path) == (tmp_path / "step-10", [])
 
 
-def test_what_is_torn_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_broken_one_that_is_newer_does_not_count_as_kept(tmp_path: Path) -> None:
+    for number in (4, 6, 10):
+        save(tmp_path, Progression(number, 4, 0.5))
+    (tmp_path / "step-10" / "state.json").unlink()
+    assert newest_checkpoint(tmp_path)[0] == tmp_path / "step-6"
+    save(tmp_path, Progression(7, 4, 0.5))
+    prune(tmp_path, Progression(7, 4, 0.5), 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-7"]
+
+
+@pytest.mark.parametrize("harm", ["torn", "flipped", "missing", "without manifest"])
+def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> None:
     assert newest_checkpoint(tmp_path / "none") == (None, [])
-    model, optimizer = made(1)
     for number in (9, 10):
-        save_checkpoint(tmp_path, model, optimizer, Progression(number, 9, 0.5))
-    (tmp_path / "step-10" / "weights.safetensors").write_bytes(b"torn")
-    (tmp_path / "step-11").mkdir()
-    found, passed = newest_checkpoint(tmp_path)
+        save(tmp_path, Progression(number, 9, 0.5))
+    file = tmp_path / "step-10" / "weights-0-of-1.safetensors"
+    content = file.read_bytes()
+    if harm == "torn":
+        file.write_bytes(content[:-1])
+    elif harm == "flipped":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif harm == "missing":
+        file.unlink()
+    else:
+        (tmp_path / "step-10" / "manifest.json").unlink()
+    found, (line,) = newest_checkpoint(tmp_path)
     assert found == tmp_path / "step-9"
-    assert [line.split(":")[0].removeprefix(f"{tmp_path}/").split("/")[0] for line in passed] == ["step-11", "step-10"]
-    assert all(line.endswith("an older checkpoint is used") for line in passed)
+    assert line.startswith(str(tmp_path / "step-10"))
+    assert line.endswith("an older checkpoint is used")
+    assert "\n" not in line
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, small_disk: Path) -> None:
-    folder = small_disk / "checkpoints"
-    model, optimizer = made(1, width=4000)
-    with pytest.raises(StorageError, match=r"checkpoints/step-4: no space left on the disk; free some space"):
-        save_checkpoint(folder, model, optimizer, Progression(4, 2, 0.5))
-    assert not list(folder.iterdir())
+def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+    save(tmp_path, Progression(9, 9, 0.5))
+    for name in (".step-10.aside-00aa", ".step-10-part-1-00bb", "..step-10-part-1-00bb.aside-00cc"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_bytes(b"half")
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-9"]
+    sweep(tmp_path / "none")
 
 
 def test_the_progression_counts_looks_without_a_better_one() -> None:

@@ -17,7 +17,6 @@ from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.parallel.objective import Objective
 from raytriever.parallel.strategy import TrainingError
-from raytriever.training.checkpoint import WEIGHTS
 from raytriever.training.loop import Assignment, train
 
 
@@ -77,47 +76,6 @@ def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:
 GOLDEN = [0.392603, 0.322816, 0.234849, 0.193944]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_an_interrupted_run_ends_bit_equal_to_one_that_never_was(
-    make_assignment, tmp_path: Path, dropout: float
-) -> None:
-    whole, heard_whole = make_assignment(folder=tmp_path / "whole", dropout=dropout)
-    train(whole)
-
-    interrupted, heard = make_assignment(folder=tmp_path / "torn", dropout=dropout)
-    told = interrupted.listener
-
-    def interrupt(step: int, measured: dict[str, float]) -> None:
-        told(step, measured)
-        if step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(dataclasses.replace(interrupted, listener=interrupt))
-    again, heard_again = make_assignment(folder=tmp_path / "torn", dropout=dropout)
-    train(again)
-    assert heard_again.notices == ["continuing after step 4"]
-    assert sorted(heard_again.steps) == [5, 6]
-    assert heard.losses[:4] + heard_again.losses == heard_whole.losses
-    assert_equal(parameters(whole), parameters(again))
-
-
-def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(make_assignment, tmp_path: Path) -> None:
-    work, _ = make_assignment(total_steps=6, folder=tmp_path)
-    train(work)
-    expected = parameters(work)
-    (tmp_path / "step-6" / "weights.safetensors").write_bytes(b"torn")
-    # Only the newest and the best are kept; the best is of another step unless step 6 was it.
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    again, heard = make_assignment(total_steps=6, folder=tmp_path)
-    train(again)
-    assert "step-6" in heard.notices[0]
-    assert "older checkpoint" in heard.notices[0]
-    if len(kept) > 1:
-        assert heard.notices[1] == f"continuing after step {kept[0][5:]}"
-    assert_equal(expected, parameters(again))
-
-
 def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assignment, tmp_path: Path) -> None:
     # A learning rate far too high: the first look is the best.
     work, heard = make_assignment(
@@ -130,7 +88,7 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     assert min(looks, key=looks.__getitem__) == progression.best_step
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {f"step-{progression.best_step}", f"step-{progression.step}"}
-    best = load_file(tmp_path / f"step-{progression.best_step}" / WEIGHTS)
+    best = load_file(tmp_path / f"step-{progression.best_step}" / "weights-0-of-1.safetensors")
     for name, value in parameters(work).items():
         assert torch.equal(value, best[f"retriever.{name}"]), name
 

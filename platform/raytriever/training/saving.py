@@ -1,0 +1,195 @@
+"""Checkpoints are written behind the steps' back, one at a time.
+
+1. At a step every worker copies its slices of the state to the processor's memory; that is all a step waits for.
+2. One thread a worker writes them: the first worker into the checkpoint, set aside; the others, where the state is
+   sharded, each into a committed directory of its own beside it.
+3. The first worker's thread waits for the others' parts, moves them in, and commits the whole with one rename; then
+   what need not be kept is removed.
+
+So what has a manifest is whole, whoever died. Between steps the workers tell each other, in one collective, who is
+still writing, who failed and whether time has passed: every decision is taken by all alike, and a mistake of one
+writer ends the next step on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from raytriever.errors import StorageError
+from raytriever.losses.workers import Workers
+from raytriever.parallel.shards import Slice
+from raytriever.storage import committed_directory, disk_errors
+from raytriever.training.checkpoint import State, checkpoint_path, prune, write_slices, write_state
+
+POLL_SECONDS = 0.02
+# How long a run that ends in an error still waits for the parts of workers that may have died.
+GRACE_SECONDS = 2.0
+_MESSAGE_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What all workers know alike at a step.
+
+    Args:
+        writing: whether any of them still writes.
+        due: whether the first worker's clock asks for a checkpoint.
+    """
+
+    writing: bool
+    due: bool
+
+
+class Saver:
+    """Writes the checkpoints of one run; to be used in a `with` statement, which ends when all is written.
+
+    Args:
+        folder: where checkpoints lie, seen by every worker.
+        workers: the group; all make every call, in the same order.
+        device: where the group's collectives take their tensors.
+        keep: newest checkpoints kept beside the best.
+        writes: whether this worker has anything to write.
+    """
+
+    def __init__(self, folder: Path, workers: Workers, device: torch.device, keep: int, writes: bool) -> None:
+        self._folder, self._workers, self._device, self._keep = folder, workers, device, keep
+        table = self._table([float(writes), float(secrets.randbits(40))])
+        self._writers = [rank for rank, row in enumerate(table) if row[0]]
+        self._token = f"{int(table[0][1]):010x}"  # tells this call's parts from those of one that was killed
+        self._buffers: dict[str, Tensor] = {}
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+        self._leaving = False
+
+    def standing(self, due: bool = False) -> Standing:
+        """Ask all workers how they stand.
+
+        Args:
+            due: the first worker's clock; the others' is not heard.
+
+        Raises:
+            StorageError: a worker could not write its part; what stood before still stands.
+        """
+        writing = self._thread is not None and self._thread.is_alive()
+        table = self._table([float(writing), float(due), float(self._error is not None)])
+        if any(failed for _, _, failed in table):
+            self._fail(next(rank for rank, row in enumerate(table) if row[2]))
+        return Standing(any(row[0] for row in table), bool(table[0][1]))
+
+    def settle(self) -> None:
+        """Wait until what was begun stands; raises as `standing` does."""
+        while self.standing().writing:
+            if self._thread is not None:
+                self._thread.join(POLL_SECONDS)
+
+    def save(self, slices: Iterable[Slice], state: State) -> None:
+        """Begin a checkpoint of a state, after the one that is being written stands.
+
+        Args:
+            slices: of this worker; copied before this returns.
+            state: what is written beside them.
+        """
+        self.settle()
+        copied = self._copy(slices)
+        if self._workers.rank in (0, *self._writers):
+            self._thread = Thread(target=self._write, args=(copied, state), name="saver", daemon=True)
+            self._thread.start()
+
+    def _copy(self, slices: Iterable[Slice]) -> list[Slice]:
+        """Copies in memory that is kept from one save to the next: new memory costs more than copying to it."""
+        copied = []
+        for one in slices:
+            buffer = self._buffers.get(one.name)
+            if buffer is None or buffer.numel() != one.values.numel():
+                buffer = torch.empty_like(one.values, device="cpu", pin_memory=one.values.is_cuda)
+                self._buffers[one.name] = buffer
+            buffer.copy_(one.values, non_blocking=True)
+            copied.append(replace(one, values=buffer))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return copied
+
+    def _write(self, slices: list[Slice], state: State) -> None:
+        """The thread."""
+        path = checkpoint_path(self._folder, state.progression.step)
+        part = self._part(path, self._workers.rank)
+        try:
+            with disk_errors(path):
+                if self._workers.rank == 0:
+                    self._commit(slices, state, path)
+                else:
+                    with committed_directory(part) as aside:
+                        write_slices(slices, aside, self._workers.rank, self._workers.size)
+        except StorageError as error:
+            # A person knows the checkpoint, not where its parts stand meanwhile.
+            where = error.where and error.where.replace(str(part), str(path))
+            self._error = StorageError(error.what, where, error.remedy)
+        except BaseException as error:  # raised where the run asks
+            self._error = error
+
+    def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
+        with committed_directory(path, replace=True) as aside:
+            write_slices(slices, aside, 0, self._workers.size)
+            write_state(state, aside)
+            for rank in self._writers:
+                if rank:
+                    self._take(self._part(path, rank), aside)
+        prune(self._folder, state.progression, self._keep)
+
+    def _take(self, part: Path, aside: Path) -> None:
+        """Wait for another worker's part, and move its files here."""
+        until = math.inf
+        while not part.is_dir():
+            if self._leaving:
+                until = min(until, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() > until:
+                raise StorageError("another worker did not write its part", str(part))
+            time.sleep(POLL_SECONDS)
+        for file in part.glob("*.safetensors"):
+            os.rename(file, aside / file.name)
+        shutil.rmtree(part)
+
+    def _part(self, path: Path, rank: int) -> Path:
+        return path.with_name(f".{path.name}-part-{rank}-{self._token}")
+
+    def _table(self, row: list[float]) -> list[list[float]]:
+        """Every worker's row."""
+        if self._workers.size == 1:
+            return [row]
+        own = torch.tensor([row], dtype=torch.float64, device=self._device)
+        table: list[list[float]] = self._workers.gather_values(own).tolist()
+        return table
+
+    def _fail(self, rank: int) -> None:
+        """Raise on every worker what the thread of one of them raised."""
+        error = self._error
+        told = error.args if isinstance(error, StorageError) else (repr(error),)
+        text = "\n".join(part or "" for part in told).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
+        own = torch.frombuffer(bytearray(text), dtype=torch.uint8)[None].to(self._device)
+        heard = bytes(self._workers.gather_values(own)[rank].tolist()).rstrip(b"\0").decode(errors="replace")
+        if error is not None and not isinstance(error, StorageError):
+            raise error
+        what, where, remedy, *_ = [*heard.split("\n"), "", ""]
+        raise StorageError(what, where or None, remedy or None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """What was begun is written, so that an interruption costs no more than the steps since."""
+        self._leaving = True
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,110 @@
+"""What is told of a batch beside its loss: the AUC and the drift, literally, at any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.batch_auc import batch_auc
+from raytriever.losses.candidates import Candidates, gather_candidates
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.distances import query_positive_mmd
+from raytriever.losses.registry import build_loss
+from raytriever.losses.workers import Workers
+
+QUERIES, PASSAGES = 12, 40
+
+
+class Threads:
+    """One of several workers that are threads and meet in every collective."""
+
+    def __init__(self, rank: int, size: int, table: list[torch.Tensor | None], meeting: Barrier) -> None:
+        self.rank, self.size, self._table, self._meeting = rank, size, table, meeting
+
+    def _all(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        self._table[self.rank] = rows.detach()
+        self._meeting.wait()
+        found = list(self._table)
+        self._meeting.wait()
+        return found
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._all(rows))
+
+    gather_values = gather
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._all(value)).sum(0)
+
+    def maximum(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._all(value)).amax(0)
+
+
+def shares(size: int) -> list[tuple[torch.Tensor, torch.Tensor, BatchIds]]:
+    """Coarse scores, so that many are equal; a document that stands twice; two positives, one, and known ones."""
+    generator = torch.Generator().manual_seed(4)
+    queries = torch.randint(-2, 3, (QUERIES, 3), generator=generator).double()
+    passages = torch.randint(-2, 3, (PASSAGES, 3), generator=generator).double()
+    passages[-1] = passages[0]
+    documents = torch.arange(PASSAGES)
+    documents[-1] = 0
+    positives = torch.stack([torch.arange(QUERIES), (torch.arange(QUERIES) * 5) % 37], 1)
+    positives[::3, 1] = -1
+    known = (torch.arange(QUERIES)[:, None] + 20) % 39
+    parts = zip(*(table.chunk(size) for table in (queries, passages, positives, documents, known)), strict=True)
+    return [(q, p, BatchIds(torch.arange(len(q)), pos, doc, k)) for q, p, pos, doc, k in parts]
+
+
+def literal_auc(step: int = 1) -> float:
+    queries, passages, ids = shares(1)[0]
+    scores = queries @ passages[:-1].T
+    good, bad = [], []
+    for row in range(0, QUERIES, step):
+        mine = {int(d) for d in ids.positives[row] if d >= 0}
+        good += [float(scores[row, d]) for d in mine]
+        bad += [float(scores[row, d]) for d in range(PASSAGES - 1) if d not in mine | {int(ids.known[row])}]
+    return sum((g > b) + (g == b) / 2 for g in good for b in bad) / len(good) / len(bad)
+
+
+def told(size: int, statistic: Callable[[Candidates, Workers], torch.Tensor]) -> list[float]:
+    """What each of `size` workers is told."""
+    table, meeting = [None] * size, Barrier(size, timeout=30)
+
+    def work(rank: int) -> float:
+        workers = Threads(rank, size, table, meeting)
+        return float(statistic(gather_candidates(*shares(size)[rank], workers), workers))
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(work, range(size)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(("most", "step"), [(256, 1), (QUERIES, 1), (5, 3), (1, 12)])
+def test_the_auc_is_that_of_the_queries_looked_at(size: int, most: int, step: int) -> None:
+    expected = literal_auc(step)
+    assert 0.1 < expected < 0.9
+    for answer in told(size, lambda candidates, workers: batch_auc(candidates, workers, most)):
+        assert answer == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_mmd_is_between_the_centres(size: int) -> None:
+    queries, passages, ids = shares(1)[0]
+    positives = torch.stack([passages[int(d)] for row in ids.positives for d in set(row.tolist()) if d >= 0])
+    expected = float((queries.mean(0) - positives.mean(0)).square().sum())
+    assert expected > 0.01
+    for answer in told(size, query_positive_mmd):
+        assert answer == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_every_loss_tells_both(loss: str) -> None:
+    queries, passages, ids = shares(1)[0]
+    statistics = build_loss(LossConfig(loss, temperature=0.5))(queries, passages, ids).statistics
+    assert float(statistics["batch_auc"]) == pytest.approx(literal_auc(), abs=1e-6)
+    assert float(statistics["query_positive_mmd"]) > 0.01

@@ -1,0 +1,245 @@
+"""Checkpoints are written behind the steps, one at a time, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier, Event
+
+import pytest
+import torch
+
+from raytriever.errors import StorageError
+from raytriever.losses.workers import ALONE
+from raytriever.parallel.shards import Slice, whole_tensors
+from raytriever.training import saving
+from raytriever.training.checkpoint import (
+    MOMENTS,
+    WEIGHTS,
+    Progression,
+    State,
+    newest_checkpoint,
+    read_slices,
+    read_state,
+)
+from raytriever.training.saving import Saver
+
+CPU = torch.device("cpu")
+
+
+class Threads:
+    """One of several workers that are threads and meet in every collective."""
+
+    def __init__(self, rank: int, size: int, table: list[torch.Tensor | None], meeting: Barrier) -> None:
+        self.rank, self.size, self._table, self._meeting = rank, size, table, meeting
+
+    def gather_values(self, rows: torch.Tensor) -> torch.Tensor:
+        self._table[self.rank] = rows
+        self._meeting.wait()
+        found = torch.cat(list(self._table))
+        self._meeting.wait()
+        return found
+
+
+def together(size: int, run: Callable[[Threads], object]) -> list[object]:
+    """What each worker answers, or raises."""
+    table, meeting = [None] * size, Barrier(size, timeout=60)
+
+    def guarded(rank: int) -> object:
+        try:
+            return run(Threads(rank, size, table, meeting))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, range(size)))
+
+
+def slices(value: float, rank: int = 0, size: int = 1, count: int = 6000) -> list[Slice]:
+    """This worker's share of one weight and one moment, all of one value."""
+    own = count // size
+    return [
+        Slice(name, torch.full((own,), value), rank * own, (2, count // 2)) for name in ("weight", "weight:exp_avg")
+    ]
+
+
+def state(step: int, best: int = 0) -> State:
+    return State(Progression(step, best or step, 0.5), {"data": "abc"})
+
+
+def saved_value(path: Path) -> float:
+    """The one value of a checkpoint."""
+    found = dict(whole_tensors(read_slices(path, WEIGHTS, MOMENTS)))
+    assert [(name, tuple(tensor.shape)) for name, tensor in found.items()] == [
+        ("weight", (2, 3000)),
+        ("weight:exp_avg", (2, 3000)),
+    ]
+    (value,) = {float(one) for tensor in found.values() for one in tensor.unique()}
+    return value
+
+
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """No slice is written before this is set."""
+    gate, write = Event(), saving.write_slices
+
+    def wait(*arguments: object) -> None:
+        assert gate.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(saving, "write_slices", wait)
+    return gate
+
+
+def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back: Event) -> None:
+    mine = slices(1.0)
+    with Saver(tmp_path, ALONE, CPU, 1, writes=True) as saver:
+        saver.save(mine, state(1))
+        for one in mine:
+            one.values.fill_(2.0)  # the next step, while nothing is written yet
+        assert saver.standing().writing
+        assert newest_checkpoint(tmp_path) == (None, [])
+        held_back.set()
+        saver.settle()
+        assert not saver.standing().writing
+        assert saved_value(tmp_path / "step-1") == 1.0
+        saver.save(mine, state(2))
+    assert saved_value(tmp_path / "step-2") == 2.0  # leaving waits for what was begun
+    assert read_state(tmp_path / "step-2") == state(2)
+
+
+def test_one_is_written_at_a_time(tmp_path: Path) -> None:
+    with Saver(tmp_path, ALONE, CPU, 10, writes=True) as saver:
+        for step in range(1, 8):
+            saver.save(slices(float(step)), state(step))
+            # The copy is made in memory that the one before was written from.
+            for earlier in range(1, step):
+                assert saved_value(tmp_path / f"step-{earlier}") == earlier
+    assert saved_value(tmp_path / "step-7") == 7
+
+
+def test_the_clock_is_told_to_all() -> None:
+    def run(workers: Threads) -> list[bool]:
+        with Saver(Path("none"), workers, CPU, 1, writes=True) as saver:
+            return [saver.standing(due=workers.rank == first).due for first in (0, 1, 2)]
+
+    assert together(2, run) == [[True, False, False]] * 2
+
+
+@pytest.mark.parametrize("writers", [(True, True, True), (True, False, True), (True, False, False)])
+def test_workers_write_one_checkpoint_together(tmp_path: Path, writers: tuple[bool, ...]) -> None:
+    places = [rank for rank, writes in enumerate(writers) if writes]
+
+    def run(workers: Threads) -> None:
+        writes = writers[workers.rank]
+        with Saver(tmp_path, workers, CPU, 1, writes) as saver:
+            for step in (1, 2):
+                mine = slices(float(step), places.index(workers.rank), len(places)) if writes else ()
+                saver.save(mine, state(step))
+            saver.settle()
+            # Every worker sees it stand when it goes on.
+            assert saved_value(tmp_path / "step-2") == 2.0
+
+    assert together(3, run) == [None] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2"]
+    assert len(list((tmp_path / "step-2").glob("weights-*"))) == len(places)
+
+
+def test_nothing_stands_before_every_part_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, write = Event(), saving.write_slices
+
+    def wait(mine: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
+        assert rank == 0 or gate.wait(60)
+        write(mine, folder, rank, size)
+
+    monkeypatch.setattr(saving, "write_slices", wait)
+
+    def run(workers: Threads) -> None:
+        with Saver(tmp_path, workers, CPU, 1, writes=True) as saver:
+            saver.save(slices(1.0, workers.rank, 2), state(1))
+            for _ in range(20):
+                assert saver.standing().writing
+                assert newest_checkpoint(tmp_path) == (None, [])
+            gate.set()
+            saver.settle()
+            assert saved_value(tmp_path / "step-1") == 1.0
+
+    assert together(2, run) == [None] * 2
+
+
+def test_what_one_worker_could_not_write_ends_all_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "GRACE_SECONDS", 0.1)
+    write = saving.write_slices
+
+    def fail(mine: list[Slice], folder: Path, rank: int, size: int) -> None:
+        write(mine, folder, rank, size)
+        if rank == 1 and float(mine[0].values[0]) == 2.0:
+            raise OSError(28, "No space left on device", str(folder / "weights"))
+
+    monkeypatch.setattr(saving, "write_slices", fail)
+
+    def run(workers: Threads) -> None:
+        with Saver(tmp_path, workers, CPU, 1, writes=True) as saver:
+            for step in (1, 2):
+                saver.save(slices(float(step), workers.rank, 2), state(step))
+            while True:
+                saver.standing()
+
+    told = together(2, run)
+    assert [type(error) for error in told] == [StorageError] * 2
+    assert {str(error) for error in told} == {
+        f"{tmp_path}/step-2: no space left on the disk; free some space or write to another disk"
+    }
+    assert saved_value(tmp_path / "step-1") == 1.0
+    assert newest_checkpoint(tmp_path) == (tmp_path / "step-1", [])
+
+
+def test_a_defect_of_the_writer_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(saving, "write_state", fail)
+    with Saver(tmp_path, ALONE, CPU, 1, writes=True) as saver:
+        saver.save(slices(1.0), state(1))
+        with pytest.raises(ZeroDivisionError, match="a defect"):
+            saver.settle()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, small_disk: Path) -> None:
+    folder = small_disk / "checkpoints"
+    with Saver(folder, ALONE, CPU, 1, writes=True) as saver:
+        if small_disk.is_mount():
+            saver.save(slices(1.0, count=60), state(1))
+            saver.settle()
+        saver.save(slices(2.0, count=60000), state(2, best=1))
+        with pytest.raises(StorageError, match=r"checkpoints/step-2: no space left on the disk; free some space"):
+            saver.settle()
+    if small_disk.is_mount():
+        assert newest_checkpoint(folder) == (folder / "step-1", [])
+        assert [path.name for path in folder.iterdir()] == ["step-1"]
+    else:
+        assert not list(folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_killed_leaves_no_half_checkpoint(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "killed_writer.py"
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, "50"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kills, torn, reached = (int(number) for number in done.stdout.split())
+    assert kills == 50
+    assert torn >= 10  # kills that met a writer at work: it left something aside
+    assert reached >= 50

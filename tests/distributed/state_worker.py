@@ -1,7 +1,7 @@
-"""One worker of a real gloo group: two steps of AdamW under one strategy, from the state that another one left.
+"""One worker of a real gloo group: some steps of AdamW under one strategy, from the state that another one left.
 
-Run as `state_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY STAGE`; reads `state-{STAGE - 1}-*.pt` where there are
-any, writes `state-STAGE-RANK.pt`.
+Run as `state_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY STAGE STEPS`; reads `state-{STAGE - 1}-*.pt` where
+there are any, writes `state-STAGE-RANK.pt`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from raytriever.parallel.shards import Slice
 from raytriever.parallel.strategy import build_strategy, current_workers
 from raytriever.training.optimizer import build_optimizer
 
-STEPS = 2
 
-
-def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str, stage: int) -> None:
+def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str, stage: int, count: int) -> None:
     spec = importlib.util.spec_from_file_location("strategy_worker", Path(__file__).with_name("strategy_worker.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -43,11 +41,13 @@ def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str
     if saved:
         strategy.load_state(sorted(saved, key=lambda one: one.name))
     batch = steps.share(objective.retriever, rank, size)
-    for step in range(STEPS):
-        strategy.step(batch, 1e-2, stage * STEPS + step)
+    for step in range(count):
+        strategy.step(batch, 1e-2, step)
     slices = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
     torch.save(slices, output / f"state-{stage}-{rank}.pt")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6], int(sys.argv[7]))
+    arguments = sys.argv[1:]
+    numbers = [int(one) for one in arguments[6:]]
+    main(int(arguments[0]), int(arguments[1]), arguments[2], Path(arguments[3]), arguments[4], arguments[5], *numbers)

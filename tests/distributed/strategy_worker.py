@@ -1,6 +1,6 @@
 """One worker of a real gloo group: steps of one strategy, with and without gradient caching.
 
-Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY`. SGD with a large learning rate makes what a step
+Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY[-offload]`. SGD with a large learning rate makes what a step
 changed the gradient itself; the worker writes its slices of the parameters after each step, the loss, the norm, and
 what went over the wire.
 """
@@ -108,7 +108,8 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1.0)
     before = {name: value.detach().clone() for name, value in objective.named_parameters()}
-    strategy = build_strategy(strategy_name, objective, optimizer, workers, CPU, 1e9)
+    name, _, offload = strategy_name.partition("-")
+    strategy = build_strategy(name, objective, optimizer, workers, CPU, 1e9, offload=bool(offload))
     found: dict[str, object] = {}
 
     def step() -> None:
@@ -131,7 +132,8 @@ def refusal(strategy_name: str, encoder: str) -> str:
     objective = objective_of(encoder, Case("infonce", True))
     batch = share(objective.retriever, workers.rank, workers.size)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    strategy = build_strategy(strategy_name, objective, torch.optim.SGD(trained, lr=1.0), workers, CPU, 1.0)
+    name = strategy_name.partition("-")[0]
+    strategy = build_strategy(name, objective, torch.optim.SGD(trained, lr=1.0), workers, CPU, 1.0)
     before = [(one.name, one.values.clone()) for one in strategy.state()]
     hook = trained[-2].register_hook(lambda gradient: gradient * torch.nan)
     try:

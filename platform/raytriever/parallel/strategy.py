@@ -84,6 +84,7 @@ def build_strategy(
     workers: Workers,
     device: torch.device,
     max_grad_norm: float,
+    offload: bool = False,
 ) -> Strategy:
     """The strategy of a name; objective and optimiser belong to it from here on.
 
@@ -94,19 +95,22 @@ def build_strategy(
         workers: the data-parallel group.
         device: of this worker.
         max_grad_norm: gradients are scaled down to this norm.
+        offload: whether the optimiser works in the processor's memory; of `zero1` to `zero3`.
 
     Raises:
-        ConfigError: there is no such strategy, or its package is not installed.
+        ConfigError: there is no such strategy, it cannot offload, or its package is not installed.
     """
     if name not in STRATEGIES:
         raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
+    if offload and name in ("ddp", "zero0"):
+        raise ConfigError(f"{name} shards no optimiser that could be offloaded", "--strategy", "use zero1, 2 or 3")
     if name == "ddp":
         from raytriever.parallel.replicas import Replicas
 
         return Replicas(objective, optimizer, workers, device, max_grad_norm)
     from raytriever.parallel.zero import Zero
 
-    return Zero(int(name.removeprefix("zero")), objective, optimizer, workers, device, max_grad_norm)
+    return Zero(int(name.removeprefix("zero")), objective, optimizer, workers, device, max_grad_norm, offload)
 
 
 def finite_or_refused(value: float, norm: float, number: int) -> None:

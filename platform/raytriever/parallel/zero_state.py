@@ -116,7 +116,7 @@ def _put_weights(stage: int, parameter: Any, values: Tensor) -> None:
     if stage < 3:
         parameter.data.copy_(values)
         return
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
     with GatheredParameters([parameter], modifier_rank=0):
         parameter.data.copy_(values)

@@ -1,0 +1,155 @@
+"""Gradient caching: what a cached step costs over one that keeps all activations, under every strategy.
+
+Run: `python benchmarks/grad_cache.py [--json PATH] [--workers 2] [--strategies ddp,zero3]`. Needs torch and
+transformers, and DeepSpeed for its strategies; processes are started by hand, without Ray. The encoder is MiniLM's
+size with random weights. Cached and whole steps take turns in one group of processes and the fastest of each are
+compared: whatever else a machine does only adds. The figures are ratios; the seconds beside them are indicative.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from ends import End, parser, report
+
+STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
+QUERIES, HARD, QUERY_LENGTH, PASSAGE_LENGTH = 16, 1, 32, 64
+VOCABULARY, CHUNK = 30522, 6
+
+
+def objective(chunk: int | None, precision: str, device: torch.device) -> object:
+    """MiniLM's shape, random weights, shared towers, `mw`."""
+    from transformers import BertConfig, BertModel
+
+    from raytriever.losses.config import LossConfig
+    from raytriever.losses.registry import build_loss
+    from raytriever.models.encoder import Encoder
+    from raytriever.parallel.chunks import Chunk
+    from raytriever.parallel.objective import Objective
+
+    class Shared(torch.nn.Module):
+        """What an objective asks of a retriever."""
+
+        def __init__(self, encoder: torch.nn.Module) -> None:
+            super().__init__()
+            self.query = self.passage = encoder
+
+        def encode(self, tokens: dict, side: str) -> torch.Tensor:
+            """Embeddings of one side."""
+            return self.query(tokens)
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    backbone = BertModel(BertConfig(vocab_size=VOCABULARY, **shape), add_pooling_layer=False)
+    if device.type == "cpu":
+        backbone.set_attn_implementation("eager")
+    retriever = Shared(Encoder(backbone, "mean", True)).to(device).train()
+    loss = build_loss(LossConfig(temperature=0.05)).to(device)
+    return Objective(retriever, loss, precision, Chunk(sequences=chunk) if chunk else None)
+
+
+def batch(rank: int, device: torch.device) -> object:
+    """A worker's share, every text of full length: nothing but the caching differs."""
+    from types import SimpleNamespace
+
+    from raytriever.losses.batch import BatchIds
+    from raytriever.models.buckets import Buckets
+
+    generator = torch.Generator().manual_seed(rank)
+
+    def side(texts: int, length: int) -> Buckets:
+        ids = torch.randint(4, VOCABULARY, (texts, length), generator=generator)
+        part = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return Buckets([part], torch.arange(texts)).to(device)
+
+    passages = QUERIES * (1 + HARD)
+    documents = torch.arange(passages) + rank * passages
+    ids = BatchIds(
+        torch.arange(QUERIES).to(device) + rank * QUERIES, documents[:QUERIES, None].to(device), documents.to(device)
+    )
+    return SimpleNamespace(queries=side(QUERIES, QUERY_LENGTH), passages=side(passages, PASSAGE_LENGTH), ids=ids)
+
+
+def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precision: str, device_type: str) -> None:
+    """One process of a group: cached and whole steps in turns; the first one writes the fastest."""
+    from torch import distributed
+
+    from raytriever.parallel.strategy import build_strategy, current_workers
+
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    torch.set_num_threads(1 if size > 1 else 2)
+    if size > 1:
+        backend = "nccl" if device_type == "cuda" else "gloo"
+        distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    share = batch(rank, device)
+    built = {}
+    for name, chunk in (("whole", None), ("cached", CHUNK)):
+        model = objective(chunk, precision, device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        built[name] = build_strategy(strategy, model, optimizer, current_workers(), device, 1.0)
+    taken: dict[str, list[float]] = {name: [] for name in built}
+    for step in range(steps + 1):
+        for name, one in built.items():
+            start = perf_counter()
+            one.step(share, 1e-5, step)
+            if device_type == "cuda":
+                torch.cuda.synchronize()
+            if step:
+                taken[name].append(perf_counter() - start)
+    if rank == 0:
+        (folder / "taken.json").write_text(json.dumps({name: min(seconds) for name, seconds in taken.items()}))
+
+
+def measured(strategy: str, size: int, steps: int, precision: str, device: str) -> dict[str, float]:
+    """The fastest steps of a group of processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [sys.executable, __file__, "--folder", folder, "--strategies", strategy, "--workers", str(size)]
+        own += ["--steps", str(steps), "--precision", precision, "--device", device]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+        group = [
+            subprocess.Popen([*own, "--rank", str(rank)], env=environment, stdout=subprocess.DEVNULL)
+            for rank in range(size)
+        ]
+        for process in group:
+            if process.wait():
+                raise SystemExit(f"{strategy}: a worker ended with {process.returncode}")
+        return json.loads((Path(folder) / "taken.json").read_text())
+
+
+def main() -> None:
+    """Measure and report."""
+    line = parser(__doc__.splitlines()[0])
+    line.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    line.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    line.add_argument("--workers", type=int, default=2, help="processes of a group")
+    line.add_argument("--steps", type=int, default=5, help="timed steps of either kind")
+    line.add_argument("--strategies", default=",".join(STRATEGIES), help="some of them, with commas between")
+    line.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    line.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    given = line.parse_args()
+    if given.folder:
+        worker(given.rank, given.workers, given.folder, given.strategies, given.steps, given.precision, given.device)
+        return
+    found: dict[str, End] = {}
+    for strategy in given.strategies.split(","):
+        taken = measured(strategy, given.workers, given.steps, given.precision, given.device)
+        ratio = taken["cached"] / taken["whole"]
+        target, holds = ("at most 2.5", ratio <= 2.5) if strategy == "zero3" else ("told", True)
+        found[f"{strategy}: cached / whole step (x)"] = End(ratio, target, holds)
+        for name, seconds in taken.items():
+            found[f"{strategy}: {name} step (s)"] = End(seconds, "told", True)
+    texts = f"{QUERIES} + {QUERIES * (1 + HARD)} texts a worker, chunk {CHUNK}"
+    report(f"gradient caching, {given.workers} workers, {given.precision}, {texts}", found, given.json)
+
+
+if __name__ == "__main__":
+    main()

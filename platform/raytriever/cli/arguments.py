@@ -75,7 +75,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         if only is not None and field.name not in only:
             continue
         help = field.metadata["help"]
-        if field.default is not None:
+        if field.default not in (None, ""):
             help += f" (default: {field.default})"
         help = help.replace("%", "%%")
         types = [t for t in getattr(hints[field.name], "__args__", (hints[field.name],)) if t is not type(None)]

@@ -52,8 +52,8 @@ class OpenStage:
     total_steps: int
 
     def model_after(self, previous: Path) -> ModelConfig:
-        """The encoder of another stage's model, with this stage's prefixes and lengths and not that one's."""
-        return ModelConfig(model=str(previous), **asdict(self.description))
+        """This stage's settings of the encoder for another stage's model, whose own prefixes and lengths give way."""
+        return replace(self.stage.config.model, model=str(previous), revision=None, **asdict(self.description))
 
 
 @dataclass(frozen=True)

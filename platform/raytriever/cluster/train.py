@@ -26,6 +26,7 @@ from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import DataError, UserError
 from raytriever.models.layout import write_model
 from raytriever.models.precision import choose_precision
+from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.parallel.strategy import current_workers
 from raytriever.storage import committed_directory
@@ -153,15 +154,16 @@ def _train(job: Mapping[str, Any]) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
     settings = config.training
     retriever = load_retriever(config.model).to(device)
+    prepare_for_training(retriever, config.model, settings.seed)
     for place in job["places"]:
         if not is_uri(place) and not Path(place).is_dir():
             raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
     material = Material.open(job["places"], config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
-    mailbox = job["mailbox"]
+    mailbox, negatives = job["mailbox"], ray.get(job["negatives"])
     train(
         Assignment(
             retriever=retriever,
-            train=material.train(ray.get(job["negatives"])),
+            train=material.train(negatives),
             dev=material.dev(),
             loss=config.loss,
             training=settings,
@@ -172,6 +174,7 @@ def _train(job: Mapping[str, Any]) -> None:
             folder=folder / "checkpoints",
             listener=lambda step, measured: mailbox.send.remote(StepNews(step, dict(measured))),
             notice=lambda text: mailbox.send.remote(Notice(text)),
+            data_digest=material.digest(negatives),
         )
     )
     if workers.rank == 0:

@@ -10,6 +10,7 @@ quarter of a gigabyte. Everything goes through `NegativesTable.of`, which holds 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -168,6 +169,14 @@ class NegativesTable:
     def queries(self) -> Int64[ndarray, " rows"]:
         """The query position of every row."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what draws are made of: documents, origins and ranks by query."""
+        state = hashlib.sha256()
+        for column in (self.offsets, self.documents, self.origins, self.ranks):
+            state.update(np.ascontiguousarray(column).tobytes())
+        return state.hexdigest()
 
     def counts(self) -> dict[str, int]:
         """For tracking: rows by origin, and the rows that were left out."""

@@ -6,6 +6,7 @@ The dev split is the first one's alone: it decides when to stop.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -107,6 +108,12 @@ class Material:
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
         return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
+
+    def digest(self, negatives: NegativesTable | None) -> str:
+        """SHA-256 over all that batches are made of: the data sets as opened, and the negatives."""
+        parts = [dataset.digest for dataset in self.datasets]
+        parts += [negatives.digest] if negatives is not None else []
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _source(self, dataset: RetrievalDataset, examples: Examples, order: Order) -> BatchSource:
         if dataset.tokens is None:

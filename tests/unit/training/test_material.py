@@ -119,3 +119,11 @@ def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dat
         for tokens in (made, replace(made, query_prefix="query: "))
     }
     assert len(places) == 2
+
+
+def test_other_texts_or_negatives_are_another_digest(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
+    one, two = open_material(retriever, tiny_dataset), open_material(retriever, tiny_dataset, other)
+    dataset = one.datasets[0]
+    tables = [NegativesTable.of(dataset, np.arange(5), np.arange(5) + shift, "gold") for shift in (7, 8)]
+    assert len({one.digest(None), two.digest(None), *(one.digest(table) for table in tables)}) == 4
+    assert one.digest(tables[0]) == open_material(retriever, tiny_dataset).digest(tables[0])

@@ -48,6 +48,8 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
     # transformers 5.23 warns of the old name; earlier ones know no other.
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
     enable = getattr(backbone, new, None) or getattr(backbone, old)
+    # Nothing here generates; left on, transformers tells in every process that it is turned off.
+    backbone.config.use_cache = False  # type: ignore[union-attr]
     try:
         enable({"use_reentrant": False})
     except ValueError as error:

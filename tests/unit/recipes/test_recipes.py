@@ -1,0 +1,103 @@
+"""The paper's settings, and encoders of the sizes that the recipes' heads reckon with."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, BertConfig, PreTrainedConfig, XLMRobertaConfig
+
+from raytriever.config import check_config
+from raytriever.recipes import RECIPES
+from raytriever.recipes.memory import activation_memory, state_memory
+
+PAPER = {"xlmr-large": 16, "xlmr-base": 32, "minilm": 64}
+_XLMR: dict[str, Any] = {
+    "vocab_size": 250002,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+    "layer_norm_eps": 1e-5,
+}
+# The published `config.json` of each.
+PUBLISHED: dict[str, tuple[PreTrainedConfig, int]] = {
+    "xlmr-large": (
+        XLMRobertaConfig(
+            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, **_XLMR
+        ),
+        559_890_432,
+    ),
+    "xlmr-base": (
+        XLMRobertaConfig(
+            hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, **_XLMR
+        ),
+        278_043_648,
+    ),
+    "minilm": (
+        BertConfig(
+            vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+        ),
+        22_713_216,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "batch"), PAPER.items())
+def test_the_settings_are_the_paper_s(name: str, batch: int) -> None:
+    config = RECIPES[name]()
+    check_config(config)
+    assert (config.loss.loss, config.loss.temperature, config.loss.reduction) == ("mw", 0.01, "mean")
+    assert (config.data.negatives_per_query, config.data.positives_per_query) == (5, 1)
+    training = config.training
+    assert (training.batch_size, training.epochs, training.max_steps, training.warmup_steps) == (batch, 20, None, 500)
+    assert training.dev_batches * batch == 1024
+
+
+def test_the_learning_rate_of_minilm_is_the_paper_s() -> None:
+    assert RECIPES["minilm"]().training.learning_rate == 3e-5
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_call_makes_a_config_of_its_own_and_the_head_says_its_command(name: str) -> None:
+    assert RECIPES[name]() == RECIPES[name]()
+    head = inspect.getmodule(RECIPES[name]).__doc__
+    assert "Command: `python jobs/train.py" in head
+    if name != "pydocs":
+        assert f"--recipe {name} " in head
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_encoder_has_the_size_that_the_head_says(name: str) -> None:
+    published, parameters = PUBLISHED[name]
+    with torch.device("meta"):
+        model = AutoModel.from_config(published)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    head = inspect.getmodule(RECIPES[name]).__doc__
+    assert f"{parameters:,} parameters" in head
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_head_s_arithmetic_is_that_of_the_functions(name: str) -> None:
+    published, parameters = PUBLISHED[name]
+    config = RECIPES[name]()
+    head = " ".join(inspect.getmodule(RECIPES[name]).__doc__.split())
+    passages = config.data.positives_per_query + config.data.negatives_per_query
+    tokens = config.training.batch_size * (config.model.query_length + passages * config.model.passage_length)
+    shape = tokens, published.hidden_size, published.num_hidden_layers
+    state, kept, recomputed = (
+        value / 1e9
+        for value in (state_memory(parameters).total, activation_memory(*shape), activation_memory(*shape, True))
+    )
+    assert f"{tokens:,} tokens" in head
+    assert f"16 bytes each: {state:.1f} GB" in head
+    assert f"{published.num_hidden_layers} blocks: {kept:.1f} GB" in head
+    assert f"the {kept:.1f} GB become {recomputed:.1f} GB" in head
+    with torch.device("meta"):
+        matrices = [p for p in AutoModel.from_config(published).encoder.parameters() if p.ndim > 1]
+    blocks = 2 * sum(p.numel() for p in matrices) / 1e9
+    (needed,) = re.findall(r"Needs: (\d+) GB", head)
+    assert 0 <= int(needed) - (state + kept + blocks) < 1

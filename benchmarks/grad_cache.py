@@ -22,8 +22,8 @@ import torch
 from ends import End, parser, report
 
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
-QUERIES, HARD, QUERY_LENGTH, PASSAGE_LENGTH = 16, 1, 32, 64
-VOCABULARY, CHUNK = 30522, 6
+QUERIES, HARD, QUERY_LENGTH, PASSAGE_LENGTH = 8, 1, 32, 64
+VOCABULARY, CHUNK = 30522, 3
 
 
 def objective(chunk: int | None, precision: str, device: torch.device) -> object:

@@ -1,8 +1,8 @@
 """One worker of a real gloo group: steps of one strategy, with and without gradient caching.
 
-Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY[-offload]`. SGD with a large learning rate makes what a step
-changed the gradient itself; the worker writes its slices of the parameters after each step, the loss, the norm, and
-what went over the wire.
+Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY[-offload]`. SGD with a large learning rate makes what
+a step changed the gradient itself; the worker writes its slices of the parameters after each step, the loss, the norm,
+and what went over the wire.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
         step()
     found["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
     found["before"] = before
+    found["parts"] = sum(len(cut(side, case.chunk).parts) for side in (batch.queries, batch.passages))
     return found
 
 

@@ -143,6 +143,12 @@ def test_gradients_are_synchronised_once(strategy: str, results: Callable[[str],
     assert cached == whole
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_workers_may_have_different_numbers_of_parts(strategy: str, results: Callable[[str], Results]) -> None:
+    parts = [results(strategy)[2, rank]["infonce shared tokens fp32 0.1 cached"]["parts"] for rank in range(2)]
+    assert parts[0] > parts[1] > 2  # the step of that case is held by test_cached_is_whole
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_gradient_that_is_not_finite_changes_nothing(

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-
 from raytriever.errors import ConfigError
-from raytriever.losses.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import TokenBatch
 
@@ -46,22 +43,11 @@ class Chunk:
 
 
 def cut(texts: Buckets, chunk: Chunk) -> Buckets:
-    """The same texts in parts no larger than `chunk`, as equal in size as their lengths allow."""
-    return Buckets([piece for part in texts.parts for piece in _pieces(part, chunk)], texts.places)
+    """The same texts in parts no larger than `chunk`, as equal in size as their lengths allow.
 
-
-def cut_alike(sides: tuple[Buckets, Buckets], workers: Workers) -> tuple[Buckets, Buckets]:
-    """Give every worker as many parts of a side as the one that has most, halving its largest.
-
-    Every worker brings as many texts, so this is always possible. Where parameters are sharded, a part is a round of
-    collectives: unequal numbers would wait for each other for ever.
+    Workers may end with different numbers of parts: no strategy communicates within a part.
     """
-    if workers.size == 1:
-        return sides
-    counts = torch.tensor([len(side.parts) for side in sides], device=sides[0].places.device)
-    most = workers.maximum(counts).tolist()
-    queries, passages = (_halved(side, wanted) for side, wanted in zip(sides, most, strict=True))
-    return queries, passages
+    return Buckets([piece for part in texts.parts for piece in _pieces(part, chunk)], texts.places)
 
 
 def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
@@ -82,20 +68,6 @@ def _spans(lengths: list[int], tokens: int | None) -> Iterator[tuple[int, int]]:
             yield start, place
             start, longest = place, length
     yield start, len(lengths)
-
-
-def _halved(side: Buckets, wanted: int) -> Buckets:
-    parts = list(side.parts)
-    while len(parts) < wanted:
-        sizes = [part["input_ids"].numel() if len(part["input_ids"]) > 1 else 0 for part in parts]
-        largest = sizes.index(max(sizes))
-        part, lengths = parts[largest], _lengths(parts[largest])
-        middle = len(lengths) // 2
-        parts[largest : largest + 1] = [
-            _rows(part, 0, middle, max(lengths[:middle])),
-            _rows(part, middle, len(lengths), max(lengths[middle:])),
-        ]
-    return Buckets(parts, side.places)
 
 
 def _lengths(part: TokenBatch) -> list[int]:

@@ -15,7 +15,7 @@ from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import TokenBatch
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever, Side
-from raytriever.parallel.chunks import Chunk, cut, cut_alike
+from raytriever.parallel.chunks import Chunk, cut
 from raytriever.parallel.grad_cache import Encode, cached_loss
 
 
@@ -55,7 +55,6 @@ class Objective(nn.Module):
         queries, passages = batch.queries, batch.passages
         if self.chunk is not None:
             queries, passages = cut(queries, self.chunk), cut(passages, self.chunk)
-        queries, passages = cut_alike((queries, passages), workers)
 
         def precision() -> AbstractContextManager[Any]:
             return autocast(self.precision, batch.ids.queries.device)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.losses.workers import ALONE
 from raytriever.models.buckets import Buckets
-from raytriever.parallel.chunks import Chunk, cut, cut_alike
+from raytriever.parallel.chunks import Chunk, cut
 
 LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
 
@@ -48,23 +47,6 @@ def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
 
 def test_the_last_part_is_not_left_with_a_rest() -> None:
     assert [len(part["input_ids"]) for part in cut(texts(), Chunk(sequences=4)).parts] == [3, 3, 4, 1]
-
-
-class Two:
-    """The group of a worker whose partner has five parts of either side."""
-
-    rank, size = 0, 2
-
-    def maximum(self, value: torch.Tensor) -> torch.Tensor:
-        return value.clamp(min=5)
-
-
-def test_workers_agree_on_the_number_of_parts() -> None:
-    whole = texts()
-    for side in cut_alike((whole, whole), Two()):  # type: ignore[arg-type]
-        assert len(side.parts) == 5
-        assert told(side) == told(whole)
-    assert cut_alike((whole, whole), ALONE) == (whole, whole)
 
 
 def test_bad_chunks_are_refused() -> None:

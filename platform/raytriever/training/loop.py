@@ -123,9 +123,10 @@ class _Training:
             for batch in batches:
                 self._step(batch, batches.waited)
                 looked = self._look_if_due()
-                self._save_if_due(saver, looked)
                 if looked is not None:
+                    # Before it is saved: what is told twice can be told apart, what is never told is lost.
                     self._tell({"dev_loss": looked})
+                self._save_if_due(saver, looked is not None)
                 if self.progression.stopped:
                     break
             saver.settle()
@@ -176,7 +177,7 @@ class _Training:
         self.progression = self.progression.looked(step, dev_loss, self.settings.patience)
         return dev_loss
 
-    def _save_if_due(self, saver: Saver, looked: float | None) -> None:
+    def _save_if_due(self, saver: Saver, looked: bool) -> None:
         """Save what is best or last at once, after the checkpoint that is being written; put off any other till then.
 
         The seconds it took are told with the next step.
@@ -184,7 +185,7 @@ class _Training:
         began, settings, progression = time.monotonic(), self.settings, self.progression
         standing = saver.standing(began - self.saved_at > 60 * settings.checkpoint_minutes)
         if settings.checkpoint_steps is None:
-            self.wanted |= looked is not None
+            self.wanted |= looked
         else:
             self.wanted |= progression.step - self.saved >= settings.checkpoint_steps
         self.wanted |= standing.due

@@ -1,0 +1,282 @@
+"""A run that is interrupted, anywhere, ends bit-equal to one that never was."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+
+from raytriever.errors import StorageError
+from raytriever.losses.config import LossConfig
+from raytriever.models.config import ModelConfig
+from raytriever.training import loop
+from raytriever.training.checkpoint import (
+    MOMENTS,
+    WEIGHTS,
+    Progression,
+    State,
+    newest_checkpoint,
+    read_slices,
+    read_state,
+)
+from raytriever.training.loop import Assignment, train
+
+STEPS = 6
+# The temperature is learnt and dropout drawn: both must come back, and the schedule still falls.
+SETTINGS = {"total_steps": STEPS, "dropout": 0.1, "warmup_steps": 2, "loss": LossConfig("infonce", 0.05, True)}
+
+
+@dataclass
+class Whole:
+    """What a run that was never interrupted left."""
+
+    progression: Progression
+    told: dict[int, dict[str, float]]
+    parameters: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+
+KNOWN: dict[str, Whole] = {}
+
+
+class Heard(Protocol):
+    """See conftest."""
+
+    steps: dict[int, dict[str, float]]
+    notices: list[str]
+
+    def step(self, step: int, measured: Mapping[str, float]) -> None: ...
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+def parameters(work: Assignment) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
+
+
+def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    """Weights and moments of a checkpoint, the temperature's too."""
+    found = {one.name: one.values.clone() for one in read_slices(folder / f"step-{step}", WEIGHTS, MOMENTS)}
+    assert "loss.log_temperature:exp_avg_sq" in found
+    return found
+
+
+def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def measured(told: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float | None, ...]]:
+    """What does not depend on the clock."""
+    names = ("loss", "learning_rate", "gradient_norm", "temperature", "batch_auc", "dev_loss")
+    return {step: tuple(values.get(name) for name in names) for step, values in told.items()}
+
+
+def die_at(work: Assignment, heard: Heard, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
+    """Train until step `at`, and die there.
+
+    Args:
+        where: `step`, when the update is done; `look`, after a look and before anything is copied; `save`, when the
+            checkpoint is being written.
+    """
+    save = loop.Saver.save
+
+    def listen(step: int, told: Mapping[str, float]) -> None:
+        if step == at and where == ("look" if "dev_loss" in told else "step"):
+            raise Killed
+        heard.step(step, told)
+
+    def save_or_die(saver: loop.Saver, slices: object, state: State) -> None:
+        save(saver, slices, state)
+        if state.progression.step == at and where == "save":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Saver, "save", save_or_die)
+        with pytest.raises(Killed):
+            train(dataclasses.replace(work, listener=listen))
+
+
+@pytest.fixture
+def whole(make_assignment, tmp_path: Path) -> Callable[..., Whole]:
+    """A run that is never interrupted, made once for the same settings."""
+
+    def run(**settings: object) -> Whole:
+        key = repr(sorted(settings.items(), key=lambda item: item[0]))
+        if key not in KNOWN:
+            work, heard = make_assignment(folder=tmp_path / "whole", **settings)
+            progression = train(work)
+            KNOWN[key] = Whole(
+                progression, heard.steps, parameters(work), state_at(tmp_path / "whole", progression.step)
+            )
+        return KNOWN[key]
+
+    return run
+
+
+def assert_ends_alike(work: Assignment, heard: Heard, told: Mapping[int, dict[str, float]], whole: Whole) -> None:
+    """Train on, to the end of the run that was never interrupted, saying all that it said and nothing else."""
+    assert train(work) == whole.progression
+    assert_same(parameters(work), whole.parameters)
+    assert_same(state_at(work.folder, whole.progression.step), whole.state)
+    expected = measured(whole.told)
+    assert len(expected) == whole.progression.step
+    # Nothing is told otherwise the second time, and all is told at least once.
+    both = {step: dict(values) for step, values in told.items()}
+    for step, values in heard.steps.items():
+        both.setdefault(step, {}).update(values)
+    assert measured(both) == expected
+    assert measured({step: {**both[step], **values} for step, values in told.items()}).items() <= expected.items()
+
+
+POINTS = [*((step, "step") for step in range(1, STEPS + 1)), (2, "save"), (2, "look"), (4, "save"), (6, "look")]
+
+
+@pytest.mark.parametrize(("at", "where"), POINTS)
+def test_interrupted_anywhere_it_ends_alike(
+    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
+) -> None:
+    expected = whole(**SETTINGS)
+    work, heard = make_assignment(**SETTINGS)
+    die_at(work, heard, monkeypatch, at, where)
+    again, heard_again = make_assignment(**SETTINGS)
+    assert_ends_alike(again, heard_again, heard.steps, expected)
+    saved = at if where == "save" else (at - 1) // 2 * 2
+    assert heard_again.notices == ([f"continuing after step {saved}"] if saved else [])
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_interrupted_again_and_again_it_ends_alike(
+    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, chunk: int | None
+) -> None:
+    """Saved at every step, also between looks, with gradients cached and not."""
+    settings = {**SETTINGS, "checkpoint_steps": 1, "keep": 2, "grad_cache_chunk": chunk}
+    expected = whole(**settings)
+    told: dict[int, dict[str, float]] = {}
+    for at in (1, 3, 4, 6):
+        work, heard = make_assignment(**settings)
+        die_at(work, heard, monkeypatch, at, "step")
+        for step, values in heard.steps.items():
+            told.setdefault(step, {}).update(values)
+    work, heard_again = make_assignment(**settings)
+    assert_ends_alike(work, heard_again, told, expected)
+    assert len(heard_again.notices) == 1
+    assert min(heard_again.steps) >= 4  # something was saved between looks
+
+
+@pytest.mark.parametrize(("at", "where"), [(2, "look"), (3, "step"), (4, "save"), (4, "look"), (5, "look")])
+def test_early_stopping_remembers_how_long_it_waited(
+    make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
+) -> None:
+    # A learning rate far too high: an early look is the best.
+    settings = {
+        "total_steps": 40, "eval_steps": 1, "patience": 3, "learning_rate": 1.0, "warmup_steps": 0, "dropout": 0.1,
+        "loss": LossConfig("infonce", 0.05, True),
+    }  # fmt: skip
+    expected = whole(**settings)
+    assert expected.progression.stopped
+    assert expected.progression.step == expected.progression.best_step + 3 < 40
+    at = min(at, expected.progression.step)
+    work, heard = make_assignment(**settings)
+    die_at(work, heard, monkeypatch, at, where)
+    again, heard_again = make_assignment(**settings)
+    assert_ends_alike(again, heard_again, heard.steps, expected)
+
+
+def test_a_finished_run_called_again_does_nothing_and_leaves_the_best(
+    make_assignment, whole: Callable[..., Whole]
+) -> None:
+    expected = whole(**SETTINGS)
+    work, _ = make_assignment(**SETTINGS)
+    train(work)
+    again, heard = make_assignment(**SETTINGS)
+    assert train(again) == expected.progression
+    assert not heard.steps
+    assert_same(parameters(again), expected.parameters)
+
+
+def test_a_torn_newest_is_named_once_and_the_one_before_is_used(make_assignment, whole: Callable[..., Whole]) -> None:
+    expected = whole(**SETTINGS)
+    work, heard_first = make_assignment(**SETTINGS)
+    train(work)
+    newest, _ = newest_checkpoint(work.folder)
+    assert newest == work.folder / f"step-{STEPS}"
+    file = newest / "optimizer-0-of-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    before, _ = newest_checkpoint(work.folder)
+    assert before is not None
+    again, heard = make_assignment(**SETTINGS)
+    assert_ends_alike(again, heard, heard_first.steps, expected)
+    assert len(heard.notices) == 2
+    assert heard.notices[0].startswith(f"{file}: torn")
+    assert heard.notices[1] == f"continuing after {before.name.replace('-', ' ')}"
+
+
+def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "total_steps": 12, "eval_steps": 1, "patience": 20, "learning_rate": 1.0, "warmup_steps": 0,
+    }  # fmt: skip
+    work, heard = make_assignment(**settings)
+    die_at(work, heard, monkeypatch, 8, "step")
+    newest, _ = newest_checkpoint(work.folder)
+    progression = read_state(newest).progression
+    assert progression.best_step < progression.step
+    file = work.folder / f"step-{progression.best_step}" / "weights-0-of-1.safetensors"
+    file.write_bytes(b"torn")
+    again, heard_again = make_assignment(**settings)
+    found = train(again)
+    assert heard_again.notices[0].startswith(f"{file}: torn")
+    assert heard_again.notices[0].endswith("; the best from here on counts")
+    looks = {step: told["dev_loss"] for step, told in heard_again.steps.items()}
+    assert found.best_step == min(looks, key=looks.__getitem__) > progression.step
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data_digest": "other"}, "its data is 'one' and here 'other'"),
+        ({"seed": 9}, "its training.seed is 0 and here 9"),
+        ({"loss": LossConfig("infonce", 0.07, True)}, "its loss.temperature is 0.05 and here 0.07"),
+        ({"total_steps": 9}, "its total_steps is 6 and here 9"),
+        ({"towers": "separate"}, "is of another model"),
+    ],
+)
+def test_what_would_go_on_otherwise_is_refused_by_name(
+    make_assignment, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], told: str
+) -> None:
+    work, heard = make_assignment(**SETTINGS)
+    die_at(dataclasses.replace(work, data_digest="one"), heard, monkeypatch, 5, "step")
+    kept = sorted(path.name for path in work.folder.iterdir())
+    changes = dict(changes)
+    digest = changes.pop("data_digest", "one")
+    model = ModelConfig(str(tiny_encoder), towers=changes.pop("towers", None))
+    again, heard_again = make_assignment(**{**SETTINGS, "model": model, **changes})
+    with pytest.raises(StorageError, match=rf"step-4: {told}.*--fresh") as caught:
+        train(dataclasses.replace(again, data_digest=digest))
+    assert "\n" not in str(caught.value)
+    assert not heard_again.steps
+    assert sorted(path.name for path in work.folder.iterdir()) == kept
+
+
+def test_how_a_run_is_carried_out_may_change(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, heard = make_assignment(**SETTINGS)
+    die_at(work, heard, monkeypatch, 5, "step")
+    again, heard_again = make_assignment(**SETTINGS, keep=3, checkpoint_steps=2, grad_cache_chunk=7)
+    train(again)
+    assert heard_again.notices == ["continuing after step 4"]
+
+
+def test_a_disk_that_fills_up_ends_the_run_in_one_line(make_assignment, small_disk: Path) -> None:
+    work, heard = make_assignment(**SETTINGS, folder=small_disk / "checkpoints")
+    with pytest.raises(StorageError, match=r"checkpoints/step-2: no space left on the disk; free some space"):
+        train(work)
+    assert 2 <= max(heard.steps) <= 4  # at the next step, or at the next save, which waits
+    assert newest_checkpoint(work.folder) == (None, [])

@@ -1,0 +1,117 @@
+"""One worker of a real gloo group that trains a tiny encoder until it is stopped, from where others left it.
+
+Run as `resume_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY DROPOUT STOP FOLDER`: the run's checkpoints
+lie in FOLDER, batch STOP cannot be made (-1: all can), and the weights that are left in the end go to OUTPUT.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from raytriever.data.examples import Examples
+from raytriever.data.open import open_dataset
+from raytriever.data.order import Order
+from raytriever.losses.config import LossConfig
+from raytriever.losses.workers import ALONE, Workers
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.parallel.strategy import current_workers
+from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import Assignment, train
+from raytriever.training.tokens import tokenisation_of
+
+STEPS = 8
+
+
+class Stopped(BaseException):
+    """As a preemption: all workers end at once."""
+
+
+@dataclass(frozen=True)
+class Stopping(BatchSource):
+    """Batches up to one that cannot be made."""
+
+    stop: int = -1
+
+    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+        if step == self.stop:
+            raise Stopped
+        return super().batch(step, retriever, workers)
+
+
+def main(arguments: list[str]) -> None:
+    rank, size, store, output, encoder, dataset_folder, strategy, dropout, stop, folder = arguments
+    torch.set_num_threads(1)
+    if int(size) > 1:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=int(rank),
+            world_size=int(size),
+            timeout=timedelta(seconds=120),
+        )
+    settings = TrainingConfig(
+        batch_size=16,
+        learning_rate=1e-3,
+        warmup_steps=2,
+        eval_steps=3,
+        dev_batches=2,
+        seed=3,
+        dropout=float(dropout),
+        strategy=strategy,
+        checkpoint_steps=1,
+    )
+    retriever = load_retriever(ModelConfig(encoder))
+    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+
+    def source(split: str) -> Stopping:
+        examples = Examples.of(dataset, split, settings.seed)
+        order = Order(len(examples), settings.batch_size, settings.seed)
+        return Stopping(dataset.tokens, examples, order, 1, 2, int(stop) if split == "train" else -1)
+
+    told: dict[str, torch.Tensor] = {}
+
+    def hear(step: int, measured: Mapping[str, float]) -> None:
+        for name in ("loss", "dev_loss", "gradient_norm", "temperature"):
+            if name in measured:
+                told[f"{name}@{step}"] = torch.tensor(measured[name], dtype=torch.float64)
+
+    work = Assignment(
+        retriever=retriever,
+        train=source("train"),
+        dev=source("dev"),
+        loss=LossConfig("mw", temperature=0.05, learn_temperature=True),
+        training=settings,
+        total_steps=STEPS,
+        precision="fp32",
+        device=torch.device("cpu"),
+        workers=current_workers(),
+        folder=Path(folder),
+        listener=hear,
+        notice=lambda line: told.update({line: torch.zeros(())}),
+        data_digest="letters",
+    )
+    try:
+        progression = train(work)
+    except Stopped:
+        assert int(stop) >= 0
+    else:
+        assert int(stop) < 0
+        told["best step"] = torch.tensor(progression.best_step)
+        told |= {f"parameter/{name}": value.detach().clone() for name, value in retriever.named_parameters()}
+        with torch.no_grad():
+            batch = work.dev.batch(0, retriever, ALONE)
+            told["embeddings"] = retriever.eval()(batch.queries, batch.passages)[0]
+    torch.save(told, output)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,146 @@
+"""A step's time is told apart by what it does, and counted by what it works through."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from raytriever.losses.workers import ALONE
+from raytriever.models.buckets import Buckets
+from raytriever.training.batches import Batch
+from raytriever.training.loop import train
+from raytriever.training.throughput import Encoding, Throughput, peak_flops, peak_memory_mb, text_lengths
+from raytriever.training.timing import PHASES, Stopwatch
+
+CPU = torch.device("cpu")
+
+
+class Loss(nn.Module):
+    """Takes its time."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return value.square().sum()
+
+
+@pytest.fixture
+def timed() -> tuple[Stopwatch, Loss, nn.Parameter, torch.optim.Optimizer]:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer, loss = torch.optim.SGD([weight], lr=0.1), Loss()
+    return Stopwatch(loss, optimizer, CPU), loss, weight, optimizer
+
+
+def test_each_phase_is_told_its_own_time(timed) -> None:
+    stopwatch, loss, weight, optimizer = timed
+    stopwatch.start()
+    time.sleep(0.1)
+    value = loss(weight)
+    value.backward()
+    time.sleep(0.15)
+    optimizer.step()
+    optimizer.step()  # a second group of parameters
+    time.sleep(0.2)
+    told = stopwatch.stop()
+    assert list(told) == [f"{phase}_seconds" for phase in PHASES]
+    # Sleeping takes at least what was asked; what it takes at most is the machine's affair.
+    for seconds, least in zip(told.values(), (0.1, 0.05, 0.15, 0.2), strict=True):
+        assert seconds >= least - 1e-3
+
+
+def test_the_phases_are_the_step(timed) -> None:
+    stopwatch, loss, weight, optimizer = timed
+    before = time.perf_counter()
+    stopwatch.start()
+    began = time.perf_counter()
+    loss(weight).backward()
+    optimizer.step()
+    ended = time.perf_counter()
+    told = sum(stopwatch.stop().values())
+    assert ended - began <= told <= time.perf_counter() - before
+
+
+def test_a_look_is_no_step(timed) -> None:
+    stopwatch, loss, weight, optimizer = timed
+    loss(weight)
+    stopwatch.start()
+    assert stopwatch.stop() == {}  # nothing was seen
+    stopwatch.start()
+    loss(weight).backward()
+    optimizer.step()
+    first = stopwatch.stop()
+    loss(weight)
+    assert len(first) == len(PHASES)
+
+
+def test_every_step_of_training_tells_where_its_time_went(make_assignment) -> None:
+    work, heard = make_assignment(total_steps=3)
+    train(work)
+    for told in heard.steps.values():
+        phases = [told[f"{phase}_seconds"] for phase in PHASES]
+        assert all(seconds > 0 for seconds in phases)
+        assert sum(phases) + told["data_wait_seconds"] <= told["step_seconds"]
+        assert told["queries_per_second"] == pytest.approx(16 / told["step_seconds"])
+        assert told["peak_memory_mb"] > 50
+        assert told.keys() >= {"batch_auc", "query_positive_distance", "query_positive_mmd", "gradient_norm"}
+        assert "model_flops_utilisation" not in told  # of a processor no peak is known
+    for step, told in heard.steps.items():
+        batch = work.train.batch(step - 1, work.retriever, ALONE)
+        tokens = sum(
+            int(part["attention_mask"].sum()) for side in (batch.queries, batch.passages) for part in side.parts
+        )
+        assert told["tokens_per_second"] == pytest.approx(tokens / told["step_seconds"])
+    assert heard.steps[1]["checkpoint_seconds"] == 0
+    assert heard.steps[3]["checkpoint_seconds"] > 0  # of the one at step 2
+
+
+def test_work_is_counted_as_the_layers_do_it(make_assignment, tiny_encoder: Path) -> None:
+    work, _ = make_assignment(negatives_per_query=2)
+    batch: Batch = work.train.batch(0, work.retriever, ALONE)
+    backbone = work.retriever.query.backbone
+    encoding = Encoding.of(backbone)
+    # Two layers of width 32: four square matrices of attention, two of 64 x 32, with biases and two normalisations.
+    layer = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 2 * 2 * 32
+    assert encoding.per_token == 6 * (2 * layer + 2 * 32)  # and the normalisation behind the embeddings
+    assert encoding.per_pair == 12 * 2 * 32
+    lengths = [text_lengths(side) for side in (batch.queries, batch.passages)]
+    assert [len(of) for of in lengths] == [16, 48]
+    tokens = sum(int(n) for of in lengths for n in of)
+    pairs = sum(int(n) ** 2 for of in lengths for n in of)
+    counted = Throughput(backbone, backbone, "bf16", CPU, ALONE).count(batch)
+    assert counted == (tokens, encoding.per_token * tokens + encoding.per_pair * pairs)
+    # Frozen weights are multiplied forward, and backward once and not twice.
+    backbone.requires_grad_(False)
+    assert Encoding.of(backbone).per_token == encoding.per_token * 4 // 6
+
+
+def test_padding_is_no_work() -> None:
+    part = {"input_ids": torch.ones(2, 5), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])}
+    assert text_lengths(Buckets([part], torch.arange(2))).tolist() == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H200", "fp32", 67.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA L4", "bf16", 121.0),
+        ("NVIDIA L40S", "bf16", 362.0),
+        ("NVIDIA L40", "bf16", None),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+    ],
+)
+def test_a_peak_is_known_or_not(name: str, precision: str, teraflops: float | None) -> None:
+    expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
+    assert peak_flops(name, precision) == expected
+
+
+def test_memory_is_in_mb() -> None:
+    held = bytearray(300_000_000)
+    held[::4096] = b"x" * len(held[::4096])
+    assert 300 < peak_memory_mb(CPU) < 100_000

@@ -14,8 +14,11 @@ from torch import nn
 
 from raytriever.errors import ConfigError
 from raytriever.losses.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import set_dropout
+from raytriever.models.retriever import load_retriever
 from raytriever.parallel import find_chunk as module
-from raytriever.parallel.find_chunk import FILE, Circumstances, agreed, find_chunk
+from raytriever.parallel.find_chunk import FILE, Circumstances, agreed, find_chunk, trial
 from raytriever.parallel.memory import activations, free_memory, is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -149,3 +152,21 @@ def test_nothing_fits_is_an_error_of_the_user(
 
     with pytest.raises(ConfigError, match="not even one text fits"):
         find_chunk(encode, list(line[0].parameters()), 8, CPU, HERE)
+
+
+def test_a_real_encoder_is_tried_without_a_trace(
+    tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
+    set_dropout(retriever, 0.1)
+    retriever.train()
+    parameters = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
+    encode = trial(retriever, 16, "fp32", CPU)
+    per_text = (activations(lambda: encode(6)) - activations(lambda: encode(2))) // 4
+    monkeypatch.setattr(module, "free_memory", lambda device: 10 * per_text)
+    before = torch.get_rng_state()
+    found = find_chunk(encode, parameters, 64, CPU, HERE)  # seven tenths of ten texts, but for rounding
+    assert found in (6, 7)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in parameters)

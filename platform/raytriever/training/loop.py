@@ -122,6 +122,8 @@ class _Training:
         ):
             for batch in batches:
                 self._step(batch, batches.waited)
+                if self.progression.step == first + 1:
+                    saver.make_room(self.strategy.state())  # now there are moments
                 looked = self._look_if_due()
                 if looked is not None:
                     # Before it is saved: what is told twice can be told apart, what is never told is lost.

@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -105,25 +105,43 @@ class Saver:
         self.settle()
         copied = self._copy(slices)
         if self._workers.rank in (0, *self._writers):
-            self._thread = Thread(target=self._write, args=(copied, state), name="saver", daemon=True)
-            self._thread.start()
+            self._begin(lambda: self._write(copied, state))
+
+    def make_room(self, slices: Iterable[Slice]) -> None:
+        """Have the memory that states are copied to made in the background: the first touch takes longer than a copy.
+
+        Args:
+            slices: of this worker, as large as they will be saved.
+        """
+        alike = [(one.name, one.values) for one in slices]
+        self._begin(lambda: self._buffers.update({name: _room_for(values) for name, values in alike}))
 
     def _copy(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Copies in memory that is kept from one save to the next: new memory costs more than copying to it."""
         copied = []
         for one in slices:
             buffer = self._buffers.get(one.name)
             if buffer is None or buffer.numel() != one.values.numel():
-                buffer = torch.empty_like(one.values, device="cpu", pin_memory=one.values.is_cuda)
-                self._buffers[one.name] = buffer
+                buffer = self._buffers[one.name] = _room_for(one.values)
             buffer.copy_(one.values, non_blocking=True)
             copied.append(replace(one, values=buffer))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return copied
 
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Do something in the thread."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # raised where the run asks
+                self._error = error
+
+        self._thread = Thread(target=run, name="saver", daemon=True)
+        self._thread.start()
+
     def _write(self, slices: list[Slice], state: State) -> None:
-        """The thread."""
+        """This worker's part, or the whole where it is the first."""
         path = checkpoint_path(self._folder, state.progression.step)
         part = self._part(path, self._workers.rank)
         try:
@@ -136,9 +154,7 @@ class Saver:
         except StorageError as error:
             # A person knows the checkpoint, not where its parts stand meanwhile.
             where = error.where and error.where.replace(str(part), str(path))
-            self._error = StorageError(error.what, where, error.remedy)
-        except BaseException as error:  # raised where the run asks
-            self._error = error
+            raise StorageError(error.what, where, error.remedy) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
         with committed_directory(path, replace=True) as aside:
@@ -193,3 +209,9 @@ class Saver:
         self._leaving = True
         if self._thread is not None:
             self._thread.join()
+
+
+def _room_for(values: Tensor) -> Tensor:
+    room = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda)
+    room.view(torch.uint8).numpy().fill(0)  # touched by numpy: torch would start a pool of threads for this one
+    return room

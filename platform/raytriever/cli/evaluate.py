@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, given, warn
 from raytriever.data.config import DataConfig
-from raytriever.models.config import ModelConfig
+from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.training.config import TrainingConfig
 
@@ -44,7 +44,7 @@ def _parser() -> Parser:
     parser.add_argument("--split", default="test", metavar="NAME", help="the judged split (default: test)")
     parser.add_argument("--output", default="results", metavar="DIR", help="where results go (default: results)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
-    add_settings(parser, ModelConfig, "model")
+    add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, DataConfig, "data", only=["max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

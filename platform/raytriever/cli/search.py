@@ -7,7 +7,7 @@ import textwrap
 
 from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.errors import ConfigError
-from raytriever.models.config import ModelConfig
+from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 
 
@@ -37,5 +37,5 @@ def _parser() -> Parser:
     parser.add_argument("--dataset", default="pydocs", metavar="PATH", help="`pydocs`, or a folder in BEIR layout")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
-    add_settings(parser, ModelConfig, "model")
+    add_settings(parser, ModelConfig, "model", only=READING)
     return parser

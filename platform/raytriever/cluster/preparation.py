@@ -18,7 +18,8 @@ from raytriever.data.tokenise import Tokenisation
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe as describe_model
 from raytriever.models.source import resolve_model
-from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.models.template import Template
+from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 from raytriever.storage import check_writable, read_manifest
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
+from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_options, did_you_mean
 from raytriever.training.config import TrainingConfig
 
@@ -46,6 +46,7 @@ def check_config(config: Config) -> None:
     """Hold every setting to its declaration, and the settings to each other; raises `ConfigError`."""
     for section in dataclasses.fields(config):
         check_options(getattr(config, section.name))
+    check_lora(config.model)
     size, workers = config.training.batch_size, config.training.num_workers
     if size % workers:
         nearest = -(-size // workers) * workers

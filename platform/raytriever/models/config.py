@@ -10,6 +10,18 @@ from raytriever.options import flag_of, option
 POOLINGS = ("mean", "cls", "last")
 SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
+# What decides how texts are read; the rest decides how an encoder is trained.
+READING = (
+    "model",
+    "revision",
+    "pooling",
+    "similarity",
+    "towers",
+    "query_prefix",
+    "passage_prefix",
+    "query_length",
+    "passage_length",
+)
 
 
 @dataclass(frozen=True)

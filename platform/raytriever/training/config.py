@@ -9,7 +9,15 @@ from raytriever.options import option
 PRECISIONS = ("fp32", "bf16")
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")  # those of parallel/, which imports torch
 # What says how a run is carried out and not what it computes: it may differ where a run is continued.
-MAY_CHANGE = ("num_workers", "strategy", "grad_cache_chunk", "checkpoint_steps", "checkpoint_minutes", "keep")
+MAY_CHANGE = (
+    "num_workers",
+    "strategy",
+    "offload_optimizer",
+    "grad_cache_chunk",
+    "checkpoint_steps",
+    "checkpoint_minutes",
+    "keep",
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,13 @@ class TrainingConfig:
     strategy: str = option(
         "ddp", "how workers share a model: copies, or DeepSpeed's ZeRO in stages 0 to 3", choices=STRATEGIES
     )
+    offload_optimizer: bool = option(
+        False, "keep the optimiser's state in the processor's memory, with zero1, zero2 or zero3"
+    )
     grad_cache_chunk: int | None = option(
-        None, "texts encoded at a time, the rest of the batch by gradient caching; by default no caching", minimum=1
+        None,
+        "texts encoded at a time, the rest of the batch by gradient caching; by default what fits into a GPU's memory",
+        minimum=1,
     )
     seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two looks at the dev loss", minimum=1)

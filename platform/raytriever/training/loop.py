@@ -21,11 +21,11 @@ from raytriever.losses.registry import build_loss
 from raytriever.losses.workers import Workers
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever
-from raytriever.parallel.chunks import Chunk
 from raytriever.parallel.objective import Objective
 from raytriever.parallel.strategy import Update, build_strategy
 from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.checkpoint import Progression, State
+from raytriever.training.chunking import chunk_of
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import Prefetcher
 from raytriever.training.optimizer import build_optimizer
@@ -93,17 +93,33 @@ class _Training:
         settings = self.settings
         torch.manual_seed(settings.seed)
         loss = build_loss(work.loss).to(work.device)
-        self.objective = Objective(work.retriever, loss, work.precision, _chunk_of(work))
         set_dropout(work.retriever, settings.dropout)
         if work.device.type == "cpu":
             # The backward of torch's fused attention on a CPU costs a third of a step, the plain one a tenth of that.
             work.retriever.attend_by("eager")
+        work.retriever.train()
+        texts = 1 + work.train.positives_per_query + work.train.negatives_per_query
+        chunk = chunk_of(
+            settings,
+            settings.batch_size // self.workers.size * texts,
+            work.retriever,
+            work.precision,
+            work.device,
+            self.workers,
+        )
+        self.objective = Objective(work.retriever, loss, work.precision, chunk)
         towers = (work.retriever.query.backbone, work.retriever.passage.backbone)
         self.throughput = Throughput(*towers, work.precision, work.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         self.stopwatch = Stopwatch(loss, optimizer, work.device)
         self.strategy = build_strategy(
-            settings.strategy, self.objective, optimizer, self.workers, work.device, settings.max_grad_norm
+            settings.strategy,
+            self.objective,
+            optimizer,
+            self.workers,
+            work.device,
+            settings.max_grad_norm,
+            settings.offload_optimizer,
         )
         self.origin = origin_of(work.loss, settings, work.total_steps, work.data_digest)
         self.progression = resume(
@@ -204,15 +220,6 @@ class _Training:
     def _tell(self, measured: Mapping[str, float]) -> None:
         if self.workers.rank == 0:
             self.work.listener(self.progression.step, measured)
-
-
-def _chunk_of(work: Assignment) -> Chunk | None:
-    if work.training.grad_cache_chunk is None:
-        return None
-    chunk = Chunk(sequences=work.training.grad_cache_chunk)
-    passages = work.train.positives_per_query + work.train.negatives_per_query
-    chunk.check(work.training.batch_size // work.workers.size * (1 + passages))
-    return chunk
 
 
 def _statistics(update: Update) -> dict[str, float]:

@@ -1,0 +1,53 @@
+"""The chunk is what was asked for, refused where it is too large, and else what the memory allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.errors import ConfigError
+from raytriever.losses.workers import ALONE
+from raytriever.parallel import find_chunk
+from raytriever.parallel.chunks import Chunk
+from raytriever.parallel.strategy import STRATEGIES as BUILT
+from raytriever.training.chunking import chunk_of, search
+from raytriever.training.config import STRATEGIES, TrainingConfig
+from raytriever.training.loop import train
+
+CPU = torch.device("cpu")
+
+
+def test_every_strategy_is_a_choice() -> None:
+    assert STRATEGIES == BUILT
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, None), (5, Chunk(sequences=5)), (48, Chunk(sequences=48))])
+def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected: Chunk | None) -> None:
+    work, _ = make_assignment()
+    settings = TrainingConfig(batch_size=16, grad_cache_chunk=asked)
+    assert chunk_of(settings, 48, work.retriever, "fp32", CPU, ALONE) == expected
+
+
+def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_assignment, tmp_path: Path) -> None:
+    work, heard = make_assignment(grad_cache_chunk=49)  # 16 queries with a positive and a negative each
+    with pytest.raises(ConfigError, match=r"--grad-cache-chunk: a chunk of 49 is more than the 48 texts"):
+        train(work)
+    assert not heard.steps
+    assert not work.folder.exists()
+
+
+@pytest.mark.parametrize(("free", "cached"), [(10**9, False), (3 * 10**6, True)])
+def test_what_is_searched_for_fits_into_what_is_free(
+    make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, cached: bool
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    monkeypatch.setattr(find_chunk, "free_memory", lambda device: free)
+    work, _ = make_assignment()
+    work.retriever.train()
+    found = search(TrainingConfig(batch_size=16), 48, work.retriever, "fp32", CPU, ALONE)
+    assert (found is not None and 1 <= found < 48) if cached else found is None
+    other = search(TrainingConfig(batch_size=16, strategy="zero2"), 48, work.retriever, "bf16", CPU, ALONE)
+    assert other is None or other >= 1
+    assert len((tmp_path / find_chunk.FILE).read_text().splitlines()) > 2  # each is remembered for itself

@@ -8,7 +8,7 @@ import pytest
 
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.errors import ConfigError, StorageError
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import MAY_CHANGE, TrainingConfig
 from raytriever.training.run_directory import RunDirectory
 
 CONFIG = to_dict(Config())
@@ -108,3 +108,18 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, full_
         opened(full_disk / "run")
     with pytest.raises(StorageError, match=r"/proc/run: cannot be written"):
         opened(Path("/proc/run"))
+
+
+def test_how_a_run_is_carried_out_may_change_and_what_it_computes_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    opened(path).begin(TEXT)
+    changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_minutes": 1.0}
+    assert set(changed) < set(MAY_CHANGE)
+    again = to_dict(Config(training=TrainingConfig(**changed)))
+    assert RunDirectory.open(path, again, False).state == "interrupted"
+    for name in TrainingConfig.__dataclass_fields__:
+        if name not in MAY_CHANGE:
+            other = to_dict(Config())
+            other["training"][name] = "another"
+            with pytest.raises(ConfigError, match=f"training.{name} is"):
+                RunDirectory.open(path, other, False)

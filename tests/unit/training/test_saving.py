@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,8 +189,9 @@ def test_what_one_worker_could_not_write_ends_all_and_leaves_the_one_before(
         with Saver(tmp_path, workers, CPU, 1, writes=True) as saver:
             for step in (1, 2):
                 saver.save(slices(float(step), workers.rank, 2), state(step))
-            while True:
+            for _ in range(500):
                 saver.standing()
+                time.sleep(0.01)
 
     told = together(2, run)
     assert [type(error) for error in told] == [StorageError] * 2

@@ -100,6 +100,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
 def large(passages: int) -> dict[str, float]:
     """A generated corpus through Ray Data with a small object store; the memory of the driver and of all processes."""
     import ray
+    from tokenizers import Tokenizer
 
     from raytriever.cluster.ingest import in_ray_tasks
     from raytriever.data.prepare import Request, prepare
@@ -116,18 +117,24 @@ def large(passages: int) -> dict[str, float]:
     ray.init(
         address="local", num_cpus=max(2, os.cpu_count() or 1), object_store_memory=OBJECT_STORE, log_to_driver=False
     )
+    made = minilm()
     before = peak_megabytes()
     began = time.perf_counter()
-    place = prepare(Request(str(folder), minilm()), in_ray_tasks, folder.parent / "prepared")
+    place = prepare(Request(str(folder), made), in_ray_tasks, folder.parent / "prepared")
     took = time.perf_counter() - began
+    grown = peak_megabytes() - before
     dataset = read_prepared(place)
     assert len(dataset.documents) == passages
     assert dataset.positives("train").documents.tolist() == [passages - 1]
     store = ray._private.internal_api.memory_summary(stats_only=True)
     ray.shutdown()
+    bare, some = Tokenizer.from_str(made.tokenizer), dataset.passages()[: passages // 10]
+    windows = [some[start : start + WINDOW] for start in range(0, len(some), WINDOW)]
+    alone = seconds(lambda: [[e.ids for e in bare.encode_batch(w, add_special_tokens=False)] for w in windows])
     return {
         "seconds": took,
-        "grown": peak_megabytes() - before,
+        "bare": alone * passages / len(some),
+        "grown": grown,
         "spilled": float("Spilled" in store),
         "corpus": (folder / "corpus.jsonl").stat().st_size / 1e6,
     }
@@ -171,7 +178,9 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
             "transformers": "the transformers tokenizer",
         }.items():
             share = got[name] / got["prepare"]
-            target, holds = ("at least 0.8", share >= 0.8) if name == "batch" else ("told", True)
+            # SQuAD is small enough that the job itself takes processes; Ray's speed on it is told beside.
+            decides = name == "batch" and runner == "processes"
+            target, holds = ("at least 0.8", share >= 0.8) if decides else ("told", True)
             found[f"prepare by {runner}, speed / {rival}"] = End(share, target, holds)
         found[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "told", True)
         found[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
@@ -180,6 +189,7 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     got = in_a_process("large", arguments)
     name = f"{arguments.passages:,} passages, object store 500 MB"
     found[f"{name}: seconds"] = End(got["seconds"], "goes through", True)
+    found[f"{name}: speed / tokenizers.encode_batch"] = End(got["bare"] / got["seconds"], "told", True)
     found[f"{name}: driver memory grown (MB)"] = End(got["grown"], "bounded", got["grown"] < 600)
     found[f"{name}: something was spilled to disk"] = End(got["spilled"], "no (0)", got["spilled"] == 0)
     return found

@@ -70,23 +70,28 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, Si
 
 def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> SideFound:
     loaded = [_load(folder / WORK / f"{report.stem}.{name}.npz") for report in reports]
+    lengths = [len(shard["rows"]) for shard in loaded]
+    within = sum(int(shard["repeated"]) for shard in loaded)
+    # Column by column, each let go where it lay before: of millions of rows none is held twice.
     keys, contents, rows = (
-        np.concatenate([shard[column] for shard in loaded]) for column in ("keys", "contents", "rows")
+        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "rows")
     )
-    parts = np.repeat([report.part for report in reports], [len(shard["rows"]) for shard in loaded])
+    parts = np.repeat([report.part for report in reports], lengths)
     index = KeyIndex(keys)
     first = index.first()
     repeated = first != np.arange(len(first))
-    other = repeated & (contents != contents[first]).any(axis=1)
-    for place in np.flatnonzero(other):
-        said = _id_at(folder / name, reports, loaded, int(place))
+    again = np.flatnonzero(repeated)
+    other = again[(contents[again] != contents[first[again]]).any(axis=1)]
+    for place in other:
+        said = _id_at(folder / name, reports, lengths, int(place))
         reason = f"id {said!r} stood before with a different text"
         bad.setdefault((int(parts[place]), int(rows[place])), (reason, said.encode()))
     live = np.flatnonzero(~repeated)
-    within = sum(int(shard["repeated"]) for shard in loaded)
-    digest = digest_of([keys[live].tobytes()], [contents[live].tobytes()])
-    same_text = len(live) - len(np.unique(KeyIndex(contents[live]).first()))
-    return SideFound(index, live, len(keys), digest, within + int((repeated & ~other).sum()), same_text)
+    if len(again):
+        keys, contents = keys[live], contents[live]
+    digest = digest_of([keys], [contents])
+    same_text = len(live) - len(np.unique(contents[:, 0]))  # a figure for people: half a key tells texts apart
+    return SideFound(index, live, len(first), digest, within + len(again) - len(other), same_text)
 
 
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
@@ -144,12 +149,12 @@ def _resolved(
         yield report, pairs, np.where(unknown, -1, queries), np.where(unknown, -1, documents)
 
 
-def _id_at(folder: Path, reports: Sequence[ShardReport], loaded: Sequence[dict[str, ndarray]], place: int) -> str:
+def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], place: int) -> str:
     """The id that stands at a row counted over all shards."""
-    for report, shard in zip(reports, loaded, strict=True):
-        if place < len(shard["rows"]):
+    for report, length in zip(reports, lengths, strict=True):
+        if place < length:
             return str(map_texts(folder / f"{report.stem}.arrow")["id"][place].as_py())
-        place -= len(shard["rows"])
+        place -= length
     raise IndexError(place)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -33,10 +34,12 @@ def keys_of(rows: Iterable[bytes]) -> Keys:
     return np.frombuffer(b"".join(rows), dtype="<u8").reshape(-1, 2)
 
 
-def digest_of(ids: Iterable[bytes], contents: Iterable[bytes]) -> str:
-    """SHA-256 over the keys of all ids, then of all contents."""
-    state = hashlib.sha256(b"".join(ids))
-    state.update(b"".join(contents))
+def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
+    """SHA-256 over the keys of all ids, then of all contents, each as bytes, or many as an array."""
+    state = hashlib.sha256()
+    for keys in (ids, contents):
+        for key in keys:
+            state.update(key)
     return state.hexdigest()
 
 

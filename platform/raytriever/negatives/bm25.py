@@ -69,7 +69,7 @@ class Bm25Index:
         return self._index.get_scores_from_ids(known)
 
     def _tokenize(self, texts: Sequence[str], ids: bool) -> bm25s.tokenization.Tokenized:
-        return bm25s.tokenize(list(texts), stopwords="en", stemmer=self._stemmer, return_ids=ids, show_progress=False)
+        return bm25s.tokenize(texts, stopwords="en", stemmer=self._stemmer, return_ids=ids, show_progress=False)
 
 
 def top_positions(scores: Float32[ndarray, " documents"], k: int) -> Int64[ndarray, " k"]:

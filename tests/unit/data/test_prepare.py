@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -58,10 +57,9 @@ def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation
         raise AssertionError("nothing had to be prepared")
 
     assert prepare(Request(str(small), words), run=never, say=say) == first
-    assert [line.split(",")[0].split(" (")[0] for line in lines] == [
-        f"small: preparing {lines[0].split('preparing ')[1]}",
-        "small: prepared before",
-    ]
+    assert [line.split(" (")[0] for line in lines[1:]] == ["small: prepared before"]
+    assert lines[0].startswith("small: preparing ")
+    assert lines[0].endswith(" of beir data")
 
 
 def test_changed_content_or_settings_are_prepared_anew(small: Path, words: Tokenisation) -> None:
@@ -227,7 +225,6 @@ def test_the_digest_is_that_of_the_texts(small: Path) -> None:
     computed = replace(dataset.documents, stored_digest=None).digest
     assert computed == dataset.documents.digest
     assert replace(dataset.queries, stored_digest=None).digest == dataset.queries.digest
-    assert hashlib.sha256().hexdigest() != computed
 
 
 def test_two_at_once_end_with_one(small: Path, words: Tokenisation) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,6 +22,8 @@ def option(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
+    reads: Callable[[Any], Any] | None = None,
+    form: str | None = None,
 ) -> Any:
     """A dataclass field with what a user is told about it.
 
@@ -32,9 +34,12 @@ def option(
         minimum: the smallest number allowed.
         above: a number that must be exceeded.
         maximum: the largest number allowed.
+        reads: makes the value of what a flag or a file gives; raises ValueError saying what would be right.
+        form: how the value is written, for a setting that is read so.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata = {"help": help, "choices": allowed, "minimum": minimum, "above": above, "maximum": maximum}
+    metadata |= {"reads": reads, "form": form}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -50,6 +55,14 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
 
+def read_option(field: dataclasses.Field[Any], given: Any, where: str) -> Any:
+    """The value of a setting that has a form of its own; raises `ConfigError` where it is not written so."""
+    try:
+        return field.metadata["reads"](given)
+    except ValueError as error:
+        raise ConfigError(f"{given!r}", where, str(error)) from error
+
+
 def check_options(config: Any) -> None:
     """Hold every field of a dataclass instance to its declaration; raises `ConfigError` naming the flag."""
     for field in dataclasses.fields(config):
@@ -57,6 +70,8 @@ def check_options(config: Any) -> None:
         if value is None or not rule:
             continue
         where = flag_of(field.name)
+        if rule.get("reads") is not None:
+            read_option(field, value, where)
         if rule["choices"] is not None and value not in rule["choices"]:
             raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]))
         if isinstance(value, float) and not math.isfinite(value):

@@ -11,10 +11,11 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NoReturn, get_type_hints
 
 from raytriever.errors import ConfigError
-from raytriever.options import did_you_mean, flag_of
+from raytriever.options import did_you_mean, flag_of, read_option
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,6 +83,10 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         common: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": field.name, "help": help}
         if types[0] is bool:
             group.add_argument(flag_of(field.name), action=argparse.BooleanOptionalAction, **common)
+            continue
+        if field.metadata.get("reads") is not None:
+            read = partial(read_option, field, where=flag_of(field.name))
+            group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
             continue
         choices = field.metadata["choices"]
         metavar = (

@@ -128,7 +128,7 @@ def _open_measured(config: Config, retriever: Retriever, say: Say) -> RetrievalD
         [config.data.test_split],
         max_bad_rows=config.data.max_bad_rows,
         tokenisation=tokenisation_of(retriever),
-        run=by_size(config.training.num_workers),
+        run=by_size(config.training.workers[1]),
         say=say,
     )
 
@@ -148,7 +148,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         training.seed,
         # A positive of the test split is no hard negative of its query.
         also=[measured.test_split] if data.dataset == measured.dataset else [],
-        run=by_size(training.num_workers),
+        run=by_size(training.workers[1]),
         say=say,
     )
     material.dev()  # here only to be refused

@@ -57,7 +57,7 @@ def train_into(
     """
     places = [dataset.place for dataset in stage.material.datasets if dataset.place]
     # The session ends first: what goes on training while the recorder writes would make checkpoints nobody heard of.
-    with Recorder(tracker, folder, stage.total_steps) as recorder, ray_session(config.training.num_workers):
+    with Recorder(tracker, folder, stage.total_steps) as recorder, ray_session(config.training.workers[1]):
         train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear)
     return recorder
 

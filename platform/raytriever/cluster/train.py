@@ -60,7 +60,7 @@ def train_on_cluster(
     folder: Path,
     hear: Callable[[StepNews | Notice], None],
 ) -> None:
-    """Train on `config.training.num_workers` processes; the best model stands in `folder/model` afterwards.
+    """Train on as many processes as `config.training.num_workers` says; the best model stands in `folder/model` afterwards.
 
     Args:
         config: the experiment.
@@ -81,6 +81,8 @@ def train_on_cluster(
         else:
             hear(item)
 
+    fewest, most = config.training.workers
+    most = config.training.sharing(most)
     gpus = int(ray.cluster_resources().get("GPU", 0))
     with listening(hear_or_keep) as mailbox, TemporaryDirectory(prefix="raytriever-") as state:
         trainer = TorchTrainer(
@@ -95,7 +97,7 @@ def train_on_cluster(
                 "directory": os.getcwd(),
             },
             torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
-            scaling_config=ScalingConfig(num_workers=config.training.num_workers, use_gpu=gpus > 0),
+            scaling_config=ScalingConfig(num_workers=most if most == fewest else (fewest, most), use_gpu=gpus > 0),
             run_config=RunConfig(
                 name="train", storage_path=state, failure_config=FailureConfig(max_failures=MAX_RESTARTS)
             ),

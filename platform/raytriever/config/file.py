@@ -19,8 +19,14 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text."""
+
+    Loader.add_constructor(
+        "tag:yaml.org,2002:int", lambda own, node: node.value if ":" in node.value else own.construct_yaml_int(node)
+    )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig, check_lora
-from raytriever.options import check_options, did_you_mean
+from raytriever.options import check_options, did_you_mean, read_option
 from raytriever.training.config import TrainingConfig
 
 
@@ -47,7 +47,7 @@ def check_config(config: Config) -> None:
     for section in dataclasses.fields(config):
         check_options(getattr(config, section.name))
     check_lora(config.model)
-    size, workers = config.training.batch_size, config.training.num_workers
+    size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers
         raise ConfigError(
@@ -88,15 +88,19 @@ def from_dict(content: Mapping[str, Any], where: str, base: Config | None = None
             raise ConfigError(f"unknown section {name!r}", where, did_you_mean(str(name), sections.union(beside)))
         if not isinstance(settings, Mapping):
             raise ConfigError(f"section {name!r} holds {settings!r}", where, "give `setting: value` lines")
-        layer[name] = _typed(settings, get_type_hints(type(getattr(config, name))), where)
+        layer[name] = _typed(settings, type(getattr(config, name)), where)
     return lay(config, layer)
 
 
-def _typed(settings: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
     for name, value in settings.items():
         if name not in hints:
             raise ConfigError(f"unknown setting {name!r}", where, did_you_mean(str(name), hints))
+        if fields[name].metadata.get("reads") is not None:
+            values[str(name)] = read_option(fields[name], value, f"{where}: {name}")
+            continue
         kinds = getattr(hints[name], "__args__", (hints[name],))
         values[str(name)] = value = _number(value) if float in kinds else value
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from raytriever.options import option
 
@@ -20,6 +22,18 @@ MAY_CHANGE = (
 )
 
 
+def worker_count(given: Any) -> int | str:
+    """A number of workers, 1 or more: whole, or `MIN:MAX` where it may change while the run goes on.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    ends = re.fullmatch(r"0*([1-9][0-9]{0,5})(?::0*([1-9][0-9]{0,5}))?", str(given))
+    if ends is None or isinstance(given, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
+        raise ValueError("give a number of processes such as 4, or the fewest and the most such as 1:4")
+    return int(ends[1]) if ends[2] in (None, ends[1]) else f"{ends[1]}:{ends[2]}"
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How long, how fast and on how many workers a run trains."""
@@ -35,7 +49,12 @@ class TrainingConfig:
     precision: str | None = option(
         None, "arithmetic of the encoder; by default bf16 where the hardware has it", choices=PRECISIONS
     )
-    num_workers: int = option(1, "training processes, one a GPU where there are any", minimum=1)
+    num_workers: int | str = option(
+        1,
+        "training processes, one a GPU where there are any; MIN:MAX lets a run shrink and grow with its cluster",
+        reads=worker_count,
+        form="N|MIN:MAX",
+    )
     strategy: str = option(
         "ddp", "how workers share a model: copies, or DeepSpeed's ZeRO in stages 0 to 3", choices=STRATEGIES
     )
@@ -56,3 +75,13 @@ class TrainingConfig:
     )
     checkpoint_minutes: float = option(10.0, "minutes after which there is a checkpoint at the latest", above=0)
     keep: int = option(1, "newest checkpoints kept beside the best", minimum=1)
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """The fewest and the most workers that the run may have."""
+        fewest, _, most = str(worker_count(self.num_workers)).partition(":")
+        return int(fewest), int(most or fewest)
+
+    def sharing(self, there: int) -> int:
+        """How many of the workers that are there train: the most among whom the global batch divides evenly."""
+        return max(size for size in range(1, there + 1) if self.batch_size % size == 0)

@@ -1,0 +1,60 @@
+"""`--num-workers`: a number, or the fewest and the most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.train import _parser, resolve
+from raytriever.config import check_curriculum, dump_config, load_curriculum
+from raytriever.errors import ConfigError
+from raytriever.training.config import TrainingConfig
+
+
+def training(*words: object) -> TrainingConfig:
+    curriculum = resolve(_parser().parse([str(word) for word in words]))
+    check_curriculum(curriculum)
+    return curriculum.base.training
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "ends"),
+    [("4", 4, (4, 4)), ("1:4", "1:4", (1, 4)), ("2:2", 2, (2, 2)), ("02:16", "2:16", (2, 16))],
+)
+def test_a_number_or_two_ends(given: str, kept: int | str, ends: tuple[int, int]) -> None:
+    found = training("--num-workers", given)
+    assert (found.num_workers, found.workers) == (kept, ends)
+
+
+@pytest.mark.parametrize("given", ["0", "4:1", "0:4", "-1", "1.5", "1:", ":4", "1:2:3", "two", "1 : 4", ""])
+def test_what_is_neither_is_one_line(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"--num-workers: .*1:4") as caught:
+        training(f"--num-workers={given}")
+    assert repr(given) in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [True, 0, 1.5, None, [1, 4], "4:1"])
+def test_settings_made_in_python_and_in_files_are_held_to_the_same(given: object, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"training: {{num_workers: {'null' if given is None else given}}}\n")
+    with pytest.raises(ConfigError, match=r"num_workers: .*1:4"):
+        load_curriculum(file)
+
+
+def test_a_file_spells_it_as_the_flag_does_and_keeps_it(tmp_path: Path) -> None:
+    # To YAML 1.1 an unquoted 1:4 is sixty-four.
+    file = tmp_path / "run.yaml"
+    file.write_text("training: {num_workers: 1:4}\n")
+    curriculum = load_curriculum(file)
+    assert curriculum.base.training.workers == (1, 4)
+    file.write_text(dump_config(curriculum))
+    assert load_curriculum(file) == curriculum
+
+
+def test_the_batch_divides_by_the_fewest_and_is_shared_by_as_many_as_it_can_be() -> None:
+    found = training("--num-workers", "2:5", "--batch-size", 8)
+    assert [found.sharing(there) for there in range(2, 6)] == [2, 2, 4, 4]
+    assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1
+    with pytest.raises(ConfigError, match=r"--batch-size: 64 does not divide by 3 workers.*--num-workers"):
+        training("--num-workers", "3:4", "--batch-size", 64)

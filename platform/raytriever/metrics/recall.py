@@ -1,16 +1,16 @@
-"""Recall@k: the share of a query's relevant documents among its k best."""
+"""Recall@k: the share of a query's relevant documents among its k best.
+
+    Recall@k = (relevant documents of rank <= k) / (relevant documents)
+
+The denominator is all relevant documents, also where there are more than k: trec_eval's `recall_k`, not BEIR's capped
+recall.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Float64
-from numpy import ndarray
-
-from raytriever.metrics.relevance import Ranking, Relevance
+from raytriever.metrics.relevance import PerQuery, Placed, share
 
 
-def recall(ranking: Ranking, relevance: Relevance, cutoff: int) -> Float64[ndarray, " queries"]:
-    """Relevant documents found among the `cutoff` best over all relevant ones, per query; 0 without any."""
-    found = (relevance.gains(ranking[:, :cutoff]) > 0).sum(1).astype(np.float64)
-    counts = relevance.relevant_counts()
-    return np.divide(found, counts, out=np.zeros_like(found), where=counts > 0)
+def recall(placed: Placed, cutoff: int | None) -> PerQuery:
+    """Relevant documents among the `cutoff` best (all for None) over all relevant ones, 0 to 1; 0 without any."""
+    return share(placed.totals(placed.relevant & placed.within(cutoff)), placed.relevant_counts)

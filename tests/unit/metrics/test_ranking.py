@@ -7,34 +7,78 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.index.exact import tie_order
-from raytriever.metrics.registry import measure_ranking
+from raytriever.metrics.accuracy import accuracy
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.order import order_results
+from raytriever.metrics.registry import RANKING_METRICS, mean, measure_ranking
 from raytriever.metrics.relevance import Relevance
 
-TREC_NAMES = {"ndcg_at_10": "ndcg_cut_10", "recall_at_100": "recall_100"}
+TREC_NAMES = {
+    "ndcg_at_10": "ndcg_cut_10",
+    "ndcg": "ndcg",
+    "recall_at_100": "recall_100",
+    "recall_at_3": "recall_3",
+    "map": "map",
+    "map_at_3": "map_cut_3",
+    "precision_at_5": "P_5",
+    "r_precision": "Rprec",
+    "mrr": "recip_rank",
+}
 
 
-def ranking_of(scores: np.ndarray, ids: list[str]) -> np.ndarray:
-    ties = tie_order(ids)
-    return np.stack([np.lexsort((ties, -row)) for row in scores.astype(np.float32)])
+def judged(grades: np.ndarray) -> Relevance:
+    """Judgements of a table of grades, unjudged where it says -2."""
+    q, d = np.nonzero(grades > -2)
+    return Relevance(q, d, grades[q, d].astype(np.int64), len(grades))
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**32 - 1), queries=st.integers(1, 6), documents=st.integers(1, 150))
-def test_equals_trec_eval_with_ties_and_grades(seed: int, queries: int, documents: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    queries=st.integers(1, 6),
+    documents=st.integers(1, 150),
+    level=st.integers(1, 3),
+    share=st.floats(0, 1),
+)
+def test_equals_trec_eval_with_ties_grades_and_what_is_missing(
+    seed: int, queries: int, documents: int, level: int, share: float
+) -> None:
     rng = np.random.default_rng(seed)
     ids = [f"d{i}" for i in rng.permutation(documents)]
-    scores = rng.integers(0, 5, (queries, documents)).astype(np.float64)
-    grades = rng.choice([-1, 0, 0, 0, 1, 2, 3], (queries, documents))
-    grades[:, 0] = 1
-    q, d = np.nonzero(grades)
-    relevance = Relevance(q, d, grades[q, d].astype(np.int64), queries)
-    ours = measure_ranking(ranking_of(scores, ids), relevance)
+    scores = rng.integers(-2, 3, (queries, documents)) * rng.choice([0.1, 1e-9, 1e30])
+    grades = rng.choice([-2, -1, 0, 0, 1, 2, 3], (queries, documents))
+    grades[:, 0] = level  # pytrec_eval skips a query without judgements
+    listed = rng.random((queries, documents)) < share
+    ranking = order_results(scores, np.where(listed, np.arange(documents), -1), tie_order(ids))
+    ours = measure_ranking(ranking, judged(grades), TREC_NAMES, level)
 
-    qrels = {f"q{i}": {ids[j]: int(grades[i, j]) for j in range(documents)} for i in range(queries)}
-    run = {f"q{i}": {ids[j]: float(scores[i, j]) for j in range(documents)} for i in range(queries)}
-    theirs = pytrec_eval.RelevanceEvaluator(qrels, set(TREC_NAMES.values())).evaluate(run)
+    qrels = {
+        f"q{i}": {ids[j]: int(grades[i, j]) for j in range(documents) if grades[i, j] > -2} for i in range(queries)
+    }
+    run = {f"q{i}": {ids[j]: float(scores[i, j]) for j in np.flatnonzero(listed[i])} for i in range(queries)}
+    run = {query: found for query, found in run.items() if found}
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, set(TREC_NAMES.values()), relevance_level=level).evaluate(run)
     for name, trec in TREC_NAMES.items():
-        np.testing.assert_allclose(ours[name], [theirs[f"q{i}"][trec] for i in range(queries)], atol=1e-6)
+        # pytrec_eval leaves out a query without results; it counts 0 here.
+        expected = [theirs[f"q{i}"][trec] if f"q{i}" in theirs else 0.0 for i in range(queries)]
+        np.testing.assert_allclose(ours[name], expected, atol=1e-6, err_msg=name)
+
+    cut = {
+        query: dict(sorted(found.items(), key=lambda x: (np.float32(x[1]), x[0]))[-4:]) for query, found in run.items()
+    }
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}, relevance_level=level).evaluate(cut)
+    expected = [theirs[f"q{i}"]["recip_rank"] if f"q{i}" in theirs else 0.0 for i in range(queries)]
+    np.testing.assert_allclose(measure_ranking(ranking, judged(grades), ["mrr_at_4"], level)["mrr_at_4"], expected)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), cutoff=st.integers(1, 12))
+def test_accuracy_is_trec_evals_success_over_passages_with_the_answer(seed: int, cutoff: int) -> None:
+    hits = np.random.default_rng(seed).random((4, 10)) < 0.1
+    qrels = {f"q{i}": {f"d{j}": int(hits[i, j]) for j in range(10)} for i in range(4)}
+    run = {f"q{i}": {f"d{j}": -float(j) for j in range(10)} for i in range(4)}
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {f"success.{cutoff}"}).evaluate(run)
+    assert accuracy(hits, cutoff).tolist() == [theirs[f"q{i}"][f"success_{cutoff}"] for i in range(4)]
 
 
 def test_mrr_ends_at_its_cutoff() -> None:
@@ -43,19 +87,61 @@ def test_mrr_ends_at_its_cutoff() -> None:
     assert measure_ranking(ranking, relevance)["mrr_at_10"].tolist() == [0.1, 0.0]
 
 
+def test_judged_counts_grades_of_any_value_over_what_was_found() -> None:
+    relevance = Relevance(np.array([0, 0, 1]), np.array([5, 7, 5]), np.array([0, -1, 2]), 3)
+    ranking = np.array([[5, 6, 7, 8], [5, 6, -1, -1], [-1, -1, -1, -1]])
+    found = measure_ranking(ranking, relevance, ["judged_at_3", "judged_at_1"])
+    assert found["judged_at_3"].tolist() == [2 / 3, 1 / 2, 0]
+    assert found["judged_at_1"].tolist() == [1, 1, 0]
+
+
+ALL = [f"{name}_at_5" if metric.cutoff != "never" else name for name, metric in RANKING_METRICS.items()]
+
+
 def test_a_query_with_an_empty_ranking_counts_zero() -> None:
     relevance = Relevance(np.array([0]), np.array([3]), np.array([2]), 1)
-    assert all(values.tolist() == [0.0] for values in measure_ranking(np.full((1, 5), -1), relevance).values())
+    for ranking in (np.full((1, 5), -1), np.empty((1, 0), np.int64)):
+        assert all(values.tolist() == [0.0] for values in measure_ranking(ranking, relevance, ALL).values())
+
+
+def test_the_mean_is_over_queries_that_have_a_relevant_document() -> None:
+    # Query 1 has none, query 2 has one at level 1 only, query 3 is not judged at all.
+    relevance = Relevance(np.array([0, 1, 2]), np.array([3, 3, 3]), np.array([2, 0, 1]), 4)
+    values = np.array([0.5, 0.7, 0.1, 0.9])
+    assert mean(values, relevance) == pytest.approx(0.3)
+    assert mean(values, relevance, level=2) == 0.5
+    assert np.isnan(mean(values, relevance, level=3))
+
+
+def test_without_judgements_everything_is_zero() -> None:
+    none = np.empty(0, np.int64)
+    assert all(
+        not values.any() for values in measure_ranking(np.array([[4, 2]]), Relevance(none, none, none, 1), ALL).values()
+    )
 
 
 def test_a_document_beyond_every_judged_one_is_not_taken_for_another() -> None:
-    # With too small a stride, (query 0, document 5) and (query 1, document 3) would share a key.
     relevance = Relevance(np.array([1]), np.array([1]), np.array([1]), 2)
     gains = relevance.gains(np.array([[3, 5], [1, 0]]))
     assert gains.tolist() == [[0, 0], [1, 0]]
 
 
-@pytest.mark.parametrize("name", ["ndcg_at_10", "mrr_at_10", "recall_at_100"])
+@pytest.mark.parametrize("name", ALL)
 def test_perfect_is_one(name: str) -> None:
-    relevance = Relevance(np.array([0, 0]), np.array([4, 2]), np.array([3, 1]), 1)
-    assert measure_ranking(np.array([[4, 2, 0, 1, 3]]), relevance)[name].tolist() == [1.0]
+    relevance = Relevance(np.zeros(5, np.int64), np.array([4, 2, 0, 1, 3]), np.array([3, 1, 1, 1, 1]), 1)
+    assert measure_ranking(np.array([[4, 2, 0, 1, 3]]), relevance, [name])[name].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("ranking", "judgements", "message"),
+    [
+        ([[1, 2, 1]], ([0], [1], [1]), "ranking of query 0: a document stands there twice"),
+        ([[1, 2]], ([0, 0], [1, 1], [1, 2]), "judgements of query 0: document 1 is judged twice"),
+        ([[1, 2]], ([1], [1], [1]), "a query that is not there"),
+        ([[1], [2]], ([0], [1], [1]), "a row for each of the 1 queries"),
+    ],
+)
+def test_contradictions_are_told(ranking: list, judgements: tuple, message: str) -> None:
+    relevance = Relevance(*(np.array(column) for column in judgements), 1)
+    with pytest.raises(MetricInputError, match=message):
+        measure_ranking(np.array(ranking), relevance)

@@ -1,0 +1,39 @@
+"""What measuring refuses: scores that have no order, rankings and judgements that contradict themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.errors import UserError
+
+
+class MetricInputError(UserError, ValueError):
+    """A metric was given rankings, judgements or scores for which it has no value."""
+
+
+def scores_of(values: ndarray, where: str) -> ndarray:
+    """Scores as a contiguous array of float32 where that holds them, else of float64; infinities are allowed.
+
+    Raises:
+        MetricInputError: there is more than one axis, or a NaN, which has no place in any order.
+    """
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise MetricInputError(f"scores of shape {values.shape}", where, "one score an entry is expected")
+    values = np.ascontiguousarray(values, np.float32 if values.dtype in (np.float16, np.float32) else np.float64)
+    refuse_nan(values, where)
+    return values
+
+
+def refuse_nan(values: ndarray, where: str) -> None:
+    """Raise `MetricInputError` where an entry is NaN."""
+    # A sum costs no second array, and only NaN or opposite infinities make it NaN.
+    with np.errstate(invalid="ignore", over="ignore"):
+        suspicious = np.isnan(values.sum())
+    if suspicious and (bad := np.flatnonzero(np.isnan(values))).size:
+        raise MetricInputError(
+            f"{bad.size} scores are NaN, the first at place {bad[0]}",
+            where,
+            "a score must have a place in the order: look for embeddings that are not finite",
+        )

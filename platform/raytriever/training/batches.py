@@ -7,7 +7,7 @@ computed from (data, seed, t) on the spot, so there is no iterator whose positio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import Tokens
 from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.order import Order, worker_slice
 from raytriever.losses.batch import PAD, BatchIds
 from raytriever.losses.workers import Workers
@@ -24,11 +25,12 @@ from raytriever.models.retriever import Retriever
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch."""
+    """One worker's share of a global batch; `version` tells the tables of hard negatives it may draw from apart."""
 
     queries: Buckets
     passages: Buckets
     ids: BatchIds
+    version: int = 0
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -41,7 +43,7 @@ class Batch:
             self.ids.seed,
             self.ids.step,
         )
-        return Batch(self.queries.to(device), self.passages.to(device), ids)
+        return Batch(self.queries.to(device), self.passages.to(device), ids, self.version)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class BatchSource:
         order: which examples a step holds.
         positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
+        version: of its hard negatives.
     """
 
     tokens: Tokens
@@ -61,6 +64,11 @@ class BatchSource:
     order: Order
     positives_per_query: int
     negatives_per_query: int
+    version: int = 0
+
+    def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
+        """The same but for the hard negatives: the same order, queries, positives, and draws for each purpose."""
+        return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
     def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
         """The share of this worker in the global batch of `step`."""
@@ -81,6 +89,7 @@ class BatchSource:
             retriever.batch_of(self.tokens.queries.take(queries), "query"),
             retriever.batch_of(self.tokens.documents.take(passages), "passage"),
             ids,
+            self.version,
         )
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
+DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Prefetcher(Generic[T]):
         waited: seconds for which the last batch taken was waited for.
     """
 
-    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = 2) -> None:
+    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = DEPTH) -> None:
         self.waited = 0.0
         self._make = make
         self._steps = steps

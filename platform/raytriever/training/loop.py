@@ -3,7 +3,8 @@
 1. Step t draws its batch from (data, seed, t), encodes it, reduces the global score matrix, and updates.
 2. Every `eval_steps` the dev loss is looked at; after `patience` looks without a better one training stops.
 3. The whole state is saved at looks, after so many minutes, and in the end, written while the steps go on.
-4. In the end the best state is put back. Interrupted anywhere, the same call goes on from the newest checkpoint.
+4. Hard negatives may be mined anew on the way; the batch of a step draws from one table, the same on all workers.
+5. In the end the best state is put back. Interrupted anywhere, the same call goes on from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from raytriever.training.chunking import chunk_of
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import Prefetcher
 from raytriever.training.optimizer import build_optimizer
+from raytriever.training.refresh import Refresher
+from raytriever.training.refresh_plan import RefreshPlan
+from raytriever.training.refresh_snapshot import Snapshot, take_snapshot
 from raytriever.training.resume import leave_best, origin_of, resume
 from raytriever.training.saving import Saver
 from raytriever.training.schedule import learning_rate_scale
@@ -56,7 +60,9 @@ class Assignment:
         folder: where checkpoints lie, seen by every worker.
         listener: hears every step and every look.
         notice: hears what a person should know.
+        heard: called with a step before its checkpoint is committed; comes back when all that was told is kept.
         data_digest: of all that batches are made of; a run goes on with no other. Empty where it is not known.
+        refresh: how hard negatives are mined anew; None where they stay.
     """
 
     retriever: Retriever
@@ -71,7 +77,9 @@ class Assignment:
     folder: Path
     listener: Listener
     notice: Callable[[str], None]
+    heard: Callable[[int], None] = lambda step: None
     data_digest: str = ""
+    refresh: RefreshPlan | None = None
 
 
 def train(work: Assignment) -> Progression:
@@ -121,6 +129,7 @@ class _Training:
             settings.max_grad_norm,
             settings.offload_optimizer,
         )
+        self.refresher = self._refresher(work.refresh) if work.refresh else None
         self.origin = origin_of(work.loss, settings, work.total_steps, work.data_digest)
         self.progression = resume(
             work.folder, self.objective, self.strategy, self.workers, work.device, self.origin, work.notice
@@ -132,31 +141,53 @@ class _Training:
         work = self.work
         first = work.total_steps if self.progression.stopped else self.progression.step
         writes = any(True for _ in self.strategy.state())
-        with (
-            Saver(work.folder, self.workers, work.device, self.settings.keep, writes) as saver,
-            Prefetcher(self._batch, range(first, work.total_steps)) as batches,
-        ):
-            for batch in batches:
-                self._step(batch, batches.waited)
-                if self.progression.step == first + 1:
-                    saver.make_room(self.strategy.state())  # now there are moments
-                looked = self._look_if_due()
-                if looked is not None:
-                    # Before it is saved: what is told twice can be told apart, what is never told is lost.
-                    self._tell({"dev_loss": looked})
-                self._save_if_due(saver, looked is not None)
-                if self.progression.stopped:
-                    break
+        with Saver(work.folder, self.workers, work.device, self.settings.keep, writes, work.heard) as saver:
+            if self.refresher and first < work.total_steps:
+                self.refresher.start(first)
+            while steps := self._stretch():
+                with Prefetcher(self._batch, steps) as batches:
+                    for batch in batches:
+                        self._step(batch, batches.waited)
+                        if self.progression.step == first + 1:
+                            saver.make_room(self.strategy.state())  # now there are moments
+                        looked = self._look_if_due()
+                        if looked is not None:
+                            # Before it is saved: what is told twice can be told apart, what is never told is lost.
+                            self._tell({"dev_loss": looked})
+                        self._save_if_due(saver, looked is not None)
+                        if self.progression.stopped:
+                            break
+                        if self.refresher and self.progression.step < work.total_steps:
+                            self.refresher.after(self.progression.step)
             saver.settle()
         leave_best(work.folder, self.objective, self.progression, self.workers, work.device)
         return self.progression
 
+    def _refresher(self, plan: RefreshPlan) -> Refresher:
+        work = self.work
+
+        def snapshot() -> Snapshot:
+            return take_snapshot(work.retriever, self.workers)
+
+        return Refresher(plan, work.train, self.workers, work.device, snapshot, work.notice)
+
+    def _stretch(self) -> range:
+        """The steps whose batches may be made now; none where training is over."""
+        step, end = self.progression.step, self.work.total_steps
+        if self.progression.stopped:
+            return range(0)
+        until = self.refresher.until(step) if self.refresher else None
+        return range(step, end if until is None else min(end, until))
+
     def _batch(self, step: int) -> Batch:
-        return self.work.train.batch(step, self.work.retriever, self.workers)
+        source = self.refresher.source(step) if self.refresher else self.work.train
+        return source.batch(step, self.work.retriever, self.workers)
 
     def _step(self, batch: Batch, waited: float) -> None:
         work, settings, step = self.work, self.settings, self.progression.step
         began = time.perf_counter()
+        if self.refresher and batch.version != self.refresher.version(step):
+            raise RuntimeError(f"step {step} drew from negatives {batch.version}, not {self.refresher.version(step)}")
         # Dropout of a step follows from (seed, step, worker), so a continued run repeats it.
         torch.manual_seed(int(np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]))
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, work.total_steps)
@@ -177,6 +208,7 @@ class _Training:
                 "checkpoint_seconds": self.blocked,
                 **self.throughput.told(counted, settings.batch_size, seconds),
                 **_statistics(update),
+                **(self.refresher.told(step) if self.refresher else {}),
             }
         )
         self.blocked = 0.0

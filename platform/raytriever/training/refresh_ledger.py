@@ -1,0 +1,119 @@
+"""What became of each refresh: the one thing about hard negatives that a continued run cannot compute.
+
+1. A round is begun at a step, from a snapshot of the weights there; it ends at a later one, with a table that is used
+   from some step on, or in failure.
+2. `negatives/rounds.json` holds one entry a round and is replaced whole: before anybody works on a round, and before
+   any worker uses its table. The table itself stands in `negatives/round-0001/`, committed.
+3. Given these entries, the table that step s draws from is a function of s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raytriever.errors import StorageError
+from raytriever.storage import write_atomically
+
+ROUNDS = "rounds.json"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One refresh.
+
+    Args:
+        number: from 1; 0 stands for the table that training began with.
+        due: the step after which it was to begin, a multiple of `--refresh-every`.
+        snapshot: the steps that its encoder had been trained for; more than `due` where it was begun again.
+        ended: the steps done when it was decided what became of it; None while it is under way.
+        used_from: the first step, counted from 0, whose batch draws from its table; None where it failed.
+        digest: of its table.
+        reason: why it failed.
+        measured: what the tracker is told of it.
+    """
+
+    number: int
+    due: int
+    snapshot: int
+    ended: int | None = None
+    used_from: int | None = None
+    digest: str = ""
+    reason: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All rounds of a run, in their order; at most the last one is under way."""
+
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def under_way(self) -> Round | None:
+        """The round that has not ended."""
+        return self.rounds[-1] if self.rounds and self.rounds[-1].ended is None else None
+
+    @property
+    def taken(self) -> tuple[Round, ...]:
+        """The rounds whose tables are used, each from a later step than the one before."""
+        return tuple(one for one in self.rounds if one.used_from is not None)
+
+    def version(self, step: int) -> int:
+        """The round whose table the batch of `step`, counted from 0, draws from; 0 for the first table."""
+        return max((one.number for one in self.taken if one.used_from is not None and one.used_from <= step), default=0)
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether a round is to begin when `step` steps are done.
+
+        A step that has its round has had it, also where the run goes through the step again; one at which another
+        round was under way has none.
+        """
+        if step == 0 or step % every:
+            return False
+        return not any(one.due == step or one.due < step < _end(one) for one in self.rounds)
+
+    def begun(self, due: int, snapshot: int) -> Ledger:
+        """With one more round, or with the one that is under way begun again."""
+        done = self.rounds[:-1] if self.under_way else self.rounds
+        return Ledger((*done, Round(len(done) + 1, due, snapshot)))
+
+    def without_later(self, step: int) -> Ledger:
+        """As a run that goes on after `step` sees it: a round that had begun later and not ended has not begun."""
+        under_way = self.under_way
+        return Ledger(self.rounds[:-1]) if under_way and under_way.due > step else self
+
+    def ended(self, **found: Any) -> Ledger:
+        """With what became of the round that is under way, by the fields of `Round`."""
+        return Ledger((*self.rounds[:-1], replace(self.rounds[-1], **found)))
+
+    def write(self, folder: Path) -> None:
+        """Replace the file; raises `StorageError` where the disk does not take it."""
+        write_atomically(folder / ROUNDS, json.dumps([asdict(one) for one in self.rounds], indent=1) + "\n")
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """The rounds of an interrupted run; none where there is no file.
+
+    Raises:
+        StorageError: the file is not what was written.
+    """
+    file = folder / ROUNDS
+    if not file.is_file():
+        return Ledger()
+    try:
+        return Ledger(tuple(Round(**entry) for entry in json.loads(file.read_bytes())))
+    except (ValueError, TypeError) as error:
+        raise StorageError("is torn or changed", str(file), "train anew with --fresh") from error
+
+
+def round_path(folder: Path, number: int) -> Path:
+    """Where the table of a round stands."""
+    return folder / f"round-{number:04d}"
+
+
+def _end(one: Round) -> float:
+    return float("inf") if one.ended is None else one.ended

@@ -1,0 +1,75 @@
+"""A pool that mines on the spot and tells of it when its script says: what it writes depends on the weights it gets.
+
+A real table in a real committed directory, so that all but the search is what a run meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives_file import read_negatives, write_negatives
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.training.refresh_ledger import round_path
+from raytriever.training.refresh_plan import Mined, RefreshPlan
+from raytriever.training.refresh_snapshot import Snapshot
+
+DEPTH = 4
+
+
+def mined(dataset: RetrievalDataset, number: int, snapshot: Snapshot) -> NegativesTable:
+    """Documents drawn by the digest of the weights, for every query."""
+    state = sha256(b"".join(snapshot[name].tobytes() for name in sorted(snapshot)))
+    rng = np.random.default_rng(int(state.hexdigest()[:12], 16))
+    documents = rng.permuted(np.tile(np.arange(len(dataset.documents)), (len(dataset.queries), 1)), axis=1)[:, :DEPTH]
+    queries, ranks = np.divmod(np.arange(documents.size), DEPTH)
+    return NegativesTable.of(dataset, queries, documents.reshape(-1), "dense", ranks, rounds=number)
+
+
+@dataclass
+class ScriptedPool:
+    """Answers a round when it has been asked for the answer so often.
+
+    Args:
+        dataset: of the run.
+        folder: of the rounds.
+        patience: times it says nothing, one for each round begun here; the last for all that follow.
+        fails: numbers of rounds that come to nothing.
+    """
+
+    dataset: RetrievalDataset
+    folder: Path
+    patience: Sequence[int] = (0,)
+    fails: Sequence[int] = ()
+    begun: list[int] = field(default_factory=list)
+    asked: int = 0
+    before: Callable[[int], None] = lambda number: None
+
+    def begin(self, number: int, snapshot: Snapshot) -> None:
+        self.begun.append(number)
+        self.asked = 0
+        if number not in self.fails:
+            table = mined(self.dataset, number, snapshot)
+            write_negatives(round_path(self.folder, number), table, self.dataset, replace=True)
+
+    def answer(self) -> Mined | None:
+        self.asked += 1
+        if self.asked <= self.patience[min(len(self.begun), len(self.patience)) - 1]:
+            return None
+        number = self.begun[-1]
+        self.before(number)
+        return Mined({"refresh_mined": float(number)}, "the pool is gone" if number in self.fails else "")
+
+
+def plan(pool: ScriptedPool, every: int, waits: bool, rank: int = 0, told: int = 0) -> RefreshPlan:
+    """A plan whose first worker has the pool."""
+
+    def read(path: Path) -> NegativesTable:
+        return read_negatives(path, pool.dataset)
+
+    return RefreshPlan(every, waits, pool.folder, read, pool if rank == 0 else None, told)

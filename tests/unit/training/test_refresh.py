@@ -1,0 +1,276 @@
+"""Hard negatives are refreshed so that every step is a function of what is recorded, whenever a run is interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.open import open_dataset
+from raytriever.errors import StorageError
+from raytriever.losses.workers import ALONE
+from raytriever.training.loop import Assignment, train
+from raytriever.training.refresh import Refresher
+from raytriever.training.refresh_ledger import ROUNDS, read_ledger, round_path
+from raytriever.training.refresh_snapshot import Snapshot, load_snapshot, take_snapshot
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from scripted_pool import ScriptedPool, mined, plan
+
+STEPS, EVERY = 14, 5
+SETTINGS = {
+    "total_steps": STEPS,
+    "batch_size": 8,
+    "dev_batches": 1,
+    "eval_steps": STEPS,
+    "checkpoint_steps": 2,
+    "warmup_steps": 2,
+    "dropout": 0.1,
+}
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+class Run:
+    """Lives of one run: each goes on in the same folder where the one before it was killed."""
+
+    def __init__(self, make: Callable, dataset: RetrievalDataset, folder: Path) -> None:
+        self.make, self.dataset, self.folder = make, dataset, folder
+        self.told: dict[int, dict[str, float]] = {}
+        self.notices: list[str] = []
+        self.pools: list[ScriptedPool] = []
+
+    @property
+    def negatives(self) -> Path:
+        return self.folder / "negatives"
+
+    def live(self, *, waits: bool = False, die_at: int = 0, **script: object) -> Assignment:
+        """One life, killed when step `die_at` is told of, before it can be saved; the run's end without it."""
+        pool = ScriptedPool(self.dataset, self.negatives, **script)
+        self.pools.append(pool)
+        work, heard = self.make(folder=self.folder / "checkpoints", **SETTINGS)
+        told = max(self.told, default=0)
+
+        def listen(step: int, measured: Mapping[str, float]) -> None:
+            for name, value in measured.items():
+                self.told.setdefault(step, {}).setdefault(name, value)  # as the recorder does
+            if step == die_at and "loss" in measured:
+                raise Killed
+
+        work = dataclasses.replace(work, listener=listen, refresh=plan(pool, EVERY, waits, told=told))
+        if die_at:
+            with pytest.raises(Killed):
+                train(work)
+        else:
+            train(work)
+        self.notices += heard.notices
+        return work
+
+    def losses(self) -> list[float]:
+        return [measured["loss"] for _, measured in sorted(self.told.items())]
+
+    def rounds_of_steps(self) -> list[float]:
+        return [measured["negatives_round"] for _, measured in sorted(self.told.items())]
+
+
+@pytest.fixture
+def dataset(tiny_dataset: Path) -> RetrievalDataset:
+    return open_dataset(tiny_dataset, ["train", "dev"])
+
+
+@pytest.fixture
+def begin(make_assignment, dataset: RetrievalDataset, tmp_path: Path) -> Callable[[str], Run]:
+    return lambda name: Run(make_assignment, dataset, tmp_path / name)
+
+
+def parameters(work: Assignment) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
+
+
+def assert_same(one: Assignment, other: Assignment) -> None:
+    for name, value in parameters(one).items():
+        assert torch.equal(value, parameters(other)[name]), name
+
+
+def test_a_table_is_used_from_the_recorded_step_on_and_told_of_there(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    run.live(patience=(2,))
+    [first, second] = read_ledger(run.negatives).rounds
+    # Begun after 5 steps; asked after 6 and 7 in vain, after 8 it is there; then read, recorded, and two batches drawn.
+    assert (first.due, first.snapshot) == (5, 5)
+    assert first.ended is not None
+    assert first.ended >= 10
+    assert first.used_from == first.ended + 2
+    assert run.rounds_of_steps() == [0.0] * first.used_from + [1.0] * (STEPS - first.used_from)
+    told = run.told[first.used_from + 1]
+    assert told["refresh_staleness_steps"] == first.used_from - 5
+    assert told["refresh_mined"] == 1
+    assert told["refresh_rows"] > 100
+    assert 0 < told["refresh_seconds"] < 60
+    assert told["refresh_overlap"] == 0  # it began without a table
+    assert [step for step, measured in run.told.items() if "refresh_rows" in measured] == [first.used_from + 1]
+    # At step 10 the first one was under way or had just ended; the run ended before the second one could.
+    assert second.due == 10
+    assert second.ended is None
+
+
+def test_what_is_mined_is_learnt_from(begin: Callable[[str], Run]) -> None:
+    with_refresh, without = begin("with"), begin("without")
+    with_refresh.live()
+    without.live(patience=(99,))
+    first = read_ledger(with_refresh.negatives).rounds[0].used_from
+    assert first is not None
+    assert with_refresh.losses()[:first] == without.losses()[:first]
+    assert with_refresh.losses()[first] != without.losses()[first]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(
+    "deaths", [(6, 8, 12), *(pytest.param((step,), marks=pytest.mark.slow) for step in (4, 5, 6, 7, 8, 9, 10, 11, 14))]
+)
+def test_all_that_was_ever_told_is_what_the_record_says(
+    begin: Callable[[str], Run], waits: bool, deaths: tuple[int, ...]
+) -> None:
+    """A run without a pool that finds the record of a run that was killed again and again does as that one told."""
+    run = begin("killed")
+    for number, step in enumerate(deaths):
+        run.live(waits=waits, die_at=step, patience=(number % 2,))
+    last = run.live(waits=waits, patience=(1, 0))
+    assert sorted(run.told) == list(range(1, STEPS + 1))
+
+    straight = begin("straight")
+    shutil.copytree(run.negatives, straight.negatives)
+    followed = straight.live(waits=waits, fails=range(99))
+    assert straight.losses() == run.losses()
+    assert straight.rounds_of_steps() == run.rounds_of_steps()
+    assert max(run.rounds_of_steps()) >= 1
+    assert_same(followed, last)
+    begun = [number for pool in straight.pools for number in pool.begun]
+    assert not set(begun) & {one.number for one in read_ledger(run.negatives).taken}
+
+
+def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool_takes(
+    begin: Callable[[str], Run],
+) -> None:
+    whole, killed = begin("whole"), begin("killed")
+    expected = whole.live(waits=True)
+    for step in (5, 11):
+        killed.live(waits=True, die_at=step, patience=(3,))
+    found = killed.live(waits=True)
+    assert killed.losses() == whole.losses()
+    assert_same(found, expected)
+    assert [(one.due, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 5), (10, 10)]
+    assert whole.rounds_of_steps() == [0.0] * 5 + [1.0] * 5 + [2.0] * 4
+    assert whole.told[11]["refresh_staleness_steps"] == 0
+
+
+def test_a_round_that_was_under_way_is_begun_again_with_the_weights_of_the_step_that_is_gone_on_from(
+    begin: Callable[[str], Run], dataset: RetrievalDataset
+) -> None:
+    run = begin("run")
+    run.live(die_at=9, patience=(99,))
+    assert [one.ended for one in read_ledger(run.negatives).rounds] == [None]
+    snapshots: list[Snapshot] = []
+    begin_round = ScriptedPool.begin
+
+    def keep(pool: ScriptedPool, number: int, snapshot: Snapshot) -> None:
+        snapshots.append(snapshot)
+        begin_round(pool, number, snapshot)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptedPool, "begin", keep)
+        run.live()
+    first = read_ledger(run.negatives).rounds[0]
+    assert (first.number, first.due, first.snapshot) == (1, 5, 8)
+    assert first.digest == mined(dataset, 1, snapshots[0]).digest
+    # Steps up to the ninth were told of, so the table is not used before.
+    assert first.used_from is not None
+    assert first.used_from >= 9
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_round_that_fails_leaves_the_table_in_use_and_says_so(begin: Callable[[str], Run], waits: bool) -> None:
+    run, calm = begin("run"), begin("calm")
+    run.live(waits=waits, fails=[1])
+    calm.live(waits=waits, fails=[1, 2, 3])
+    first, *_ = read_ledger(run.negatives).rounds
+    assert (first.used_from, first.reason) == (None, "the pool is gone")
+    assert run.notices[0] == "hard negatives: round 1 failed (the pool is gone); those in use stay in use"
+    assert calm.rounds_of_steps() == [0.0] * STEPS
+    assert run.losses()[:10] == calm.losses()[:10]
+    if waits:
+        assert run.rounds_of_steps() == [0.0] * 10 + [2.0] * 4
+
+
+def test_a_table_that_cannot_be_read_is_a_round_that_fails(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+
+    def tear(number: int) -> None:
+        (round_path(run.negatives, number) / "part-00000.parquet").write_bytes(b"torn")
+
+    run.live(before=tear)
+    assert run.rounds_of_steps() == [0.0] * STEPS
+    assert "round 1 failed" in run.notices[0]
+    assert "torn" in run.notices[0]
+
+
+def test_a_recorded_table_that_is_gone_or_another_one_is_refused(
+    begin: Callable[[str], Run], dataset: RetrievalDataset
+) -> None:
+    run = begin("run")
+    run.live(die_at=13)
+    other = mined(dataset, 1, {})
+    shutil.rmtree(round_path(run.negatives, 1))
+    with pytest.raises(Exception, match=r"round-0001: there is no negatives table"):
+        run.live()
+    from raytriever.data.negatives_file import write_negatives
+
+    write_negatives(round_path(run.negatives, 1), other, dataset)
+    with pytest.raises(StorageError, match=r"round-0001: is not the table that the run used; train anew with --fresh"):
+        run.live()
+    (run.negatives / ROUNDS).write_text(json.dumps([{"numbr": 1}]))
+    with pytest.raises(StorageError, match=r"rounds.json: is torn or changed"):
+        run.live()
+
+
+def test_a_batch_of_another_table_than_the_recorded_one_is_never_learnt_from(
+    begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand-over that forgets that the loader runs ahead is caught at the first batch it mixes."""
+    monkeypatch.setattr("raytriever.training.refresh.DEPTH", 0)
+    with pytest.raises(RuntimeError, match=r"drew from negatives 0, not 1"):
+        begin("run").live()
+
+
+def test_a_snapshot_is_what_the_encoder_was_and_stays_so(make_assignment) -> None:
+    work, _ = make_assignment(total_steps=2)
+    snapshot = take_snapshot(work.retriever, ALONE)
+    train(work)
+    other, _ = make_assignment(total_steps=2)
+    before = parameters(other)
+    load_snapshot(other.retriever, snapshot)
+    for name, value in parameters(other).items():
+        assert torch.equal(value, before[name])
+    assert any(not torch.equal(value, before[name]) for name, value in parameters(work).items())
+    with pytest.raises(ValueError, match="another model"):
+        load_snapshot(other.retriever, {"a": next(iter(snapshot.values()))})
+
+
+def test_nothing_is_asked_while_no_round_is_under_way(
+    begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    exchange = Refresher._exchange
+    monkeypatch.setattr(Refresher, "_exchange", lambda refresher: asked.append(1) or exchange(refresher))
+    run = begin("run")
+    run.live(fails=range(99))
+    assert len(asked) == 2  # once a round

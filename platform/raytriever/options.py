@@ -38,8 +38,8 @@ def option(
         form: how the value is written, for a setting that is read so.
     """
     allowed = tuple(choices) if choices is not None else None
-    metadata = {"help": help, "choices": allowed, "minimum": minimum, "above": above, "maximum": maximum}
-    metadata |= {"reads": reads, "form": form}
+    metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
+    metadata |= {"maximum": maximum, "reads": reads, "form": form}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -1,75 +1,185 @@
 """News from the first worker to the driver, without making any step wait.
 
 Ray Train's own `report` is a barrier of all workers, too dear for every step. Here the worker sends and forgets;
-the driver asks several times a second, shows the progress and writes to the tracker, so there is one writer only.
+the driver asks all the time, shows the progress and writes to the tracker, so there is one writer only. A checkpoint
+alone waits, in the thread that writes it: it is committed when the driver has kept all that was told of its steps, for
+a run that goes on from it never does them again. What comes after the driver's last look is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
+from raytriever.cluster.news import GivenUp, News, Notice, Saving, StepNews
+from raytriever.cluster.restarts import Restarts
 from raytriever.errors import UserError
 
 POLL_SECONDS = 0.25
+_REFS_KEPT = 256
 
 
 @ray.remote(num_cpus=0)
 class Mailbox:
-    """Keeps what was sent until it is asked for."""
+    """Keeps what was sent until it is asked for, and knows whether the workers may begin again."""
 
     def __init__(self) -> None:
-        self._news: deque[Any] = deque()
-        self._mistaken = False
+        self._news: list[Any] = []
+        self._sent = self._heard = 0
+        self._closed = self._over = False
+        self._urgent, self._changed = asyncio.Event(), asyncio.Event()
+        self._restarts, self._died = Restarts(), False
 
-    def send(self, item: Any) -> None:
-        """Put one item at the end."""
+    async def send(self, item: Any) -> int:
+        """Put one item at the end; answers its number.
+
+        Raises:
+            RuntimeError: nobody listens any more.
+        """
+        if self._closed:
+            raise RuntimeError("the driver listens no more")
         self._news.append(item)
-        self._mistaken |= isinstance(item, UserError)
+        self._sent += 1
+        if isinstance(item, StepNews):
+            self._restarts.reach(item.step)
+        self._over |= isinstance(item, UserError | GivenUp)
+        return self._sent
 
-    def has_mistake(self) -> bool:
-        """Whether a mistake was ever sent that only a user can mend."""
-        return self._mistaken
+    async def settle(self, item: Any) -> None:
+        """Put one item at the end, and come back when the driver has done with it; raises as `send` does."""
+        number = await self.send(item)
+        self._urgent.set()
+        while self._heard < number:
+            if self._closed:
+                raise RuntimeError("the driver listens no more")
+            await self._changed.wait()
 
-    def empty(self) -> list[Any]:
-        """Take everything out, in the order it came."""
-        items = list(self._news)
-        self._news.clear()
+    async def take(self, heard: int) -> list[Any]:
+        """Take everything out, in the order it came, after a moment or as soon as somebody waits.
+
+        Args:
+            heard: how many of the items ever taken are done with.
+        """
+        self._did(heard)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._urgent.wait(), POLL_SECONDS)
+        self._urgent.clear()
+        items, self._news = self._news, []
         return items
+
+    async def close(self, heard: int) -> list[Any]:
+        """Take everything out for the last time; what is sent from now on is refused."""
+        self._closed = True
+        self._did(heard)
+        items, self._news = self._news, []
+        return items
+
+    async def begin(self) -> bool:
+        """Whether a group of workers may begin; asked once a group."""
+        if self._closed or self._over:
+            return False
+        if not self._restarts.begin():
+            await self.send(GivenUp(self._restarts.reached, self._died, self._restarts.reason))
+            return False
+        self._died = False
+        return True
+
+    async def fail(self, reason: str, died: bool) -> None:
+        """The group of workers failed; a process of it died, or raised something."""
+        self._died |= died
+        self._restarts.fail(reason)
+
+    def _did(self, heard: int) -> None:
+        self._heard = heard
+        self._changed.set()  # wakes all who wait, who look and wait again
+        self._changed.clear()
+
+
+class Sender:
+    """A worker's side of a mailbox.
+
+    Args:
+        mailbox: of `listening`.
+    """
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
+        self._refs: list[Any] = []
+
+    def tell(self, item: News) -> None:
+        """Send without waiting."""
+        self._refs.append(self._mailbox.send.remote(item))
+        if len(self._refs) > _REFS_KEPT:
+            done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+            ray.get(done)
+
+    def step(self, step: int, measured: dict[str, float]) -> None:
+        """Tell what was measured after a step."""
+        self.tell(StepNews(step, measured))
+
+    def notice(self, text: str) -> None:
+        """Tell the person something."""
+        self.tell(Notice(text))
+
+    def settle(self, step: int) -> None:
+        """Come back when the driver has kept all that was told, so that the checkpoint of a step may be committed.
+
+        Raises:
+            Exception: nobody listens any more, and the checkpoint must not stand.
+        """
+        refs, self._refs = self._refs, []
+        ray.get(refs)
+        ray.get(self._mailbox.settle.remote(Saving(step)))
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A mailbox that is being emptied.
+
+    Args:
+        mailbox: where items are sent.
+        broken: set when an item could not be dealt with; nothing is heard from then on.
+    """
+
+    mailbox: Any
+    broken: threading.Event
 
 
 @contextmanager
-def listening(hear: Callable[[Any], None]) -> Iterator[Any]:
+def listening(hear: Callable[[Any], None]) -> Iterator[Listening]:
     """A mailbox whose items are heard, in order, on a thread of the driver; all of them when the block ends.
 
     Raises:
         Exception: whatever `hear` raised; it is raised again at the end of the block.
     """
     mailbox = Mailbox.remote()  # type: ignore[attr-defined]
-    over = threading.Event()
+    over, broken = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
     def listen() -> None:
-        while True:
-            last = over.wait(POLL_SECONDS)
-            for item in ray.get(mailbox.empty.remote()):
-                if not failures:
-                    try:
-                        hear(item)
-                    except Exception as error:  # handed to the block's own thread below
-                        failures.append(error)
-            if last:
-                return
+        heard = 0
+        try:
+            while not over.is_set():
+                for item in ray.get(mailbox.take.remote(heard)):
+                    hear(item)
+                    heard += 1
+            for item in ray.get(mailbox.close.remote(heard)):
+                hear(item)
+        except Exception as error:  # handed to the block's own thread below
+            failures.append(error)
+            broken.set()
+            mailbox.close.remote(heard)
 
     thread = threading.Thread(target=listen, name="raytriever-monitor", daemon=True)
     thread.start()
     try:
-        yield mailbox
+        yield Listening(mailbox, broken)
     finally:
         over.set()
         thread.join()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from raytriever.cluster.train import Notice, StepNews
+from raytriever.cluster.news import News, Notice, Saving
 from raytriever.storage import disk_errors
 from raytriever.tracking.progress import Progress
 from raytriever.tracking.tracker import Point, Tracker
@@ -47,10 +47,13 @@ class Recorder:
         points = {line["step"]: line["measured"][name] for line in self._lines if name in line["measured"]}
         return sorted(points.items())
 
-    def hear(self, item: StepNews | Notice) -> None:
-        """Take one item of news."""
+    def hear(self, item: News) -> None:
+        """Take one item of news; when a checkpoint is about to be committed, all that was heard is logged first."""
         if isinstance(item, Notice):
             self._say(item.text)
+            return
+        if isinstance(item, Saving):
+            self.flush()
             return
         fresh = {name: value for name, value in item.measured.items() if (item.step, name) not in self._told}
         if fresh:

@@ -1,55 +1,39 @@
 """The training loop under Ray Train: processes, their group, and news to the driver.
 
-Checkpoints are the loop's own (Ray Train's state file can be torn and then refuses to start); a worker group that
-Ray restarts after a death goes on from the newest one.
+Checkpoints are the loop's own: Ray Train's state file can be torn and then refuses to start, so what Ray Train keeps
+is thrown away with each call. A group of workers that begins again, for a death or because the cluster shrank or grew,
+goes on from our newest whole checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import ray
-import torch
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
 
+from raytriever.cluster.failures import Failures
 from raytriever.cluster.monitor import listening
+from raytriever.cluster.news import GivenUp, News
+from raytriever.cluster.worker import train_worker
 from raytriever.config import Config
-from raytriever.data.files import is_uri
 from raytriever.data.negatives_table import NegativesTable
-from raytriever.errors import DataError, UserError
-from raytriever.models.layout import write_model
-from raytriever.models.precision import choose_precision
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import load_retriever
-from raytriever.parallel.strategy import current_workers
-from raytriever.storage import committed_directory
-from raytriever.training.loop import Assignment, train
-from raytriever.training.material import Material
-from raytriever.training.tokens import tokenisation_of
+from raytriever.errors import UserError
+from raytriever.parallel.strategy import TrainingError
 
-MAX_RESTARTS = 3
+# Ray Train counts a node that has just died, asks for a place on it, and looks again when that was not to be had.
+PLACE_SECONDS = 10
+PLACE_ATTEMPTS = 60  # ten minutes, in which a cluster that grows on demand has grown
+RESIZE_SECONDS = 60.0  # how often a group may be resized because nodes came
 
 
-@dataclass(frozen=True)
-class StepNews:
-    """What was measured after a step."""
-
-    step: int
-    measured: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A line for the person."""
-
-    text: str
+class ClusterError(UserError):
+    """The cluster has no place for what is asked of it."""
 
 
 def train_on_cluster(
@@ -58,59 +42,91 @@ def train_on_cluster(
     negatives: NegativesTable | None,
     total_steps: int,
     folder: Path,
-    hear: Callable[[StepNews | Notice], None],
+    hear: Callable[[News], None],
 ) -> None:
-    """Train on as many processes as `config.training.num_workers` says; the best model stands in `folder/model` afterwards.
+    """Train on as many processes as `config.training.num_workers` says, within which a run shrinks and grows.
 
     Args:
         config: the experiment.
         places: where its data sets stand prepared, on storage that every node sees.
         negatives: the negatives table, or None.
         total_steps: after which training ends at the latest.
-        folder: the run directory, on storage that every node sees.
+        folder: the run directory, on storage that every node sees; the best model stands in its `model` afterwards.
         hear: called on the driver with every item of news.
 
     Raises:
-        UserError: a worker met something a user can mend.
+        UserError: a worker met something a user can mend, or the processes die again and again.
     """
     mistakes: list[UserError] = []
+    ends: list[GivenUp] = []
 
-    def hear_or_keep(item: StepNews | Notice | UserError) -> None:
+    def hear_or_keep(item: News | UserError | GivenUp) -> None:
         if isinstance(item, UserError):
             mistakes.append(item)
+        elif isinstance(item, GivenUp):
+            ends.append(item)
         else:
             hear(item)
 
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(PLACE_SECONDS))
     fewest, most = config.training.workers
     most = config.training.sharing(most)
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    with listening(hear_or_keep) as mailbox, TemporaryDirectory(prefix="raytriever-") as state:
+    with listening(hear_or_keep) as listener, TemporaryDirectory(prefix="raytriever-") as state:
         trainer = TorchTrainer(
-            _train_worker,
+            train_worker,
             train_loop_config={
                 "config": config,
                 "places": list(places),
                 "negatives": ray.put(negatives),
                 "total_steps": total_steps,
                 "folder": str(folder.resolve()),
-                "mailbox": mailbox,
+                "mailbox": listener.mailbox,
                 "directory": os.getcwd(),
             },
             torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
-            scaling_config=ScalingConfig(num_workers=most if most == fewest else (fewest, most), use_gpu=gpus > 0),
+            scaling_config=ScalingConfig(
+                num_workers=most if most == fewest else (fewest, most),
+                use_gpu=gpus > 0,
+                elastic_resize_monitor_interval_s=RESIZE_SECONDS,
+            ),
             run_config=RunConfig(
-                name="train", storage_path=state, failure_config=FailureConfig(max_failures=MAX_RESTARTS)
+                name="train",
+                storage_path=state,
+                callbacks=[Failures(listener.mailbox)],
+                # The mailbox counts failures, and lets no group begin after too many.
+                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACE_ATTEMPTS),
             ),
         )
-        failure = _fit(trainer)
+        failure = _fit(trainer, listener.broken)
     if mistakes:
         raise mistakes[0]
+    if ends:
+        raise _end_of(ends[0])
+    if isinstance(failure, ControllerError) and "Timeout" in type(failure.controller_failure).__name__:
+        raise ClusterError(
+            f"has had no place for {fewest} workers for {PLACE_SECONDS * PLACE_ATTEMPTS // 60} minutes",
+            "the Ray cluster",
+            "lower --num-workers, or see `ray status` for who holds its resources",
+        ) from failure
     if failure is not None:
         raise failure
 
 
-def _fit(trainer: TorchTrainer) -> BaseException | None:
-    """Run the trainer; answers what it failed with.
+def _end_of(end: GivenUp) -> Exception:
+    """What the driver raises when no group may begin any more."""
+    first = end.reason.split("\n")[0]
+    if not end.died:
+        return RuntimeError(f"workers failed again and again after step {end.reached}:\n{end.reason}")
+    return TrainingError(
+        f"{first}, and so it was again and again without a step between",
+        f"after step {end.reached}",
+        "see whether memory is short (a smaller --grad-cache-chunk or --batch-size), then give the command again",
+    )
+
+
+def _fit(trainer: TorchTrainer, broken: threading.Event) -> BaseException | None:
+    """Run the trainer until it ends or `broken` is set; answers what it failed with.
 
     It runs on a thread of its own: on the main one it takes over Ctrl-C and ends the process with a code that says
     nothing, while here the interruption reaches the caller and the end of the Ray session ends the workers.
@@ -125,60 +141,6 @@ def _fit(trainer: TorchTrainer) -> BaseException | None:
 
     thread = threading.Thread(target=run, name="raytriever-fit", daemon=True)
     thread.start()
-    while thread.is_alive():
+    while thread.is_alive() and not broken.is_set():
         thread.join(0.2)
     return failures[0] if failures else None
-
-
-def _train_worker(job: Mapping[str, Any]) -> None:
-    """One process of the group. What a user can mend is sent to the driver before it ends the group."""
-    mailbox = job["mailbox"]
-    if ray.get(mailbox.has_mistake.remote()):
-        return  # Ray started the group again after a mistake that no restart can mend
-    try:
-        _train(job)
-    except UserError as mistake:
-        ray.get(mailbox.send.remote(mistake))
-        # Others may wait for this worker in a collective: only an error makes Ray end the whole group.
-        if current_workers().size > 1:
-            raise
-
-
-def _train(job: Mapping[str, Any]) -> None:
-    config: Config = job["config"]
-    folder = Path(job["folder"])
-    # Ray starts workers elsewhere; data sets and models may be named by relative paths.
-    os.chdir(job["directory"])
-    workers, device = current_workers(), get_device()
-    if device.type == "cpu":
-        # Ray leaves one thread to a process; the cores of a node are shared among its workers.
-        local = ray.train.get_context().get_local_world_size()
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
-    settings = config.training
-    retriever = load_retriever(config.model).to(device)
-    prepare_for_training(retriever, config.model, settings.seed)
-    for place in job["places"]:
-        if not is_uri(place) and not Path(place).is_dir():
-            raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
-    material = Material.open(job["places"], config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
-    mailbox, negatives = job["mailbox"], ray.get(job["negatives"])
-    train(
-        Assignment(
-            retriever=retriever,
-            train=material.train(negatives),
-            dev=material.dev(),
-            loss=config.loss,
-            training=settings,
-            total_steps=job["total_steps"],
-            precision=choose_precision(settings.precision, device),
-            device=device,
-            workers=workers,
-            folder=folder / "checkpoints",
-            listener=lambda step, measured: mailbox.send.remote(StepNews(step, dict(measured))),
-            notice=lambda text: mailbox.send.remote(Notice(text)),
-            data_digest=material.digest(negatives),
-        )
-    )
-    if workers.rank == 0:
-        with committed_directory(folder / "model", {"config": config.hash}, replace=True) as aside:
-            write_model(retriever.eval(), aside)

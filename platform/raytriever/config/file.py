@@ -22,9 +22,10 @@ def read_settings(path: Path) -> dict[str, Any]:
     class Loader(yaml.SafeLoader):
         """YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text."""
 
-    Loader.add_constructor(
-        "tag:yaml.org,2002:int", lambda own, node: node.value if ":" in node.value else own.construct_yaml_int(node)
-    )
+    def integer(loader: Any, node: Any) -> Any:
+        return node.value if ":" in node.value else loader.construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", integer)
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:

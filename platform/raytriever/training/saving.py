@@ -62,10 +62,20 @@ class Saver:
         device: where the group's collectives take their tensors.
         keep: newest checkpoints kept beside the best.
         writes: whether this worker has anything to write.
+        heard: called on the first worker with the step of a checkpoint that is written, before it is committed.
     """
 
-    def __init__(self, folder: Path, workers: Workers, device: torch.device, keep: int, writes: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: Workers,
+        device: torch.device,
+        keep: int,
+        writes: bool,
+        heard: Callable[[int], None] = lambda step: None,
+    ) -> None:
         self._folder, self._workers, self._device, self._keep = folder, workers, device, keep
+        self._heard = heard
         table = self._table([float(writes), float(secrets.randbits(40))])
         self._writers = [rank for rank, row in enumerate(table) if row[0]]
         self._token = f"{int(table[0][1]):010x}"  # tells this call's parts from those of one that was killed
@@ -163,6 +173,7 @@ class Saver:
             for rank in self._writers:
                 if rank:
                     self._take(self._part(path, rank), aside)
+            self._heard(state.progression.step)
         prune(self._folder, state.progression, self._keep)
 
     def _take(self, part: Path, aside: Path) -> None:

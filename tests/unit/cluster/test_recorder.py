@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.cluster import recorder as module
 from raytriever.cluster.recorder import STEPS, Recorder
-from raytriever.cluster.train import Notice, StepNews
+from raytriever.cluster.news import Notice, StepNews
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
 
 

@@ -1,0 +1,108 @@
+"""One process of a group of workers under Ray Train: who trains, with what, and what it tells the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import torch
+from ray.train.torch import get_device
+
+from raytriever.cluster.monitor import Sender
+from raytriever.cluster.regroup import regroup
+from raytriever.config import Config
+from raytriever.data.files import is_uri
+from raytriever.errors import DataError, UserError
+from raytriever.models.layout import write_model
+from raytriever.models.precision import choose_precision
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import load_retriever
+from raytriever.parallel.strategy import current_workers
+from raytriever.storage import committed_directory
+from raytriever.training.loop import Assignment, train
+from raytriever.training.material import Material
+from raytriever.training.tokens import tokenisation_of
+
+
+def train_worker(job: Mapping[str, Any]) -> None:
+    """Take part in training as far as the group may begin and this process is needed.
+
+    Args:
+        job: see `train_on_cluster`, which makes it. What a user can mend is sent to its `mailbox` before it ends the
+            group.
+    """
+    mailbox, config, device = job["mailbox"], job["config"], get_device()
+    if not _may_begin(mailbox, device):
+        return
+    sender = Sender(mailbox)
+    if not _stay(config, sender, device):
+        return
+    try:
+        _train(job, sender, device)
+    except UserError as mistake:
+        ray.get(mailbox.send.remote(mistake))
+        # Others may wait for this worker in a collective: only an error makes Ray end the whole group.
+        if current_workers().size > 1:
+            raise
+
+
+def _may_begin(mailbox: Any, device: torch.device) -> bool:
+    """Whether this group trains: not after a mistake, nor where too many groups failed without getting further."""
+    workers = current_workers()
+    begins = workers.rank == 0 and ray.get(mailbox.begin.remote())
+    return bool(workers.sum(torch.tensor(int(begins), device=device)))
+
+
+def _stay(config: Config, sender: Sender, device: torch.device) -> bool:
+    """Whether this process is among those that train; the others stand by until the group is resized."""
+    workers, settings = current_workers(), config.training
+    there, size = workers.size, settings.sharing(workers.size)
+    if workers.rank == 0 and settings.workers[0] < settings.workers[1]:
+        idle = f", {there - size} stand by: {settings.batch_size} does not divide by {there}" if size < there else ""
+        sender.notice(f"{size} worker{'s' if size > 1 else ''} of {settings.num_workers}{idle}")
+    return size == there or regroup(size, device)
+
+
+def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None:
+    config: Config = job["config"]
+    folder = Path(job["folder"])
+    # Ray starts workers elsewhere; data sets and models may be named by relative paths.
+    os.chdir(job["directory"])
+    workers = current_workers()
+    if device.type == "cpu":
+        # Ray leaves one thread to a process; the cores of a node are shared among its workers.
+        local = ray.train.get_context().get_local_world_size()
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
+    settings = config.training
+    retriever = load_retriever(config.model).to(device)
+    prepare_for_training(retriever, config.model, settings.seed)
+    for place in job["places"]:
+        if not is_uri(place) and not Path(place).is_dir():
+            raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
+    material = Material.open(job["places"], config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
+    negatives = ray.get(job["negatives"])
+    train(
+        Assignment(
+            retriever=retriever,
+            train=material.train(negatives),
+            dev=material.dev(),
+            loss=config.loss,
+            training=settings,
+            total_steps=job["total_steps"],
+            precision=choose_precision(settings.precision, device),
+            device=device,
+            workers=workers,
+            folder=folder / "checkpoints",
+            listener=lambda step, measured: sender.step(step, dict(measured)),
+            notice=sender.notice,
+            heard=sender.settle,
+            data_digest=material.digest(negatives),
+        )
+    )
+    if workers.rank == 0:
+        with committed_directory(folder / "model", {"config": config.hash}, replace=True) as aside:
+            write_model(retriever.eval(), aside)

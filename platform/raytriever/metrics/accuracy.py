@@ -21,4 +21,4 @@ def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
         hits: whether the passage of each rank holds an answer of its query; False where there is no passage.
         cutoff: how many passages are looked at.
     """
-    return hits[:, :cutoff].any(1).astype(np.float64)
+    return np.any(hits[:, :cutoff], axis=1).astype(np.float64)

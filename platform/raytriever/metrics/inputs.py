@@ -37,3 +37,9 @@ def refuse_nan(values: ndarray, where: str) -> None:
             where,
             "a score must have a place in the order: look for embeddings that are not finite",
         )
+
+
+def check_confidence(confidence: float) -> None:
+    """Raise `MetricInputError` where a level of confidence is not between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise MetricInputError(f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, as 0.95")

@@ -1,8 +1,8 @@
-"""The embeddings of a whole corpus, kept between calls.
+"""The embeddings of one side of a data set, made where they are missing, and kept.
 
-They are committed under the cache, keyed by the weights, the settings of encoding and the corpus: a second question
-is answered at once, and a changed model or corpus is never answered from old embeddings. When the folder outgrows
-its bound the entries that were used longest ago go.
+A store is keyed by the weights, the settings of encoding and the texts: a second question is answered at once, and a
+changed model or corpus is never answered from old embeddings. Those in the cache go when its folder outgrows its
+bound, the ones used longest ago first.
 """
 
 from __future__ import annotations
@@ -11,55 +11,121 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Float32
-from numpy import ndarray
+import torch
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever
+from raytriever.models.retriever import Retriever, Side
 from raytriever.models.source import resolve_model
-from raytriever.retrieval.encode import encode_texts
-from raytriever.storage import cache_folder, committed_directory, read_manifest, sha256_of
+from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork, shard_rows
+from raytriever.retrieval.embeddings import EmbeddingStore
+from raytriever.retrieval.encode_shard import Corpus, ShardEncoder, in_this_process
+from raytriever.retrieval.loading import load_for_encoding
+from raytriever.storage import cache_folder, sha256_of
+from raytriever.tracking.progress import Progress
 
-EMBEDDINGS = "embeddings.npy"
 CACHE_BYTES = 4 * 2**30
+# Encodes the missing shards in any order, and tells a progress how many texts were encoded.
+Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
-def embed_corpus(
-    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset
-) -> Float32[ndarray, "documents width"]:
-    """All passages of a data set, encoded now or read back.
+def embed_corpus(config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> EmbeddingStore:
+    """All passages of a data set in the cache, encoded now or found there.
 
     Args:
         config: names the directory the weights came from.
         retriever: loaded from there.
         dataset: whose documents are encoded, in their order.
+
+    Raises:
+        ModelError: an embedding is not finite.
     """
     folder = cache_folder() / "embeddings"
-    place = folder / _key(config, retriever, dataset)
-    try:
-        read_manifest(place)
-    except StorageError:
-        embeddings = encode_texts(retriever, dataset.passages(), "passage", "passages")
-        with committed_directory(place, {"dataset": dataset.name, "model": config.model}, replace=True) as aside:
-            np.save(aside / EMBEDDINGS, embeddings, allow_pickle=False)
-        _prune(folder, keep=place)
-        return embeddings
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
+    place = folder / plan.key[:32]
+    store = embed(EmbeddingWork(place, plan), config, retriever, dataset)
     os.utime(place)
-    return np.load(place / EMBEDDINGS, allow_pickle=False)
+    _prune(folder, keep=place)
+    return store
 
 
-def _key(config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> str:
+def plan_embeddings(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, side: Side, dtype: str
+) -> EmbeddingPlan:
+    """What a store of one side of a data set is to hold."""
     directory = resolve_model(config.model, config.revision)
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in sorted(directory.rglob("*.safetensors"))}
-    precision = str(next(retriever.parameters()).dtype)
-    parts = [weights, asdict(retriever.description), precision, dataset.documents.digest]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    description, corpus = retriever.description, Corpus(dataset, side)
+    prefix, length = (
+        (description.query_prefix, description.query_length)
+        if side == "query"
+        else (description.passage_prefix, description.passage_length)
+    )
+    decides = [weights, content_tokenizer_json(retriever.tokenizer), description.towers]
+    return EmbeddingPlan(
+        model=config.model,
+        model_digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
+        dataset=dataset.name,
+        data_digest=corpus.digest,
+        side=side,
+        prefix=prefix,
+        length=length,
+        pooling=description.pooling,
+        similarity=description.similarity,
+        precision={torch.float32: "fp32", torch.bfloat16: "bf16"}[next(retriever.parameters()).dtype],
+        dtype=dtype,
+        rows=len(corpus.texts),
+        width=retriever.width,
+        shard_rows=shard_rows(len(corpus.texts)),
+    )
+
+
+def embed(
+    work: EmbeddingWork,
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    run: Runner = in_this_process,
+    batch_tokens: int | None = None,
+) -> EmbeddingStore:
+    """The store of a plan: found whole, gone on with, or made.
+
+    Args:
+        work: where, and what.
+        config, retriever, dataset: what the plan was made of.
+        run: who encodes; `cluster.encode` knows of actors.
+        batch_tokens: tokens of a batch, padding included; by default what suits the device.
+
+    Raises:
+        ModelError: an embedding is not finite, or the encoder's process dies over and over.
+        StorageError: the directory holds something else, or cannot be written.
+    """
+    try:
+        store = EmbeddingStore.open(work.path)
+        if store.meta["key"] == work.plan.key:
+            return store
+    except StorageError:
+        pass  # not finished, or damaged: the shards that are whole are kept
+    work.begin()
+    plan = work.plan
+    corpus = Corpus(dataset, plan.side)
+    missing = work.missing()
+    there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
+    # A process elsewhere has another current directory.
+    named = replace(config, model=os.path.abspath(config.model)) if os.path.isdir(config.model) else config
+    load = partial(load_for_encoding, named, plan.precision)
+    encoder = ShardEncoder(work, load, str(dataset.place), batch_tokens)
+    encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
+    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
+        run(encoder, missing, progress.advance)
+    return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
 
 
 def _prune(folder: Path, keep: Path) -> None:
@@ -67,6 +133,6 @@ def _prune(folder: Path, keep: Path) -> None:
     entries = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
     total = 0
     for path in entries:
-        total += sum(file.stat().st_size for file in path.iterdir())
+        total += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         if total > CACHE_BYTES and path != keep:
             shutil.rmtree(path, ignore_errors=True)

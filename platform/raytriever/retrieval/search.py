@@ -13,7 +13,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.systems import load_for_encoding
+from raytriever.retrieval.loading import load_for_encoding
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def search_dataset(config: ModelConfig, dataset_name: str, query: str, top: int)
     dataset = open_dataset(dataset_name, [], run=in_processes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_for_encoding(config, choose_precision(None, device), device)
-    passages = embed_corpus(config, retriever, dataset)
+    passages = embed_corpus(config, retriever, dataset).array()
     embedding = encode_texts(retriever, [query], "query", "query")
     scores, found = top_k(embedding, passages, top, tie_order(dataset.documents.ids))
     documents = dataset.documents

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.index.exact import tie_order
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.evaluate import Evaluation, evaluate, evaluate_embeddings
-
-
-def load_for_encoding(config: ModelConfig, precision: str, device: torch.device) -> Retriever:
-    """A retriever whose weights themselves are in `precision`: faster than casting at every call."""
-    retriever = load_retriever(config).to(device)
-    return retriever.to(torch.bfloat16) if precision == "bf16" else retriever
+from raytriever.retrieval.loading import load_for_encoding as load_for_encoding
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
@@ -29,7 +23,7 @@ def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfi
         dataset,
         split,
         encode_texts(retriever, queries, "query", "queries"),
-        embed_corpus(config, retriever, dataset),
+        embed_corpus(config, retriever, dataset).array(),
     )
 
 

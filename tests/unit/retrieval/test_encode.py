@@ -24,7 +24,7 @@ def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypat
 
 
 def test_a_budget_smaller_than_one_text_still_encodes_it() -> None:
-    assert list(module._batches([5, 9, 2], budget=4)) == [[1], [0], [2]]
+    assert module.batches([5, 9, 2], budget=4) == [[1], [0], [2]]
 
 
 def test_broken_weights_are_told(tiny_encoder: Path) -> None:

@@ -1,0 +1,99 @@
+"""The embeddings of one side of a data set, in shards on disk; a row is a document's, or a query's, position.
+
+    DIR/manifest.json             written last: what encoded what, and how; the digest of every file
+    DIR/plan.json                 the same settings, written first: whoever goes on with the work compares them
+    DIR/shards/000000/            the rows of one range of positions, a committed directory of its own
+    DIR/quarantine.jsonl          rows that killed the encoder's process, where there are any; their embeddings are 0
+
+A store without its manifest is unfinished work, which the same command continues (`embedding_work`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.data.content import check_directory
+from raytriever.errors import StorageError
+from raytriever.retrieval.embedding_dtypes import read_embeddings
+from raytriever.storage import disk_errors, read_manifest
+
+PLAN, SHARDS = "plan.json", "shards"
+KIND, VERSION = "embeddings", 1
+
+
+@dataclass(frozen=True)
+class EmbeddingStore:
+    """The embeddings of a data set's documents or queries.
+
+    Args:
+        path: the directory.
+        meta: what encoded what: see `embedding_work.EmbeddingPlan`, and `left_out`, the rows that have none.
+    """
+
+    path: Path
+    meta: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path | str) -> EmbeddingStore:
+        """Open a finished store; every byte of it is compared with its digest once, and again when it has changed.
+
+        Raises:
+            StorageError: it was never finished, is damaged, or holds something else.
+        """
+        path = Path(path)
+        check_directory(path)
+        meta = read_manifest(path, verify=False)["meta"]
+        if meta.get("kind") != KIND or meta.get("version") != VERSION:
+            raise StorageError("holds no embeddings", str(path), "name the --output of jobs/encode.py")
+        return cls(path, meta)
+
+    def __len__(self) -> int:
+        return int(self.meta["rows"])
+
+    @property
+    def width(self) -> int:
+        """The number of components of an embedding."""
+        return int(self.meta["width"])
+
+    def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        """Each shard as its first row and its embeddings: memory-mapped, or decoded when its turn comes."""
+        for number, first in enumerate(range(0, len(self), self.meta["shard_rows"])):
+            with disk_errors(self.path):
+                yield first, read_embeddings(shard_folder(self.path, number))
+
+    def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+        """The embeddings of these rows, in their order; of a shard only those are read.
+
+        Raises:
+            IndexError: a row is not in [0, len(store)).
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
+            raise IndexError(f"rows must be in [0, {len(self)})")
+        found = np.empty((len(rows), self.width), np.float32)
+        shards = rows // self.meta["shard_rows"]
+        for number in np.unique(shards):
+            here = shards == number
+            within = rows[here] - number * self.meta["shard_rows"]
+            with disk_errors(self.path):
+                found[here] = read_embeddings(shard_folder(self.path, int(number)), within)
+        return found
+
+    def array(self) -> Float32[ndarray, "rows width"]:
+        """All embeddings in memory, 4 bytes a component."""
+        found = np.empty((len(self), self.width), np.float32)
+        for first, part in self.parts():
+            found[first : first + len(part)] = part
+        return found
+
+
+def shard_folder(path: Path, number: int) -> Path:
+    """Where a shard of a store stands."""
+    return path / SHARDS / f"{number:06d}"

@@ -1,0 +1,189 @@
+"""One shard of a store: its tokens read, encoded, committed; in whatever process, and however often it is tried.
+
+1. The tokens are those that were prepared, where they are of this tokenizer and prefix, else made of the texts.
+2. Before each batch its number is left in a mark beside the shards. A process that dies leaves the mark, and whoever
+   gets the shard next knows at which batch that was.
+3. The texts of that batch are then tried one by one in a process of their own (`encode_careful`). One that kills it
+   twice more is left out; where none does, the death was an accident, and the batch is encoded as ever.
+
+A batch that costs `TRIES` processes their lives though no single text of it does ends the work with one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.open import open_dataset
+from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import ModelError
+from raytriever.models.retriever import Retriever, Side
+from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.retrieval.embedding_work import WORK, EmbeddingWork
+from raytriever.retrieval.encode import batches, check_finite, encode_contents, token_budget
+from raytriever.retrieval.encode_careful import find_killers
+
+TRIES = 3
+LOADING = -1  # the batch of a mark left before the encoder is there
+
+
+class Corpus:
+    """The texts and the contents of one side of a data set, by position."""
+
+    def __init__(self, dataset: RetrievalDataset, side: Side) -> None:
+        self.side = side
+        self.name = dataset.name
+        self.digest = dataset.documents.digest if side == "passage" else dataset.queries.digest
+        self.texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
+        tokens = dataset.tokens
+        self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
+        self._tokenised = tokens.digest if tokens else None
+
+    def contents(self, retriever: Retriever, rows: range) -> list[ndarray]:
+        """Token ids of some rows, as prepared for this retriever, or made now."""
+        if self._tokens is not None and self._tokenised == tokenisation_of(retriever).digest:
+            return self._tokens.take(np.array(rows))
+        return retriever.contents(self.texts[rows.start : rows.stop], self.side)
+
+
+@dataclass
+class ShardEncoder:
+    """Encodes shards of a store; sent to the processes that do it, which load the encoder and open the data set.
+
+    Args:
+        work: the store.
+        load: loads the encoder onto this process's device.
+        place: where any process opens the data set; see `RetrievalDataset`.
+        batch_tokens: tokens of a batch, padding included; by default what suits the device.
+        done: hears how many texts were encoded.
+    """
+
+    work: EmbeddingWork
+    load: Callable[[], Retriever]
+    place: str
+    batch_tokens: int | None = None
+    done: Callable[[int], None] | None = None
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        """Loaded when first asked for, which is behind the first mark."""
+        return self.load()
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """Opened when first asked for."""
+        return Corpus(open_dataset(self.place, []), self.work.plan.side)
+
+    def __call__(self, number: int) -> None:
+        """Encode and commit one shard.
+
+        Raises:
+            ModelError: an embedding is not finite, or the encoder's process dies over and over.
+        """
+        plan = self.work.plan
+        rows = plan.rows_of(number)
+        mark = Mark.of(self.work.path, number)
+        with mark.at(LOADING):
+            if mark.deaths.count(LOADING) >= TRIES:
+                raise ModelError(f"{TRIES} processes died loading it", plan.model, "free some memory")
+            contents = self.corpus.contents(self.retriever, rows)
+            budget = self.batch_tokens or token_budget(self.retriever)
+            self._examine(mark, contents, budget, rows)
+            embeddings = encode_contents(
+                self.retriever, contents, self.corpus.side, budget, mark.killers, mark.leave, self.done
+            )
+            check_finite(embeddings, self.corpus.side, lambda row: self.corpus.texts[row], rows.start)
+            self.work.write(number, embeddings, {rows.start + row: why for row, why in mark.killers.items()})
+        mark.remove()
+
+    def _examine(self, mark: Mark, contents: list[ndarray], budget: int, rows: range) -> None:
+        """Find the texts that kill in the batches at which processes died."""
+        side = self.corpus.side
+        parts = batches([len(ids) for ids in self.retriever.assemble(contents, side)], budget)
+        for batch in mark.unexamined(len(parts)):
+            found = find_killers(self.load, [contents[row] for row in parts[batch]], side)
+            mark.killers |= {parts[batch][place]: why for place, why in found.items()}
+            mark.examined.append(batch)
+        for batch in mark.examined:
+            if mark.deaths.count(batch) >= TRIES:
+                raise ModelError(
+                    f"{TRIES} processes died over a batch of {len(parts[batch])} texts, none of which does it alone",
+                    f"{self.corpus.name}, row {rows.start + min(parts[batch]) + 1} and others",
+                    "lower --batch-tokens, or free memory",
+                )
+
+
+@dataclass
+class Mark:
+    """What dying processes leave of a shard.
+
+    Args:
+        file: where.
+        deaths: the batch at hand of each process that died.
+        examined: the batches whose texts were tried one by one since.
+        killers: rows of the shard that kill, and how.
+    """
+
+    file: Path
+    deaths: list[int] = field(default_factory=list)
+    examined: list[int] = field(default_factory=list)
+    killers: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path, number: int) -> Mark:
+        """The mark of a shard of a store, as it was left, or a new one."""
+        mark = cls(path / WORK / f"{number:06d}.json")
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            left = json.loads(mark.file.read_bytes())
+            mark.deaths, mark.examined = list(left["deaths"]), list(left["examined"])
+            mark.killers = {int(row): why for row, why in left["killers"].items()}
+        return mark
+
+    def unexamined(self, batches: int) -> list[int]:
+        """The batches, of so many, at which a process died and whose texts were not looked at."""
+        return sorted({batch for batch in self.deaths if 0 <= batch < batches} - set(self.examined))
+
+    @contextmanager
+    def at(self, batch: int) -> Iterator[None]:
+        """Leave the mark; what ends in this process by an exception was no death."""
+        self.leave(batch)
+        try:
+            yield
+        except BaseException:
+            self._write(self.deaths)
+            raise
+
+    def leave(self, batch: int) -> None:
+        """Take note that a batch is at hand."""
+        self._write([*self.deaths, batch])
+
+    def remove(self) -> None:
+        """The shard stands."""
+        self.file.unlink(missing_ok=True)
+
+    def _write(self, deaths: list[int]) -> None:
+        # Not synced, as it is about the death of processes, and whole or absent, as they die at any time.
+        aside = self.file.with_suffix(".aside")
+        aside.write_text(json.dumps({"deaths": deaths, "examined": self.examined, "killers": self.killers}))
+        aside.replace(self.file)
+
+
+def in_this_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+    """The runner that needs nothing."""
+    encoder.done = advance
+    for number in missing:
+        encoder(number)
+
+
+def tokenisation_of(retriever: Retriever) -> Tokenisation:
+    """How data sets are tokenised for a retriever."""
+    prefixes = retriever.description.query_prefix, retriever.description.passage_prefix
+    return Tokenisation(content_tokenizer_json(retriever.tokenizer), *prefixes)

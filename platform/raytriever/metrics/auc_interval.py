@@ -10,9 +10,9 @@ negative, W(n), the share of positives above it. Both have the AUC θ as their m
         S_P = I_P / ((I_P - 1) |P|) Σ A_q²,  S_N likewise,  S_PN = I / (I - 1) Σ A_q B_q
 
 where I_P and I_N count the queries that have a positive, a negative. Scores of one query rise and fall together, so
-the clustered error is the honest one for a pool of many queries; DeLong's is too small there, often by far. Placements
-are found by merging sorted pools (Sun & Xu, 2014). The interval is taken on the logit, so that it stays within 0 and 1
-(Pepe, 2003).
+DeLong's error, which takes them for independent, is wrong for a pool of many queries, and may be so either way.
+Placements are found by merging sorted pools (Sun & Xu, 2014). The interval is taken on the logit, so that it stays
+within 0 and 1 (Pepe, 2003).
 """
 
 from __future__ import annotations

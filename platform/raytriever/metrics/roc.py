@@ -7,8 +7,8 @@ score, but for equal scores, between which the curve is straight anyway.
 The band holds the whole true curve with the wanted confidence, whatever the distributions: each pool's shares are known
 at every threshold at once to within d = sqrt(ln(2 / a) / 2n) (Dvoretzky, Kiefer & Wolfowitz, 1956, with the constant of
 Massart, 1990), a = 1 - sqrt(confidence) as both pools must hold together, and the band is where such rectangles around
-the curve reach (Campbell, 1994). It takes scores for independent draws; scores of one query are not, so read the band
-of a pool of few queries as too narrow.
+the curve reach (Campbell, 1994). It takes scores for independent draws, which scores of one query are not: the more
+queries and the fewer scores of each, the better it holds.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ STAGES = {
     "prepare": "check, tokenise and shard a data set",
     "train": "train an encoder and measure it before and after",
     "evaluate": "measure a model on data sets",
+    "encode": "encode the passages or the queries of a data set",
     "search": "find the best passages for a query",
+    "mine": "find hard negatives and write a table of them",
 }
 
 

@@ -6,7 +6,7 @@ file with the same columns, whoever made it, is read as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,19 @@ _REMEDY = f"the columns are {', '.join(COLUMNS)}"
 
 
 def write_negatives(
-    path: Path | str, table: NegativesTable, dataset: RetrievalDataset, *, replace: bool = False
+    path: Path | str,
+    table: NegativesTable,
+    dataset: RetrievalDataset,
+    meta: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
 ) -> None:
-    """Write a table of a data set to the directory `path`; raises `StorageError`, see `committed_directory`."""
+    """Write a table of a data set, and in its manifest `meta`, to the directory `path`; raises `StorageError`, see
+    `committed_directory`."""
     query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
     queries = table.queries
-    with committed_directory(path, {"dataset": dataset.digest, "rows": len(table)}, replace=replace) as aside:
+    told = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
+    with committed_directory(path, told, replace=replace) as aside:
         for part, start in enumerate(range(0, max(1, len(table)), PART_ROWS)):
             rows = slice(start, start + PART_ROWS)
             columns = {

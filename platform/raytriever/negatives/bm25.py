@@ -1,12 +1,15 @@
 """BM25 over passages: the yardstick of the tables, and the first source of hard negatives.
 
 bm25s weighs the terms when the index is built (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): English
-stop words out, Snowball stems. Here are the ranking, its ties broken by position, and the mining.
+stop words out, Snowball stems. The ranking is compiled (`bm25_compiled`), its ties broken by position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -14,8 +17,11 @@ import Stemmer
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.negatives.bm25_compiled import pick, rank
+
 K1, B = 0.9, 0.4
-_CHUNK = 1024
+# Queries of one piece of work: enough to keep a thread busy, few enough to share out.
+_CHUNK = 256
 
 
 class Bm25Index:
@@ -30,10 +36,14 @@ class Bm25Index:
         self._stemmer = Stemmer.Stemmer("english")
         tokens = self._tokenize(texts, ids=True)
         self._vocabulary: dict[str, int] = tokens.vocab
-        self._index = bm25s.BM25(k1=K1, b=B)
+        self._postings = (np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64))
         # bm25s cannot index texts without a single term; nothing can match them either.
         if any(tokens.ids):
-            self._index.index(tokens, show_progress=False)
+            index = bm25s.BM25(k1=K1, b=B)
+            index.index(tokens, show_progress=False)
+            self._postings = tuple(index.scores[name] for name in ("data", "indices", "indptr"))
+        else:
+            self._vocabulary = {}
 
     def __len__(self) -> int:
         return self._size
@@ -52,67 +62,37 @@ class Bm25Index:
         k = min(k, self._size)
         scores = np.zeros((len(queries), k), dtype=np.float32)
         positions = np.zeros((len(queries), k), dtype=np.int64)
-        for row, terms in enumerate(self._tokenize(queries, ids=False)):
-            of_all = self._scores(terms)
-            positions[row] = top_positions(of_all, k)
-            scores[row] = of_all[positions[row]]
+        self._in_threads(rank, queries, scores, positions)
         return scores, positions
+
+    def scores_of(
+        self, queries: Sequence[str], documents: Int64[ndarray, "queries any"]
+    ) -> Float32[ndarray, "queries any"]:
+        """The scores of given documents for each query, NaN where a position is -1."""
+        found = np.full(documents.shape, np.nan, dtype=np.float32)
+        self._in_threads(pick, queries, np.ascontiguousarray(documents), found)
+        return found
 
     def scores(self, query: str) -> Float32[ndarray, " documents"]:
         """The score of every document for one query."""
-        return self._scores(self._tokenize([query], ids=False)[0])
+        return self.scores_of([query], np.arange(self._size)[None, :])[0]
 
-    def _scores(self, terms: list[str]) -> Float32[ndarray, " documents"]:
-        known = [self._vocabulary[term] for term in terms if term in self._vocabulary]
-        if not known:
-            return np.zeros(self._size, dtype=np.float32)
-        return self._index.get_scores_from_ids(known)
+    def _in_threads(self, work: Callable[..., None], queries: Sequence[str], first: ndarray, second: ndarray) -> None:
+        """Let compiled work fill its rows, some queries in each thread; it holds no lock of the interpreter."""
+        terms = [
+            [self._vocabulary[term] for term in found if term in self._vocabulary]
+            for found in (self._tokenize(queries, ids=False) if queries else [])
+        ]
 
-    def _tokenize(self, texts: Sequence[str], ids: bool) -> bm25s.tokenization.Tokenized:
+        def fill(start: int) -> None:
+            mine = terms[start : start + _CHUNK]
+            offsets = np.concatenate([[0], np.cumsum([len(each) for each in mine])]).astype(np.int64)
+            flat = np.array([term for each in mine for term in each], dtype=np.int64)
+            rows = slice(start, start + _CHUNK)
+            work(*self._postings, flat, offsets, self._size, first[rows], second[rows])
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(fill, range(0, len(queries), _CHUNK)))
+
+    def _tokenize(self, texts: Sequence[str], ids: bool) -> Any:
         return bm25s.tokenize(texts, stopwords="en", stemmer=self._stemmer, return_ids=ids, show_progress=False)
-
-
-def top_positions(scores: Float32[ndarray, " documents"], k: int) -> Int64[ndarray, " k"]:
-    """The positions of the `k` highest scores, by score, then by position."""
-    if k == 0:
-        return np.zeros(0, dtype=np.int64)
-    least = np.partition(scores, len(scores) - k)[len(scores) - k]
-    # Everything above the k-th score, then as many of its equals as there is room for, in ascending position.
-    above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
-    above = above[np.argsort(-scores[above], kind="stable")]
-    return np.concatenate([above, equal[: k - len(above)]])
-
-
-def mine(
-    index: Bm25Index,
-    texts: Sequence[str],
-    queries: Int64[ndarray, " queries"],
-    offsets: Int64[ndarray, " queries+1"],
-    documents: Int64[ndarray, " positives"],
-    depth: int,
-) -> Int64[ndarray, "texts depth"]:
-    """The documents BM25 ranks highest without their being relevant.
-
-    Args:
-        index: of the whole corpus.
-        texts: all queries of the data set.
-        queries: which of them to mine for, ascending.
-        offsets: the relevant documents of `queries[i]` are `documents[offsets[i]:offsets[i + 1]]`.
-        documents: see `offsets`.
-        depth: how many to keep.
-
-    Returns:
-        A negatives table: a row for each of `texts`, hardest first, then -1 where no further document shares
-        a term with the query; nothing but -1 for queries not asked for.
-    """
-    table = np.full((len(texts), depth), -1, dtype=np.int64)
-    for start in range(0, len(queries), _CHUNK):
-        stop = min(start + _CHUNK, len(queries))
-        # So deep that `depth` remain even where all positives come first.
-        k = depth + int(np.diff(offsets[start : stop + 1]).max())
-        scores, positions = index.search([texts[query] for query in queries[start:stop]], k)
-        for row in range(stop - start):
-            relevant = documents[offsets[start + row] : offsets[start + row + 1]]
-            found = positions[row][(scores[row] > 0) & ~np.isin(positions[row], relevant)][:depth]
-            table[queries[start + row], : len(found)] = found
-    return table

@@ -14,7 +14,9 @@ from raytriever.data.negatives_file import read_negatives
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.origins import parse_mix
 from raytriever.data.records import ORIGINS
-from raytriever.negatives.bm25 import Bm25Index, mine
+from raytriever.negatives.bm25 import Bm25Index
+from raytriever.negatives.config import MiningConfig
+from raytriever.retrieval.mine import mine
 
 DEPTH = 30
 _BM25 = ORIGINS.index("bm25")
@@ -42,6 +44,5 @@ def hard_negatives(
     wanted = not len(found) if shares is None else bool(shares[_BM25]) and not (found.origins == _BM25).any()
     if not wanted:
         return found
-    positives = dataset.positives(config.train_split)
-    mined = mine(bm25(), dataset.queries.texts, positives.queries, positives.offsets, positives.documents, DEPTH)
-    return NegativesTable.merged(dataset, [found, NegativesTable.from_depth(dataset, mined, "bm25")])
+    mined = mine(dataset, config.train_split, MiningConfig(method="bm25", num_negatives=DEPTH), bm25=bm25)
+    return NegativesTable.merged(dataset, [found, mined.table])

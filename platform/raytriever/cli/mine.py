@@ -1,0 +1,83 @@
+"""`mine`: hard negatives of a data set's queries, written as a table that `train` reads."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.data.config import DataConfig
+from raytriever.errors import ConfigError
+from raytriever.models.config import READING, ModelConfig
+from raytriever.negatives.config import MiningConfig, check_mining
+from raytriever.options import check_options
+from raytriever.training.config import TrainingConfig
+
+_RANKS = re.compile(r"(\d{1,9}):(\d{1,9})")
+
+
+def main(words: list[str]) -> None:
+    """Parse, mine, print."""
+    arguments = _parser().parse(words)
+    mining = dataclasses.replace(MiningConfig(), **given(arguments, MiningConfig) | _ranks(arguments))
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
+    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
+    for settings in (mining, model, data, training):
+        check_options(settings)
+    check_mining(mining)
+    if not 0 <= arguments.round < 2**31:
+        raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
+
+    from raytriever.retrieval.mine_job import MiningJob, counts_table, run_mining
+
+    output = Path(arguments.output)
+    job = MiningJob(
+        data.dataset,
+        arguments.split,
+        mining,
+        model,
+        training.precision,
+        data.max_bad_rows,
+        training.seed,
+        arguments.round,
+    )
+    mined, quarantined = run_mining(job, output, warn)
+    print(counts_table(mined))
+    short, none = int((mined.found < mined.wanted).sum()), int((mined.found == 0).sum())
+    print(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
+    if quarantined:
+        print(quarantined)
+    print(f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output}")
+
+
+def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`--ranks 30:200` as the two settings it stands for."""
+    if arguments.ranks is None:
+        return {}
+    for name in ("range_min", "range_max"):
+        if hasattr(arguments, name):
+            raise ConfigError("says the same as --ranks", f"--{name.replace('_', '-')}", "give one of them")
+    found = _RANKS.fullmatch(arguments.ranks)
+    if found is None:
+        raise ConfigError(f"{arguments.ranks!r}", "--ranks", "give two whole numbers, as in 30:200")
+    return {"range_min": int(found[1]), "range_max": int(found[2])}
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="mine", description="Find hard negatives, and remove the false ones among them.")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the negatives table shall stand")
+    parser.add_argument("--split", default="train", metavar="NAME", help="whose queries get them (default: train)")
+    parser.add_argument("--ranks", metavar="A:B", help="--range-min A --range-max B")
+    parser.add_argument(
+        "--round", type=int, default=0, metavar="N", help="the round of mining, as the table tells it (default: 0)"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, MiningConfig, "mining")
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, ModelConfig, "model", only=READING)
+    add_settings(parser, TrainingConfig, "arithmetic and draws", only=["precision", "seed"])
+    return parser

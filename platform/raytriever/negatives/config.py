@@ -1,0 +1,106 @@
+"""The settings of mining. Imports nothing heavy: the command line reads it for `--help`.
+
+Names and meanings are those of sentence-transformers' `mine_hard_negatives`, so that settings may be carried over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytriever.errors import ConfigError
+from raytriever.options import did_you_mean, option
+
+METHODS = ("bm25", "dense", "cross-query", "gold", "random")
+# These need embeddings.
+BY_ENCODER = ("dense", "cross-query")
+# How many candidates are looked at for each negative wanted, where some of them may be removed or passed over.
+CANDIDATES = 10
+
+
+@dataclass(frozen=True)
+class MiningConfig:
+    """Who finds hard negatives, which of their candidates are false negatives, and how many are kept."""
+
+    method: str = option(
+        "bm25", f"who finds candidates, of {', '.join(METHODS)}; several, separated by commas, fill one table"
+    )
+    num_negatives: int = option(10, "negatives that each method keeps for a query, at most", minimum=1)
+    range_min: int = option(
+        0, "ranks that are passed over; the first document that is not known to be relevant has rank 0", minimum=0
+    )
+    range_max: int | None = option(
+        None,
+        "the rank at which a ranking ends; by default as many further ranks as negatives are wanted, ten times that "
+        "where candidates are sampled or held to a score",
+        minimum=1,
+    )
+    max_score: float | None = option(None, "candidates that score higher are removed")
+    absolute_margin: float | None = option(
+        None, "how far below the lowest score of a positive a candidate must be (TopK-MarginPos)", minimum=0
+    )
+    relative_margin: float | None = option(
+        None,
+        "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of the positive (TopK-PercPos)",
+        minimum=0,
+    )
+    sampling_strategy: str = option(
+        "top", "which of the candidates that are left: the first ones, or drawn ones", choices=("top", "random")
+    )
+    drop_answers: bool = option(False, "remove candidates that hold an answer of the query")
+    judge: str = option(
+        "", "directory of a cross-encoder whose scores, from 0 to 1 as a rule, margins and --max-score are held to"
+    )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods, in their order."""
+        return tuple(name.strip() for name in self.method.split(","))
+
+    @property
+    def holds_to_scores(self) -> bool:
+        """Whether a candidate may be removed for its score."""
+        return any(bound is not None for bound in (self.max_score, self.absolute_margin, self.relative_margin))
+
+    @property
+    def depth(self) -> int:
+        """The rank at which a ranking ends."""
+        if self.range_max is not None:
+            return self.range_max
+        some_go = self.holds_to_scores or self.drop_answers or self.sampling_strategy == "random"
+        return self.range_min + self.num_negatives * (CANDIDATES if some_go else 1)
+
+
+def check_mining(config: MiningConfig) -> None:
+    """Refuse settings that contradict each other; raises `ConfigError` naming the flag."""
+    methods = config.methods
+    for name in methods:
+        if name not in METHODS:
+            raise ConfigError(f"unknown method {name!r}", "--method", did_you_mean(name, METHODS))
+        if methods.count(name) > 1:
+            raise ConfigError(f"{name!r} is named twice", "--method", "name each method once")
+    if config.range_min >= config.depth:
+        raise ConfigError(
+            f"{config.depth} is not above --range-min {config.range_min}", "--range-max", "give a higher rank"
+        )
+    if config.num_negatives > config.depth - config.range_min:
+        raise ConfigError(
+            f"{config.num_negatives} negatives out of {config.depth - config.range_min} ranks "
+            f"({config.range_min} to {config.depth - 1})",
+            "--num-negatives",
+            "give fewer, or a higher --range-max",
+        )
+    if config.judge and not config.holds_to_scores:
+        raise ConfigError(
+            "its scores would remove nothing", "--judge", "give --relative-margin, --absolute-margin or --max-score"
+        )
+    if config.holds_to_scores and not config.judge and not {"bm25", *BY_ENCODER} & set(methods):
+        flags = {
+            "--max-score": config.max_score,
+            "--absolute-margin": config.absolute_margin,
+            "--relative-margin": config.relative_margin,
+        }
+        raise ConfigError(
+            f"nobody scores the candidates of --method {config.method}",
+            next(flag for flag, bound in flags.items() if bound is not None),
+            "add dense or bm25 to --method, or name a --judge",
+        )

@@ -1,0 +1,201 @@
+"""Mine the hard negatives of a split: from a data set, a BM25 index or embeddings, and settings, to a table.
+
+1. Each method finds candidates for each query (`mine_finders`), block by block.
+2. What is known to be no negative goes (`negatives.known`), then passages that hold an answer, then what scores too
+   high on the one scale of the table (`mine_scales`).
+3. Of the rest the first, or drawn ones, are kept (`negatives.filters`). Draws follow from (seed, round, query id).
+4. The methods' negatives become one table; a document that two of them keep for a query stands there once.
+
+No Ray, no files: whoever has embeddings, after encoding or in the middle of training, gets the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.data.dataset import Positives, RetrievalDataset
+from raytriever.data.draws import words
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.records import ORIGINS
+from raytriever.errors import ConfigError, DataError
+from raytriever.negatives.bm25 import Bm25Index
+from raytriever.negatives.config import MiningConfig, check_mining
+from raytriever.negatives.filters import (
+    ANSWER,
+    KEPT,
+    REASONS,
+    choose,
+    hold_to_scores,
+    open_verdicts,
+    tally,
+)
+from raytriever.negatives.known import RELEVANT
+from raytriever.negatives.texts import holds_answer
+from raytriever.retrieval.mine_finders import CHOICE, Finder
+from raytriever.retrieval.mine_scales import Embeddings, Judge
+from raytriever.retrieval.mine_sources import Sources
+from raytriever.tracking.progress import Progress
+
+# Candidates of a block: some tens of megabytes of positions, scores and verdicts.
+_BLOCK = 1 << 20
+REPEATED = "found by another method too"
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What mining found.
+
+    Args:
+        table: the negatives.
+        counts: for each method `candidates`, `kept`, and for each reason how many candidates it removed; the latter
+            two add up to the first. Reasons that removed nothing are left out.
+        wanted: how many negatives a query was to get, of all methods.
+        found: how many each query got, in the order of `dataset.positives(split)`.
+        scale: what the scores are: `encoder`, `bm25`, `judge`, or nothing.
+    """
+
+    table: NegativesTable
+    counts: dict[str, dict[str, int]]
+    wanted: int
+    found: Int64[ndarray, " queries"]
+    scale: str
+
+    def meta(self) -> dict[str, object]:
+        """For the table's manifest."""
+        return {
+            "counts": self.counts,
+            "scores": self.scale,
+            "queries": len(self.found),
+            "queries_short": int((self.found < self.wanted).sum()),
+            "queries_without": int((self.found == 0).sum()),
+        }
+
+
+def mine(
+    dataset: RetrievalDataset,
+    split: str,
+    config: MiningConfig,
+    *,
+    embeddings: Embeddings | None = None,
+    bm25: Callable[[], Bm25Index] | None = None,
+    judge: Judge | None = None,
+    answers: Mapping[str, Sequence[str]] | None = None,
+    seed: int = 0,
+    round: int = 0,
+) -> Mined:
+    """Mine the negatives of the queries of a split.
+
+    Args:
+        dataset: opened with the split; the judgements of all its opened splits say what is relevant.
+        split: its name.
+        config: who finds, what is removed, how much is kept.
+        embeddings: for `dense` and `cross-query`.
+        bm25: makes or gives the index of all passages; by default it is made where it is needed.
+        judge: scores pairs of texts, where the settings name one.
+        answers: of the queries that have some, by id.
+        seed, round: fix what is drawn; the round stands in the table.
+
+    Raises:
+        ConfigError: settings that contradict each other, or a range beyond the corpus.
+        DataError: no query of the split has a relevant document.
+        ModelError: embeddings or scores are not finite.
+    """
+    check_mining(config)
+    positives = dataset.positives(split)
+    if not len(positives):
+        raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
+    if config.range_min >= len(dataset.documents):
+        raise ConfigError(
+            f"{config.range_min} passes over all {len(dataset.documents):,} documents", "--range-min", "give less"
+        )
+    sources = Sources(dataset, positives, config, embeddings, bm25, judge, seed, round)
+    filtered = _Filtered(dataset, positives, config, sources, answers or {}, seed, round)
+    parts, counts = [], {}
+    for method in config.methods:
+        kept, reasons = filtered.run(method)
+        parts.append(kept)
+        counts[method] = reasons
+    queries, documents, ranks, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
+    origins = np.repeat([ORIGINS.index(method) for method in config.methods], [len(part[0]) for part in parts])
+    table = NegativesTable.of(dataset, positives.queries[queries], documents, origins, ranks, scores, round)
+    of_origin = np.bincount(table.origins, minlength=len(ORIGINS))
+    told = {}
+    for method, reasons in counts.items():
+        stands = int(of_origin[ORIGINS.index(method)])
+        removed = {REASONS[code]: int(n) for code, n in enumerate(reasons) if code != KEPT and n}
+        if reasons[KEPT] > stands:
+            removed[REPEATED] = int(reasons[KEPT]) - stands
+        told[method] = {"candidates": int(reasons.sum()), **removed, "kept": stands}
+    found = np.diff(table.offsets)[positives.queries]
+    return Mined(table, told, config.num_negatives * len(config.methods), found, sources.scale.name)
+
+
+@dataclass(frozen=True)
+class _Filtered:
+    """Runs a method's candidates through the filters."""
+
+    dataset: RetrievalDataset
+    positives: Positives
+    config: MiningConfig
+    sources: Sources
+    answers: Mapping[str, Sequence[str]]
+    seed: int
+    round: int
+
+    def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
+        """The kept (place of the query in the split, document, rank, score), and how many got each verdict."""
+        finder, config, known = self.sources.finder(method), self.config, self.sources.known
+        # Only rankings have ranges: what a data set brings along is taken whole.
+        ends = {"gold": (0, len(self.dataset.documents)), "random": (0, config.depth - config.range_min)}.get(
+            method, (config.range_min, config.depth)
+        )
+        order = np.argsort(known.counts, kind="stable")
+        kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
+        with Progress(f"mine {method}", len(order), "query") as progress:
+            start = 0
+            while start < len(order):
+                size = max(1, _BLOCK // (ends[1] + int(known.counts[order[start]])))
+                rows = order[start : start + size]
+                found, scores = finder(rows, min(ends[1], len(self.dataset.documents)))
+                verdicts, ranks = open_verdicts(found, known.padded(rows), *ends)
+                scores = self._judge(finder, rows, found, scores, verdicts)
+                draws = None
+                if config.sampling_strategy == "random":
+                    keys = self.sources.keys[rows]
+                    draws = words(self.seed, np.full(len(rows), self.round), keys, CHOICE, np.arange(found.shape[1]))
+                choose(verdicts, config.num_negatives, draws)
+                counts += tally(verdicts)
+                row, place = np.nonzero(verdicts == KEPT)
+                kept.append((rows[row], found[row, place], ranks[row, place], scores[row, place]))
+                start += len(rows)
+                progress.advance(len(rows))
+        return tuple(np.concatenate(column) for column in zip(*kept, strict=True)), counts
+
+    def _judge(
+        self, finder: Finder, rows: ndarray, found: ndarray, scores: ndarray, verdicts: ndarray
+    ) -> Float32[ndarray, "block places"]:
+        """Remove what holds an answer or scores too high; the scores of what is left, on the table's scale."""
+        config, scale = self.config, self.sources.scale
+        if config.drop_answers:
+            self._drop_answers(rows, found, verdicts)
+        if scale.name and scale.name != finder.scale:
+            scores = scale.pairs(rows, np.where(verdicts == KEPT, found, -1))
+        if config.holds_to_scores:
+            documents, reasons = self.sources.known.padded(rows)
+            lowest = np.nanmin(scale.pairs(rows, np.where(reasons == RELEVANT, documents, -1)), axis=1)
+            hold_to_scores(verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin)
+        return scores
+
+    def _drop_answers(self, rows: ndarray, found: ndarray, verdicts: ndarray) -> None:
+        for place, row in enumerate(rows):
+            answers = self.sources.answers_of(int(row), self.answers)
+            if not answers:
+                continue
+            for column in np.flatnonzero(verdicts[place] == KEPT):
+                if holds_answer(self.sources.passage(int(found[place, column])), answers):
+                    verdicts[place, column] = ANSWER

@@ -1,0 +1,121 @@
+"""Mining as a job: open and check everything, encode where a method needs it, mine, write the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives_file import write_negatives
+from raytriever.data.open import open_dataset
+from raytriever.data.prepared import splits_of
+from raytriever.data.processes import in_processes
+from raytriever.data.remote import fetched
+from raytriever.errors import DataError, StorageError
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
+from raytriever.negatives.config import BY_ENCODER, MiningConfig, check_mining
+from raytriever.retrieval.corpus import embed_corpus
+from raytriever.retrieval.encode import encode_texts
+from raytriever.retrieval.mine import Mined, mine
+from raytriever.retrieval.mine_judge import CrossEncoder
+from raytriever.retrieval.mine_scales import Embeddings
+from raytriever.retrieval.systems import load_for_encoding
+from raytriever.storage import check_writable
+
+
+@dataclass(frozen=True)
+class MiningJob:
+    """What is mined, and with what.
+
+    Args:
+        dataset: path, URI or name.
+        split: whose queries get negatives.
+        mining: the settings.
+        model: the encoder, where a method needs one.
+        precision: its arithmetic; None for what the hardware is fastest at.
+        max_bad_rows: the share of each file's rows that may be bad.
+        seed, round: fix what is drawn; the round stands in the table.
+    """
+
+    dataset: str
+    split: str
+    mining: MiningConfig
+    model: ModelConfig
+    precision: str | None
+    max_bad_rows: float
+    seed: int
+    round: int
+
+
+def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tuple[Mined, str | None]:
+    """Mine, and commit the table to `output`.
+
+    Returns:
+        What was found, and a line on bad rows, if any were left out.
+
+    Raises:
+        UserError: something a user can mend; nothing is written then.
+    """
+    check_mining(job.mining)
+    if output.exists():
+        raise StorageError("is there already", str(output), "give another --output, or remove it")
+    check_writable(output)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(job.precision, device)
+    judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
+    dataset = _open(job, say)
+    embeddings = None
+    if set(BY_ENCODER) & set(job.mining.methods):
+        say(f"{dataset.name}: encoding with {job.model.model} ({precision} on {device})")
+        embeddings = _encode(job, dataset, precision, device)
+    mined = mine(dataset, job.split, job.mining, embeddings=embeddings, judge=judge, seed=job.seed, round=job.round)
+    if not len(mined.table):
+        raise DataError(f"no negative is left; {_told(mined)}", dataset.name, "loosen what removed them")
+    meta = {
+        "kind": "negatives",
+        "split": job.split,
+        "settings": asdict(job.mining),
+        "model": job.model.model if embeddings else None,
+        "seed": job.seed,
+        "round": job.round,
+        **mined.meta(),
+    }
+    write_negatives(output, mined.table, dataset, meta)
+    return mined, str(dataset.quarantine) if dataset.quarantine.total else None
+
+
+def counts_table(mined: Mined) -> str:
+    """How many candidates each method had, why how many went, and how many are kept: a column a method."""
+    rows = ["candidates", *dict.fromkeys(why for told in mined.counts.values() for why in told if why != "kept")]
+    rows = [*dict.fromkeys(rows), "kept"]
+    width = max(map(len, rows))
+    cells = {name: [f"{told.get(name, 0):>15,}" for told in mined.counts.values()] for name in rows}
+    head = " " * width + "".join(f"{method:>15}" for method in mined.counts)
+    return "\n".join([head, *(f"{name:<{width}}" + "".join(line) for name, line in cells.items())])
+
+
+def _open(job: MiningJob, say: Callable[[str], None]) -> RetrievalDataset:
+    """The data set with the judgements of all its splits: no query's positive there is to be a negative here."""
+    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
+    place = str(dataset.place)
+    return open_dataset(place, [job.split, *splits_of(fetched(place) or Path(place))])
+
+
+def _encode(job: MiningJob, dataset: RetrievalDataset, precision: str, device: torch.device) -> Embeddings:
+    retriever = load_for_encoding(job.model, precision, device)
+    queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
+    return Embeddings.of(
+        encode_texts(retriever, queries, "query", "queries"), embed_corpus(job.model, retriever, dataset)
+    )
+
+
+def _told(mined: Mined) -> str:
+    """The counts in one line."""
+    return "; ".join(
+        f"{method}: {', '.join(f'{name} {count:,}' for name, count in told.items())}"
+        for method, told in mined.counts.items()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.errors import UserError
@@ -43,3 +44,20 @@ def check_confidence(confidence: float) -> None:
     """Raise `MetricInputError` where a level of confidence is not between 0 and 1."""
     if not 0 < confidence < 1:
         raise MetricInputError(f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, as 0.95")
+
+
+def paired_values(system: ndarray, baseline: ndarray) -> Float64[ndarray, " queries"]:
+    """The differences of two systems' per-query values.
+
+    Raises:
+        MetricInputError: they are not one finite value a query of at least two queries each.
+    """
+    ours, theirs = np.asarray(system, np.float64), np.asarray(baseline, np.float64)
+    if ours.ndim != 1 or ours.shape != theirs.shape or len(ours) < 2:
+        what = f"values of shapes {ours.shape} and {theirs.shape}"
+        raise MetricInputError(what, "paired test", "give both systems' values of the same queries, at least two")
+    differences = ours - theirs
+    if not np.isfinite(differences).all():
+        query = int(np.flatnonzero(~np.isfinite(differences))[0])
+        raise MetricInputError(f"query {query} has no finite value", "paired test", "leave it out of both systems")
+    return differences

@@ -1,0 +1,54 @@
+"""Global thresholds: chosen by trying every score, told where out of reach."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.threshold import choose_threshold
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), aim=st.sampled_from(["precision", "recall"]), tenths=st.integers(1, 10))
+def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
+    rng = np.random.default_rng(seed)
+    positives, negatives = rng.integers(0, 12, rng.integers(1, 12)), rng.integers(-4, 9, rng.integers(0, 40))
+    tried = {}
+    for score in sorted({*positives.tolist(), *negatives.tolist()}):
+        true, false = (positives >= score).sum(), (negatives >= score).sum()
+        tried[score] = {"precision": true / (true + false), "recall": true / len(positives)}
+    enough = [score for score, found in tried.items() if found[aim] >= tenths / 10]
+    found = choose_threshold(positives.astype(np.float32), negatives.astype(np.float64), aim, tenths / 10)
+    assert found.reached == bool(enough)
+    if enough:
+        assert found.score == (min(enough) if aim == "precision" else max(enough))
+        assert (found.precision, found.recall) == (tried[found.score]["precision"], tried[found.score]["recall"])
+    else:
+        assert aim == "precision"
+        assert found.score == np.inf
+        assert found.precision == max(each["precision"] for each in tried.values())
+
+
+def test_ties_are_taken_all_or_none() -> None:
+    # Four of the five best scores are equal: half of the positives cannot be taken apart.
+    found = choose_threshold(np.array([5.0, 3.0, 3.0]), np.array([3.0, 3.0, 1.0]), "recall", 0.5)
+    assert (found.score, found.recall, found.precision) == (3, 1, 3 / 5)
+
+
+def test_an_unreachable_precision_is_told() -> None:
+    found = choose_threshold(np.array([1.0, 0.5]), np.array([2.0, 0.1]), "precision", 0.9)
+    assert (found.reached, found.score, found.achieved) == (False, np.inf, 2 / 3)
+
+
+@pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
+def test_what_cannot_be_wanted_is_told(wanted: float) -> None:
+    with pytest.raises(MetricInputError, match="want a precision or recall"):
+        choose_threshold(np.ones(2), np.zeros(2), "recall", wanted)
+
+
+def test_without_positives_there_is_none() -> None:
+    with pytest.raises(MetricInputError, match="no positives"):
+        choose_threshold(np.ones(0), np.zeros(2), "recall", 0.5)

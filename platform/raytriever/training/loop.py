@@ -36,6 +36,7 @@ from raytriever.training.refresh_snapshot import Snapshot, take_snapshot
 from raytriever.training.resume import leave_best, origin_of, resume
 from raytriever.training.saving import Saver
 from raytriever.training.schedule import learning_rate_scale
+from raytriever.training.straggler import StragglerWatch, host_names
 from raytriever.training.throughput import Throughput
 from raytriever.training.timing import Stopwatch
 
@@ -120,6 +121,8 @@ class _Training:
         self.throughput = Throughput(*towers, work.precision, work.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         self.stopwatch = Stopwatch(loss, optimizer, work.device)
+        self.watch = StragglerWatch(host_names(self.workers, work.device), self._say)
+        self.own, self.compared = 0.0, dict[str, float]()
         self.strategy = build_strategy(
             settings.strategy,
             self.objective,
@@ -197,6 +200,7 @@ class _Training:
         update = self.strategy.step(batch.to(work.device), rate, step)
         phases = self.stopwatch.stop()
         seconds = waited + time.perf_counter() - began
+        self.own = waited + phases.get("encode_seconds", 0.0)
         self.progression = replace(self.progression, step=step + 1)
         self._tell(
             {
@@ -208,6 +212,7 @@ class _Training:
                 "checkpoint_seconds": self.blocked,
                 **self.throughput.told(counted, settings.batch_size, seconds),
                 **_statistics(update),
+                **self.compared,
                 **(self.refresher.told(step) if self.refresher else {}),
             }
         )
@@ -233,7 +238,8 @@ class _Training:
         The seconds it took are told with the next step.
         """
         began, settings, progression = time.monotonic(), self.settings, self.progression
-        standing = saver.standing(began - self.saved_at > 60 * settings.checkpoint_minutes)
+        standing = saver.standing(began - self.saved_at > 60 * settings.checkpoint_minutes, self.own)
+        self.compared = self.watch.look(standing.seconds)
         if settings.checkpoint_steps is None:
             self.wanted |= looked
         else:
@@ -248,6 +254,10 @@ class _Training:
             saver.save(self.strategy.state(), State(progression, self.origin))
             self.saved, self.saved_at, self.wanted = progression.step, time.monotonic(), False
             self.blocked = self.saved_at - began
+
+    def _say(self, text: str) -> None:
+        if self.workers.rank == 0:
+            self.work.notice(text)
 
     def _tell(self, measured: Mapping[str, float]) -> None:
         if self.workers.rank == 0:

@@ -47,10 +47,12 @@ class Standing:
     Args:
         writing: whether any of them still writes.
         due: whether the first worker's clock asks for a checkpoint.
+        seconds: of each worker's own, by rank.
     """
 
     writing: bool
     due: bool
+    seconds: tuple[float, ...]
 
 
 class Saver:
@@ -84,20 +86,21 @@ class Saver:
         self._error: BaseException | None = None
         self._leaving = False
 
-    def standing(self, due: bool = False) -> Standing:
+    def standing(self, due: bool = False, seconds: float = 0.0) -> Standing:
         """Ask all workers how they stand.
 
         Args:
             due: the first worker's clock; the others' is not heard.
+            seconds: this worker's own work of the step.
 
         Raises:
             StorageError: a worker could not write its part; what stood before still stands.
         """
         writing = self._thread is not None and self._thread.is_alive()
-        table = self._table([float(writing), float(due), float(self._error is not None)])
-        if any(failed for _, _, failed in table):
+        table = self._table([float(writing), float(due), float(self._error is not None), seconds])
+        if any(row[2] for row in table):
             self._fail(next(rank for rank, row in enumerate(table) if row[2]))
-        return Standing(any(row[0] for row in table), bool(table[0][1]))
+        return Standing(any(row[0] for row in table), bool(table[0][1]), tuple(row[3] for row in table))
 
     def settle(self) -> None:
         """Wait until what was begun stands; raises as `standing` does."""

@@ -1,4 +1,5 @@
-"""What the driver does with the news of a run: a progress bar for the person, batches of points for the tracker.
+"""What the driver does with the news of a run: a progress bar for the person, batches of points for the tracker,
+gauges for whoever watches the cluster.
 
 Every batch the tracker took is appended to `steps.jsonl` in the run directory, a line a step. A continued run reads
 it back, so that its curves are whole and no step is told to the tracker twice.
@@ -9,19 +10,20 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.news import News, Notice, Saving
+from raytriever.config import STAGES
 from raytriever.storage import disk_errors
 from raytriever.tracking.progress import Progress
 from raytriever.tracking.tracker import Point, Tracker
 
 FLUSH_SECONDS = 5.0
-
-
 STEPS = "steps.jsonl"
 
 
@@ -41,6 +43,7 @@ class Recorder:
         self._waiting: list[dict[str, Any]] = []
         self._flushed = time.monotonic()
         self._progress: Progress | None = None
+        self._gauges = Gauges(_run_of(folder))
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """The values of one metric by step, of this call and of earlier ones."""
@@ -54,7 +57,9 @@ class Recorder:
             return
         if isinstance(item, Saving):
             self.flush()
+            self._gauges.saved()
             return
+        self._gauges.set(item.step, item.measured)
         fresh = {name: value for name, value in item.measured.items() if (item.step, name) not in self._told}
         if fresh:
             self._told |= {(item.step, name) for name in fresh}  # a restarted group of workers repeats steps
@@ -63,8 +68,7 @@ class Recorder:
         if "dev_loss" in item.measured:
             self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
         else:
-            loss, rate = item.measured["loss"], item.measured["learning_rate"]
-            self._bar(item.step - 1).reach(item.step, loss=loss, learning_rate=rate)
+            self._bar(item.step - 1).reach(item.step, **glance(item.measured))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
@@ -108,6 +112,26 @@ class Recorder:
         if self._progress is not None:
             self._progress.__exit__(kind, error, trace)
         self.flush()
+
+
+def glance(measured: Mapping[str, float]) -> dict[str, float]:
+    """The figures of a step worth a glance, those that matter most first, to three digits."""
+    figures = {
+        "loss": measured["loss"],
+        "auc": measured.get("batch_auc"),
+        "s/step": measured.get("step_seconds"),
+        "pairs/s": measured.get("queries_per_second"),
+        "wait %": None,
+    }
+    if "data_wait_seconds" in measured and measured.get("step_seconds"):
+        figures["wait %"] = 100 * measured["data_wait_seconds"] / measured["step_seconds"]
+    return {name: float(f"{value:.3g}") for name, value in figures.items() if value is not None}
+
+
+def _run_of(folder: Path) -> str:
+    """The run's name to who watches: its directory's, and for a stage that of the whole before it."""
+    folder = folder.resolve()
+    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name == STAGES else folder.name
 
 
 def _read(file: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -14,6 +14,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 LINE_SECONDS = 10.0
+LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # what is over sooner needs no line
 
 
@@ -30,7 +31,8 @@ class Progress:
     def __init__(self, title: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._title, self._total, self._unit = title, total, unit
-        self._initial, self._done, self._notes = done, done, ""
+        self._initial, self._done = done, done
+        self._notes: list[str] = []
         self._began = self._last_line = time.monotonic()
         self._bar = (
             tqdm(total=total, desc=title, unit=unit, initial=done, file=self._stream, dynamic_ncols=True)
@@ -42,10 +44,10 @@ class Progress:
         """Count work as done; `notes` are the latest numbers worth a glance."""
         self._done += units
         if notes:
-            self._notes = ", ".join(f"{name} {value:.4g}" for name, value in notes.items())
+            self._notes = [f"{name} {value:.4g}" for name, value in notes.items()]
         if self._bar is not None:
             if notes:
-                self._bar.set_postfix_str(self._notes, refresh=False)
+                self._bar.set_postfix_str(", ".join(self._notes), refresh=False)
             self._bar.update(units)
         elif time.monotonic() - self._last_line >= LINE_SECONDS and self._done < self._total:
             self._line()
@@ -79,9 +81,8 @@ class Progress:
         rate = (self._done - self._initial) / seconds
         left = (self._total - self._done) / rate if rate else float("inf")
         tail = f"{left:.0f} s left" if self._done < self._total else f"{seconds:.1f} s"
-        notes = f", {self._notes}" if self._notes else ""
-        print(
-            f"{self._title}: {self._done}/{self._total} {self._unit}s, {rate:.3g} {self._unit}s/s, {tail}{notes}",
-            file=self._stream,
-            flush=True,
-        )
+        line = f"{self._title}: {self._done}/{self._total} {self._unit}s, {rate:.3g} {self._unit}s/s, {tail}"
+        for note in self._notes:
+            if len(line) + 2 + len(note) <= LINE_COLUMNS:
+                line += f", {note}"
+        print(line, file=self._stream, flush=True)

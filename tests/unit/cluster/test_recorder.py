@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from raytriever.cluster import recorder as module
-from raytriever.cluster.recorder import STEPS, Recorder
-from raytriever.cluster.news import Notice, StepNews
+from raytriever.cluster.news import Notice, Saving, StepNews
+from raytriever.cluster.recorder import STEPS, Recorder, glance
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker
 
 
@@ -126,3 +126,34 @@ def test_what_the_tracker_did_not_take_is_told_by_the_next_call(tmp_path: Path) 
     memory.broken = False
     record(memory, tmp_path, [news(1), news(2)])
     assert memory.told("loss") == [(1, 1.0), (2, 0.5)]
+
+
+def test_what_was_heard_is_kept_before_its_checkpoint_is_committed(tmp_path: Path) -> None:
+    memory = Memory()
+    with Recorder(memory, tmp_path, 10) as recorder:
+        recorder.hear(news(1))
+        assert memory.told("loss") == []
+        recorder.hear(Saving(1))
+        assert memory.told("loss") == [(1, 1.0)]
+        assert (tmp_path / STEPS).read_text().count("\n") == 1
+
+
+def test_a_glance_is_short_and_leads_with_what_matters() -> None:
+    measured = {
+        "data_wait_seconds": 0.02,
+        "step_seconds": 0.123456,
+        "loss": 0.0123456,
+        "queries_per_second": 1234.5,
+        "gradient_norm": 1.0,
+        "batch_auc": 0.98765,
+        "learning_rate": 1e-5,
+    }
+    found = glance(measured)
+    assert list(found.items()) == [
+        ("loss", 0.0123),
+        ("auc", 0.988),
+        ("s/step", 0.123),
+        ("pairs/s", 1230),
+        ("wait %", 16.2),
+    ]
+    assert glance({"loss": 1.0, "learning_rate": 1e-5}) == {"loss": 1.0}

@@ -49,6 +49,18 @@ def test_lines_tell_how_much_how_fast_and_how_long(clock: Clock) -> None:
     ]
 
 
+def test_notes_that_make_a_line_too_long_are_left_out(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("train", 100_000, "step", stream=stream) as progress:
+        clock.now += 12
+        progress.advance(
+            12_345, **{"loss": 0.01234, "a name far too long for what is left of this line": 1.0, "auc": 0.98}
+        )
+    [line, _] = stream.getvalue().splitlines()
+    assert line == "train: 12345/100000 steps, 1.03e+03 steps/s, 85 s left, loss 0.01234, auc 0.98"
+    assert len(line) <= 100
+
+
 def test_what_was_done_before_is_counted_but_not_in_the_rate(clock: Clock) -> None:
     stream = io.StringIO()
     with Progress("train", 100, "step", done=50, stream=stream) as progress:

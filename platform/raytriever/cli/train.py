@@ -20,8 +20,15 @@ from raytriever.models.config import ModelConfig
 from raytriever.options import did_you_mean, flag_of
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
+from raytriever.training.refresh_config import RefreshConfig
 
-SECTIONS = {"data": DataConfig, "model": ModelConfig, "loss": LossConfig, "training": TrainingConfig}
+SECTIONS = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "loss": LossConfig,
+    "training": TrainingConfig,
+    "refresh": RefreshConfig,
+}
 
 
 def main(words: list[str]) -> None:

@@ -90,6 +90,10 @@ class Mailbox:
         self._died = False
         return True
 
+    async def reached(self) -> int:
+        """The furthest step that was ever told of."""
+        return self._restarts.reached
+
     async def fail(self, reason: str, died: bool) -> None:
         """The group of workers failed; a process of it died, or raised something."""
         self._died |= died

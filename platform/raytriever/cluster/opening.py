@@ -29,6 +29,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.models.source import resolve_model
 from raytriever.retrieval.systems import load_for_encoding
 from raytriever.training.material import Material
+from raytriever.training.refresh_config import check_refresh
 from raytriever.training.run_directory import CONFIG, RunDirectory
 from raytriever.training.tokens import tokenisation_of
 
@@ -157,4 +158,6 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
     if not data.duplicates:
         left = shared(order, source.examples.positives, range(order.steps(1)))
         say(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive with one of their batch")
-    return OpenStage(stage, description, material, training.max_steps or order.steps(training.epochs or 1.0))
+    total_steps = training.max_steps or order.steps(training.epochs or 1.0)
+    check_refresh(config.refresh, data, total_steps)
+    return OpenStage(stage, description, material, total_steps)

@@ -58,7 +58,8 @@ def train_into(
     places = [dataset.place for dataset in stage.material.datasets if dataset.place]
     # The session ends first: what goes on training while the recorder writes would make checkpoints nobody heard of.
     with Recorder(tracker, folder, stage.total_steps) as recorder, ray_session(config.training.workers[1]):
-        train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear)
+        told = max((step for step, _ in recorder.curve("loss")), default=0)
+        train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear, told)
     return recorder
 
 

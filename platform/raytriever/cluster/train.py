@@ -20,6 +20,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from raytriever.cluster.failures import Failures
 from raytriever.cluster.monitor import listening
 from raytriever.cluster.news import GivenUp, News
+from raytriever.cluster.refresh import mining
 from raytriever.cluster.worker import train_worker
 from raytriever.config import Config
 from raytriever.data.negatives_table import NegativesTable
@@ -30,6 +31,14 @@ from raytriever.parallel.strategy import TrainingError
 PLACE_SECONDS = 10
 PLACE_ATTEMPTS = 60  # ten minutes, in which a cluster that grows on demand has grown
 RESIZE_SECONDS = 60.0  # how often a group may be resized because nodes came
+_RAY_TRAIN = {
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(PLACE_SECONDS),
+    # How often it looks at its workers; its default of 2 s is dead time at every death and every end.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # A process more at each beginning, and a wait for a node's last second in which nobody here does anything special:
+    # a node that is taken away is a node that died.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
 
 
 class ClusterError(UserError):
@@ -43,6 +52,7 @@ def train_on_cluster(
     total_steps: int,
     folder: Path,
     hear: Callable[[News], None],
+    told: int = 0,
 ) -> None:
     """Train on as many processes as `config.training.num_workers` says, within which a run shrinks and grows.
 
@@ -53,6 +63,7 @@ def train_on_cluster(
         total_steps: after which training ends at the latest.
         folder: the run directory, on storage that every node sees; the best model stands in its `model` afterwards.
         hear: called on the driver with every item of news.
+        told: the last step that an earlier call has told of.
 
     Raises:
         UserError: a worker met something a user can mend, or the processes die again and again.
@@ -68,17 +79,25 @@ def train_on_cluster(
         else:
             hear(item)
 
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(PLACE_SECONDS))
+    for name, value in _RAY_TRAIN.items():
+        os.environ.setdefault(name, value)
     fewest, most = config.training.workers
     most = config.training.sharing(most)
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    with listening(hear_or_keep) as listener, TemporaryDirectory(prefix="raytriever-") as state:
+    first = ray.put(negatives)
+    with (
+        listening(hear_or_keep) as listener,
+        TemporaryDirectory(prefix="raytriever-") as state,
+        mining(config, places, first, folder) as miner,
+    ):
         trainer = TorchTrainer(
             train_worker,
             train_loop_config={
                 "config": config,
                 "places": list(places),
-                "negatives": ray.put(negatives),
+                "negatives": first,
+                "miner": miner,
+                "told": told,
                 "total_steps": total_steps,
                 "folder": str(folder.resolve()),
                 "mailbox": listener.mailbox,

@@ -13,6 +13,7 @@ import torch
 from ray.train.torch import get_device
 
 from raytriever.cluster.monitor import Sender
+from raytriever.cluster.refresh import refresh_plan
 from raytriever.cluster.regroup import regroup
 from raytriever.config import Config
 from raytriever.data.files import is_uri
@@ -101,6 +102,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
             notice=sender.notice,
             heard=sender.settle,
             data_digest=material.digest(negatives),
+            refresh=refresh_plan(job, config, material, folder, workers, device),
         )
     )
     if workers.rank == 0:

@@ -19,6 +19,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_options, did_you_mean, read_option
 from raytriever.training.config import TrainingConfig
+from raytriever.training.refresh_config import RefreshConfig, check_refresh
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    refresh: RefreshConfig = field(default_factory=RefreshConfig)
 
     @property
     def hash(self) -> str:
@@ -55,6 +57,7 @@ def check_config(config: Config) -> None:
             "--batch-size",
             f"give a multiple of {workers}, such as {nearest}, or another --num-workers",
         )
+    check_refresh(config.refresh, config.data, config.training.max_steps)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -19,6 +19,7 @@ MAY_CHANGE = (
     "checkpoint_steps",
     "checkpoint_minutes",
     "keep",
+    "refresh_pool",
 )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from raytriever.data.arrange import arrange
 from raytriever.data.combine import combine
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.examples import Examples
+from raytriever.data.negatives_file import read_negatives
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.open import open_dataset
 from raytriever.data.order import Order
@@ -108,6 +110,10 @@ class Material:
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
         return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
+
+    def read_negatives(self, path: Path) -> NegativesTable:
+        """A table that was written for all of these data sets in one; raises `DataError` or `StorageError`."""
+        return read_negatives(path, combine(self.datasets))
 
     def digest(self, negatives: NegativesTable | None) -> str:
         """SHA-256 over all that batches are made of: the data sets as opened, and the negatives."""

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from raytriever.data.config import DataConfig
+from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError
+from raytriever.negatives.config import MiningConfig
 from raytriever.options import flag_of, option
+from raytriever.training.config import worker_count
 
 ASYNC, SYNC, ROLLING = "async", "sync", "rolling"
 MODES = (ASYNC, SYNC, ROLLING)
+METHOD = "dense"
+
+
+def rank_range(given: Any) -> str:
+    """`A:B`, whole numbers with A below B, or nothing.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(given))
+    if given and (ends is None or int(ends[1]) >= int(ends[2])):
+        raise ValueError("give two whole numbers, the lower first, as in 30:200")
+    return f"{int(ends[1])}:{int(ends[2])}" if ends else ""
 
 
 @dataclass(frozen=True)
@@ -18,29 +36,57 @@ class RefreshConfig:
     """When hard negatives are mined anew with the encoder as it is, from where in its ranking, and by how many."""
 
     refresh_every: int | None = option(
-        None, "steps between two refreshes of the hard negatives by the encoder itself; without it there is none",
-        minimum=1,
-    )  # fmt: skip
+        None, "steps between two refreshes of the hard negatives, by the encoder as it is then", minimum=1
+    )
     refresh_mode: str = option(
         ASYNC,
         "training goes on meanwhile, waits for the new table, or goes on while a share of the corpus is re-encoded",
         choices=MODES,
     )
     refresh_share: float = option(
-        0.25, "share of the corpus that a rolling refresh re-encodes, in turn", above=0, maximum=1
+        0.25, "share of the corpus that a rolling refresh re-encodes, each time another", above=0, maximum=1
     )
-    refresh_pool: str = option("1", "actors that re-encode, `SIZE` or `MIN:MAX`")
+    refresh_pool: int | str = option(
+        1, "how many processes re-encode at a time; the fewest and the most", reads=worker_count, form="N|MIN:MAX"
+    )
+    refresh_negatives: int = option(
+        30, "negatives that a refresh keeps for a query, of which each epoch draws --negatives-per-query", minimum=1
+    )
+    refresh_ranks: str = option(
+        "", "ranks they are taken from, the first counted and the last not", reads=rank_range, form="A:B"
+    )
+    refresh_max_score: float | None = option(None, "candidates that score higher are no negatives")
+    refresh_absolute_margin: float | None = option(
+        None, "how far below the lowest score of a positive a negative must be", minimum=0
+    )
+    refresh_relative_margin: float | None = option(
+        None, "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of it", minimum=0
+    )
 
     @property
     def pool(self) -> tuple[int, int]:
-        """The fewest and the most actors; raises `ConfigError` for what is no size."""
-        words = self.refresh_pool.split(":")
-        if len(words) > 2 or not all(word.isascii() and word.isdigit() for word in words):
-            raise ConfigError(f"{self.refresh_pool!r} is no size", "--refresh-pool", "give SIZE or MIN:MAX, as in 1:4")
-        least, most = int(words[0]), int(words[-1])
-        if not 1 <= least <= most:
-            raise ConfigError(f"{self.refresh_pool!r} is out of range", "--refresh-pool", "give 1 <= MIN <= MAX")
-        return least, most
+        """The fewest and the most processes that re-encode."""
+        fewest, _, most = str(worker_count(self.refresh_pool)).partition(":")
+        return int(fewest), int(most or fewest)
+
+    @property
+    def ranks(self) -> tuple[int, int | None]:
+        """The first rank, and the end, None for as many as it takes."""
+        first, _, end = rank_range(self.refresh_ranks).partition(":")
+        return int(first or 0), int(end) if end else None
+
+    @property
+    def mining(self) -> MiningConfig:
+        """The settings of each round's mining."""
+        return MiningConfig(
+            method=METHOD,
+            num_negatives=self.refresh_negatives,
+            range_min=self.ranks[0],
+            range_max=self.ranks[1],
+            max_score=self.refresh_max_score,
+            absolute_margin=self.refresh_absolute_margin,
+            relative_margin=self.refresh_relative_margin,
+        )
 
 
 def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | None) -> None:
@@ -51,22 +97,36 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
         data: what groups are made of.
         total_steps: of the training, None where that is not known yet.
     """
-    if refresh.refresh_every is None:
-        for field in dataclasses.fields(refresh)[1:]:
+    every = refresh.refresh_every
+    if every is None:
+        for field in dataclasses.fields(refresh):
             if getattr(refresh, field.name) != field.default:
                 where = flag_of(field.name)
                 raise ConfigError("has no effect without refreshes", where, "give --refresh-every, such as 500, too")
         return
-    _ = refresh.pool
     if refresh.refresh_mode != ROLLING and refresh.refresh_share != RefreshConfig.refresh_share:
-        raise ConfigError("has no effect", "--refresh-share", "give --refresh-mode rolling, too")
+        raise ConfigError("only a rolling refresh has a share", "--refresh-share", "give --refresh-mode rolling, too")
     if not data.negatives_per_query:
         raise ConfigError(
             "there are no hard negatives to refresh", "--refresh-every", "give --negatives-per-query, such as 5, too"
         )
-    if total_steps is not None and refresh.refresh_every >= total_steps:
+    if total_steps is not None and every >= total_steps:
         raise ConfigError(
-            f"{refresh.refresh_every} leaves no refresh in {total_steps} steps",
+            f"after {every} of {total_steps} steps there is nothing left to refresh for",
             "--refresh-every",
             f"give less than {total_steps}, or train longer",
+        )
+    first, end = refresh.ranks
+    if end is not None and refresh.refresh_negatives > end - first:
+        raise ConfigError(
+            f"{refresh.refresh_negatives} negatives out of {end - first} ranks",
+            "--refresh-negatives",
+            f"give at most {end - first}, or more --refresh-ranks",
+        )
+    from raytriever.data.origins import parse_mix  # numpy, which the command line can do without
+
+    shares = parse_mix(data.negatives_mix)
+    if shares is not None and not shares[ORIGINS.index(METHOD)]:
+        raise ConfigError(
+            f"leaves what is refreshed no share: {data.negatives_mix}", "--negatives-mix", "add dense, as in dense=0.5"
         )

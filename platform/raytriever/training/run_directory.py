@@ -112,6 +112,6 @@ def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None
         before = there.get(section)
         before = before if isinstance(before, dict) else {}
         for name, value in settings.items():
-            if before.get(name) != value and not (section == "training" and name in MAY_CHANGE):
+            if before.get(name) != value and name not in MAY_CHANGE:
                 return f"{section}.{name} is {before.get(name)!r} there and {value!r} here"
     return None

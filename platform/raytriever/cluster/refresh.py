@@ -1,0 +1,159 @@
+"""Refreshing hard negatives under Ray: weights go through the object store to a miner beside the workers.
+
+The miner is an actor with encoders of its own. A round of it writes embeddings shard by shard, searches them, filters,
+and commits the round's table to the run directory. An encoder that dies is started again and does its shard again; a
+miner that dies, or whose node does, is started elsewhere and finds the shards that stand. Training only waits where it
+is told to, and goes on with the table it has when a round fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from raytriever.cluster.refresh_round import MiningRounds, SnapshotLoader
+from raytriever.config import Config
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.errors import UserError
+from raytriever.losses.workers import Workers
+from raytriever.retrieval.embedding_work import EmbeddingWork
+from raytriever.retrieval.encode_shard import ShardEncoder
+from raytriever.training.material import Material
+from raytriever.training.refresh_config import SYNC
+from raytriever.training.refresh_plan import Mined, RefreshPlan
+from raytriever.training.refresh_snapshot import Snapshot
+
+FOLDER = "negatives"
+# A miner that was killed does its round again so often before the round has failed.
+TRIES = 3
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Encoder:
+    """Encodes shards, one at a time."""
+
+    def __init__(
+        self, work: EmbeddingWork, load: SnapshotLoader, place: str, snapshot: Snapshot, directory: str
+    ) -> None:
+        os.chdir(directory)
+        self._encoder = ShardEncoder(work, partial(load, snapshot), place)
+
+    def encode(self, number: int) -> None:
+        """Encode and commit one shard."""
+        self._encoder(number)
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
+class Miner:
+    """Does one round after another."""
+
+    def __init__(
+        self, config: Config, places: list[str], folder: str, first: NegativesTable | None, directory: str
+    ) -> None:
+        os.chdir(directory)
+        self._rounds = MiningRounds(config, places, Path(folder), first)
+        self._pool = config.refresh.pool[1]
+        self._gpus = 1 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0
+
+    def mine(self, number: int, snapshot: list[Any]) -> Mined:
+        """One round.
+
+        Args:
+            number: of the round.
+            snapshot: a reference to the weights; in a list, so that Ray hands over the reference.
+        """
+        return self._rounds.run(number, ray.get(snapshot[0]), partial(self._encode, snapshot[0]))
+
+    def _encode(self, snapshot: Any, work: EmbeddingWork, load: SnapshotLoader, place: str, missing: list[int]) -> None:
+        """Have shards encoded by as many actors as the pool may have."""
+        encoder = Encoder.options(num_gpus=self._gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
+        count = min(self._pool, len(missing))
+        actors = [encoder.remote(work, load, place, snapshot, os.getcwd()) for _ in range(count)]
+        try:
+            left = list(reversed(missing))
+            working = {actor.encode.remote(left.pop()): actor for actor in actors}
+            while working:
+                [done], _ = ray.wait(list(working))
+                actor = working.pop(done)
+                ray.get(done)
+                if left:
+                    working[actor.encode.remote(left.pop())] = actor
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+class RayPool:
+    """A `refresh_plan.Pool` that hands rounds to a miner."""
+
+    def __init__(self, miner: Any) -> None:
+        self._miner = miner
+        self._answer: Any = None
+
+    def begin(self, number: int, snapshot: Snapshot) -> None:
+        """See `Pool`."""
+        self._answer = self._miner.mine.remote(number, [ray.put(dict(snapshot))])
+
+    def answer(self) -> Mined | None:
+        """See `Pool`."""
+        if not ray.wait([self._answer], timeout=0)[0]:
+            return None
+        try:
+            found: Mined = ray.get(self._answer)
+        except UserError as error:  # what a user can mend, raised in the miner
+            return Mined(reason=str(error))
+        except ray.exceptions.RayError as error:
+            return Mined(reason=str(error).strip().splitlines()[-1])
+        return found
+
+
+@contextmanager
+def mining(config: Config, places: Sequence[str], negatives: Any, folder: Path) -> Iterator[Any]:
+    """A miner for the length of a run, on the driver; None where nothing is refreshed.
+
+    Args:
+        config: the experiment.
+        places: where its data sets stand prepared.
+        negatives: a reference to the table training begins with.
+        folder: the run directory.
+    """
+    if config.refresh.refresh_every is None:
+        yield None
+        return
+    # Rows of other origins stay beside those that are mined where shares are asked for by origin.
+    first = negatives if config.data.negatives_mix else None
+    where = str(folder.resolve() / FOLDER)
+    miner = Miner.remote(config, list(places), where, first, os.getcwd())  # type: ignore[attr-defined]
+    try:
+        yield miner
+    finally:
+        ray.kill(miner)  # and with it its encoders
+
+
+def refresh_plan(
+    job: Mapping[str, Any], config: Config, material: Material, folder: Path, workers: Workers, device: torch.device
+) -> RefreshPlan | None:
+    """A worker's plan; every worker makes the call.
+
+    Args:
+        job: of `train_on_cluster`: its `miner`, its `mailbox`, and the last step that earlier calls `told` of.
+        config: the experiment.
+        material: what the worker has opened.
+        folder: the run directory.
+        workers, device: the group, and where its collectives take their tensors.
+    """
+    every = config.refresh.refresh_every
+    if every is None:
+        return None
+    told = max(job["told"], ray.get(job["mailbox"].reached.remote()))
+    told = int(workers.maximum(torch.tensor(told, device=device)))
+    pool = RayPool(job["miner"]) if workers.rank == 0 else None
+    waits = config.refresh.refresh_mode == SYNC
+    return RefreshPlan(every, waits, folder / FOLDER, material.read_negatives, pool, told)

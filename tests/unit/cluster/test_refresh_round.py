@@ -1,0 +1,185 @@
+"""A round in one process: what it mines, what it keeps of earlier rounds, what it removes and what it tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.cluster.refresh_round import EMBEDDINGS, MiningRounds, SnapshotLoader
+from raytriever.config import Config
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives_file import read_negatives
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.open import open_dataset
+from raytriever.data.records import ORIGINS
+from raytriever.losses.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.embedding_work import EmbeddingWork
+from raytriever.retrieval.encode import encode_texts
+from raytriever.retrieval.encode_shard import ShardEncoder
+from raytriever.training.config import TrainingConfig
+from raytriever.training.refresh_config import RefreshConfig
+from raytriever.training.refresh_ledger import round_path
+from raytriever.training.refresh_snapshot import Snapshot, take_snapshot
+from raytriever.training.tokens import tokenisation_of
+
+ALL = 320  # documents and queries
+
+
+class Pool:
+    """Encodes here, and remembers how many rows; may die after some shards."""
+
+    def __init__(self, snapshot: Snapshot, most: int = 99) -> None:
+        self.snapshot, self.most, self.rows = snapshot, most, 0
+
+    def __call__(self, work: EmbeddingWork, load: SnapshotLoader, place: str, missing: list[int]) -> None:
+        encode = ShardEncoder(work, partial(load, self.snapshot), place)
+        for number in missing:
+            if not self.most:
+                raise KeyboardInterrupt
+            self.most -= 1
+            encode(number)
+            self.rows += len(work.plan.rows_of(number))
+
+
+@pytest.fixture
+def retriever(tiny_encoder: Path) -> Retriever:
+    return load_retriever(ModelConfig(str(tiny_encoder)))
+
+
+@pytest.fixture
+def dataset(tiny_dataset: Path, retriever: Retriever) -> RetrievalDataset:
+    return open_dataset(tiny_dataset, ["train", "dev", "test"], tokenisation=tokenisation_of(retriever))
+
+
+Make = Callable[..., MiningRounds]
+
+
+@pytest.fixture
+def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path) -> Make:
+    def make(first: NegativesTable | None = None, **refresh: object) -> MiningRounds:
+        config = Config(
+            data=DataConfig(negatives_per_query=1),
+            model=ModelConfig(str(tiny_encoder)),
+            training=TrainingConfig(precision="fp32"),
+            refresh=RefreshConfig(refresh_every=5, refresh_negatives=4, **refresh),
+        )
+        return MiningRounds(config, [str(dataset.place)], tmp_path / "negatives", first)
+
+    return make
+
+
+def other(snapshot: Snapshot) -> Snapshot:
+    """Weights after some training."""
+    return {
+        name: values + 0.02 * np.cos(np.arange(values.size, dtype="f4")).reshape(values.shape)
+        for name, values in snapshot.items()
+    }
+
+
+def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
+    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    snapshot = take_snapshot(retriever, ALONE)
+    told = rounds().run(3, snapshot, Pool(snapshot)).measured
+    table = read_negatives(round_path(tmp_path / "negatives", 3), dataset)
+    queries = encode_texts(retriever, dataset.queries.texts, "query")
+    scores = queries @ encode_texts(retriever, list(dataset.passages()), "passage").T
+    positives = dataset.positives("train")
+    for place, query in enumerate(positives.queries.tolist()):
+        ranking = [document for document in np.argsort(-scores[query]).tolist() if document not in positives.of(place)]
+        assert table.documents[table.offsets[query] : table.offsets[query + 1]].tolist() == ranking[:4]
+    assert set(table.rounds.tolist()) == {3}
+    assert told["refresh_encoded"] == ALL
+    assert told["refresh_queries_short"] == told["refresh_queries_without"] == 0
+    assert 0 < told["refresh_share_relevant"] < 1
+    assert told["refresh_share_relevant"] + told["refresh_share_kept"] == pytest.approx(1)
+    assert "refresh_true_positives" not in told  # nobody else judges these queries
+    assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
+
+
+def test_a_round_that_was_cut_short_does_the_rest_and_other_weights_all_anew(
+    rounds: Make, retriever: Retriever
+) -> None:
+    one = take_snapshot(retriever, ALONE)
+    two = other(one)
+    with pytest.raises(KeyboardInterrupt):
+        rounds().run(1, one, Pool(one, most=1))
+    rest = Pool(one)
+    assert rounds().run(1, one, rest).measured["refresh_encoded"] == rest.rows == ALL - 160
+    with pytest.raises(KeyboardInterrupt):
+        rounds().run(2, one, Pool(one, most=1))
+    again = Pool(two)
+    rounds().run(2, two, again)
+    assert again.rows == ALL
+
+
+def test_rolling_encodes_the_queries_and_a_share_of_the_corpus(
+    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    one = take_snapshot(retriever, ALONE)
+    mining = rounds(refresh_mode="rolling", refresh_share=0.25)
+    assert mining.run(1, one, Pool(one)).measured["refresh_encoded"] == ALL
+    weights, table = one, {}
+    for number in range(2, 6):
+        weights = other(weights)
+        assert mining.run(number, weights, Pool(weights)).measured["refresh_encoded"] == 160 + 40
+        table[number] = read_negatives(round_path(tmp_path / "negatives", number), dataset).documents
+    # With the same weights four turns make a whole corpus of one age, which a refresh of all is as well.
+    for number in range(6, 10):
+        mining.run(number, weights, Pool(weights))
+    rolled = read_negatives(round_path(tmp_path / "negatives", 9), dataset).documents
+    rounds().run(10, weights, Pool(weights))
+    assert np.array_equal(rolled, read_negatives(round_path(tmp_path / "negatives", 10), dataset).documents)
+    assert not np.array_equal(table[5], rolled)
+
+
+def test_rows_of_other_origins_stay_where_they_have_a_share(
+    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    one = take_snapshot(retriever, ALONE)
+    columns = (
+        np.array([0, 0, 1]),
+        np.array([150, 151, 152]),
+        np.array([ORIGINS.index(o) for o in ("bm25", "dense", "bm25")]),
+    )
+    first = NegativesTable.of(dataset, *columns, ranks=np.array([7, 7, 7]))
+    rounds(first).run(1, one, Pool(one))
+    table = read_negatives(round_path(tmp_path / "negatives", 1), dataset)
+    kept = table.documents[table.origins == ORIGINS.index("bm25")].tolist()
+    assert set(kept) <= {150, 152}
+    assert (table.rounds[table.origins == ORIGINS.index("dense")] == 1).all()
+    assert len(table) >= 4 * 96
+
+
+def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
+    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    one = take_snapshot(retriever, ALONE)
+    mining = rounds()
+    mining.run(1, one, Pool(one))
+    before = read_negatives(round_path(tmp_path / "negatives", 1), dataset)
+    # The test split finds the hardest negative of the first training query relevant.
+    query = int(dataset.positives("train").queries[0])
+    hardest = int(before.documents[before.offsets[query]])
+    judged = dataset.judgements["test"]
+    rows = dataclasses.replace(
+        judged,
+        **{name: np.insert(getattr(judged, name), 0, value) for name, value in
+           {"queries": query, "documents": hardest, "scores": 1, "sources": 0, "ranks": 0}.items()},
+    )  # fmt: skip
+    mining._mining = dataclasses.replace(
+        mining._mining, datasets=[dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
+    )
+    told = mining.run(2, one, Pool(one)).measured
+    after = read_negatives(round_path(tmp_path / "negatives", 2), dataset)
+    assert told["refresh_true_positives"] == 1 / len(before)
+    assert len(after) == len(before) - 1
+    assert hardest not in after.documents[after.offsets[query] : after.offsets[query + 1]]

@@ -42,24 +42,42 @@ def order_results(
     ranking = np.array(documents, np.int64, order="C")
     unsorted = np.flatnonzero(~_in_order(values, ranking, ties))
     if len(unsorted):
-        by_place = np.empty(len(ties), np.int64)
-        by_place[ties] = np.arange(len(ties))
+        # Half as wide, so that more of them stay in the processor's cache.
+        places, by_place = ties.astype(np.uint32), np.empty(len(ties), np.uint32)
+        by_place[ties] = np.arange(len(ties), dtype=np.uint32)
         step = max(1, BLOCK_RESULTS // ranking.shape[1])
         for start in range(0, len(unsorted), step):
             rows = unsorted[start : start + step]
-            ranking[rows] = _sorted(values[rows], ranking[rows], ties, by_place)
+            keys = _keys(values, ranking, rows, places)
+            keys.sort(axis=1)
+            _read(keys, rows, by_place, ranking)
     return ranking
 
 
-def _sorted(values: ndarray, documents: ndarray, ties: ndarray, by_place: ndarray) -> ndarray:
+@numba.njit(cache=True)
+def _keys(values, documents, rows, places):  # type: ignore[no-untyped-def]
     """One integer a result, ascending from the best: its score's bits in reverse order, then its place among equals."""
-    bits = (values + np.float32(0)).view(np.uint32)  # -0 becomes 0
-    best_first = np.where(bits >> 31 > 0, bits, ~bits & np.uint32(0x7FFFFFFF))
-    keys = best_first.astype(np.uint64) << np.uint64(32) | ties[documents].astype(np.uint64)
-    keys[documents < 0] = NONE
-    keys.sort(axis=1)
-    places = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    return np.where(keys == NONE, -1, by_place[np.minimum(places, len(by_place) - 1)])
+    keys = np.empty((len(rows), values.shape[1]), np.uint64)
+    for number, row in enumerate(rows):
+        bits = (values[row] + np.float32(0)).view(np.uint32)  # -0 becomes 0
+        for rank in range(values.shape[1]):
+            document = documents[row, rank]
+            if document < 0:
+                keys[number, rank] = NONE
+                continue
+            one = bits[rank]
+            best_first = one if one >> np.uint32(31) else ~one & np.uint32(0x7FFFFFFF)
+            keys[number, rank] = np.uint64(best_first) << np.uint64(32) | np.uint64(places[document])
+    return keys
+
+
+@numba.njit(cache=True)
+def _read(keys, rows, by_place, documents):  # type: ignore[no-untyped-def]
+    """Write the documents that sorted keys stand for."""
+    for number, row in enumerate(rows):
+        for rank in range(keys.shape[1]):
+            key = keys[number, rank]
+            documents[row, rank] = -1 if key == NONE else np.int64(by_place[key & np.uint64(0xFFFFFFFF)])
 
 
 @numba.njit(cache=True)

@@ -1,0 +1,180 @@
+"""Measuring: ranking metrics against pytrec_eval, AUC against scikit-learn, and the AUC of a pool beyond memory.
+
+Run: `python benchmarks/metrics.py [--json PATH] [--stream SCORES]`; two to three minutes. Times are processor seconds
+of one thread. pytrec_eval's do not count the dictionaries it reads, ours count the ordering of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import pytrec_eval
+from sklearn.metrics import roc_auc_score
+
+from ends import End, parser, report
+from raytriever.metrics.auc import auc, merged_pairs
+from raytriever.metrics.auc_interval import auc_interval
+from raytriever.metrics.order import order_results
+from raytriever.metrics.randomisation import randomisation_test
+from raytriever.metrics.registry import measure_ranking
+from raytriever.metrics.relevance import Relevance
+from raytriever.metrics.score_counts import ScoreCounts
+from raytriever.metrics.streaming_auc import streaming_auc
+
+QUERIES, RESULTS, DOCUMENTS, JUDGED = 10_000, 1_000, 1_000_000, 20
+NAMES = {
+    "ndcg_at_10": "ndcg_cut_10",
+    "mrr": "recip_rank",
+    "recall_at_100": "recall_100",
+    "map": "map",
+    "precision_at_10": "P_10",
+    "r_precision": "Rprec",
+}
+SCORES, PER_POSITIVE = 10**7, 500
+CHUNK = 5_000_000
+
+
+def seconds(work: Callable[[], object], times: int = 1) -> float:
+    """The least processor time of a few calls."""
+    took = []
+    for _ in range(times):
+        began = process_time()
+        work()
+        took.append(process_time() - began)
+    return min(took)
+
+
+def rankings() -> dict[str, End]:
+    """Six metrics of 10,000 queries by 1,000 results with 20 judgements a query, half of them among the results."""
+    rng = np.random.default_rng(0)
+    rows = np.arange(QUERIES)[:, None]
+    documents = rng.permuted(np.arange(RESULTS) * 997 + rng.integers(0, 997, (QUERIES, RESULTS)), axis=1)
+    scores = -np.sort(-rng.normal(size=(QUERIES, RESULTS)).astype(np.float32), axis=1)
+    found = documents[rows, rng.permuted(np.tile(np.arange(0, RESULTS, RESULTS // JUDGED), (QUERIES, 1)), axis=1)]
+    judged = np.where(rng.random((QUERIES, JUDGED)) < 0.5, found, DOCUMENTS + np.arange(JUDGED))
+    grades = rng.integers(0, 4, (QUERIES, JUDGED))
+    ties = rng.permutation(DOCUMENTS + JUDGED)
+    shuffle = rng.permuted(np.tile(np.arange(RESULTS), (QUERIES, 1)), axis=1)
+    shuffled = np.take_along_axis(scores, shuffle, 1), np.take_along_axis(documents, shuffle, 1)
+
+    def ours(scores: np.ndarray, documents: np.ndarray) -> dict[str, np.ndarray]:
+        # Judgements are sorted anew in every call.
+        relevance = Relevance(np.repeat(np.arange(QUERIES), JUDGED), judged.ravel(), grades.ravel(), QUERIES)
+        return measure_ranking(order_results(scores, documents, ties), relevance, NAMES)
+
+    one = ours(scores, documents), ours(*shuffled)
+    run = {
+        f"q{q}": dict(zip(map(str, d), s, strict=True))
+        for q, (d, s) in enumerate(zip(documents.tolist(), scores.tolist(), strict=True))
+    }
+    qrels = {
+        f"q{q}": dict(zip(map(str, d), g, strict=True))
+        for q, (d, g) in enumerate(zip(judged.tolist(), grades.tolist(), strict=True))
+    }
+    evaluator = pytrec_eval.RelevanceEvaluator(qrels, set(NAMES.values()))
+    theirs = {}
+    taken = seconds(lambda: theirs.update(evaluator.evaluate(run)))
+    apart = max(
+        np.abs(found[name] - [theirs[f"q{q}"][trec] for q in range(QUERIES)]).max()
+        for found in one
+        for name, trec in NAMES.items()
+    )
+    ready, sorting = seconds(lambda: ours(scores, documents), 3), seconds(lambda: ours(*shuffled), 3)
+    return {
+        "10,000 x 1,000, as a search gives them (s)": End(ready, "told", True),
+        "10,000 x 1,000, in any order (s)": End(sorting, "told", True),
+        "pytrec_eval (s)": End(taken, "told", True),
+        "ahead of pytrec_eval, as a search gives them (x)": End(taken / ready, "at least 5", taken / ready >= 5),
+        "ahead of pytrec_eval, in any order (x)": End(taken / sorting, "at least 5", taken / sorting >= 5),
+        "largest difference of a figure from pytrec_eval's": End(apart, "under 1e-6", apart < 1e-6),
+    }
+
+
+def pooled() -> dict[str, End]:
+    """AUC of 10^7 scores around 30 and 40, once with 500 negatives a positive, once with as many of each."""
+    found = {}
+    for title, dtype, positives in (
+        ("1 positive to 500", np.float32, SCORES // (PER_POSITIVE + 1)),
+        ("as many of each", np.float32, SCORES // 2),
+        ("as many of each, float64", np.float64, SCORES // 2),
+    ):
+        rng = np.random.default_rng(0)
+        ours = rng.normal(40, 9, positives).astype(dtype)
+        theirs = rng.normal(30, 9, SCORES - positives).astype(dtype)
+        labels = np.r_[np.ones(len(ours), bool), np.zeros(len(theirs), bool)]
+        together = np.r_[ours, theirs]
+        apart = abs(auc(ours, theirs) - roc_auc_score(labels, together))
+        taken = seconds(lambda a=ours, b=theirs: auc(a, b), 3)
+        ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / taken
+        found |= {
+            f"AUC of 10^7 scores, {title} (s)": End(taken, "told", True),
+            f"AUC of 10^7 scores, {title}: ahead of scikit-learn (x)": End(ratio, "at least 20", ratio >= 20),
+            f"AUC of 10^7 scores, {title}: difference": End(apart, "under 1e-9", apart < 1e-9),
+        }
+        if title.startswith("1"):
+            queries = np.arange(len(ours)), np.repeat(np.arange(len(ours)), PER_POSITIVE + 1)[: len(theirs)]
+            auc_interval(ours[:9], theirs[:9])
+            interval = seconds(lambda a=ours, b=theirs, q=queries: auc_interval(a, b, *q))
+            found["its interval, clustered by query (s)"] = End(interval, "told", True)
+    return found
+
+
+def stream(scores: int, spread: float, shift: float) -> tuple[float, float, float, float]:
+    """Error, its bound, processor seconds and peak memory in MB of counting so many scores, in this process.
+
+    The exact AUC comes of merging every chunk of negatives with all positives, which are few.
+    """
+    rng = np.random.default_rng(0)
+    counts, pairs, taken = ScoreCounts(), 0, 0.0
+    positives = shift + spread * rng.standard_normal(scores // (PER_POSITIVE + 1), np.float32)
+    left, ordered, none = scores - len(positives), np.sort(positives), positives[:0]
+    counts.add(positives[:1], none)
+    counts = ScoreCounts()
+    while left:
+        negatives = spread * rng.standard_normal(min(left, CHUNK), np.float32)
+        left -= len(negatives)
+        taken += seconds(lambda a=positives, b=negatives: counts.add(a, b))
+        positives = none
+        negatives.sort()
+        pairs += int(merged_pairs(ordered, negatives))
+    found = streaming_auc(counts)
+    error = abs(found.value - pairs / (2 * found.positives * found.negatives))
+    # Not `ru_maxrss`, which a process begins with at its parent's.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return error, found.error_bound, taken, int(peak.split()[1]) * 1024 / 1e6
+
+
+def streamed(scores: int) -> dict[str, End]:
+    """Scores of a dot product, some tens to either side of zero: of all kinds the one that takes the most bins."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        error, bound, taken, memory = pool.submit(stream, scores, 30.0, 20.0).result()
+    return {
+        f"streaming AUC of {scores:.0e} scores: error": End(error, "under 1e-6", error < 1e-6),
+        "its stated bound": End(bound, "under 1e-6", error <= bound < 1e-6),
+        "peak memory of the process (MB)": End(memory, "under 1000", memory < 1000),
+        "a million scores (ms)": End(1e9 * taken / scores, "told", True),
+    }
+
+
+def significance() -> dict[str, End]:
+    """The randomisation test of 10,000 queries."""
+    rng = np.random.default_rng(0)
+    taken = seconds(lambda: randomisation_test(rng.random(QUERIES), rng.random(QUERIES)))
+    return {"randomisation test, 10,000 queries, 10,000 draws (s)": End(taken, "told", True)}
+
+
+def main() -> None:
+    """Print the ends."""
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--stream", type=int, default=10**9, metavar="SCORES", help="how many are streamed")
+    given = arguments.parse_args()
+    report("metrics", rankings() | pooled() | streamed(given.stream) | significance(), given.json)
+
+
+if __name__ == "__main__":
+    main()

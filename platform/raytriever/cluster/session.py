@@ -26,8 +26,6 @@ def ray_session(num_workers: int) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     # Only the first is heard of what Ray logs of itself: progress and errors are told by us.
     common = {"logging_level": logging.ERROR, "log_to_driver": False}
-    # Ray Train looks at its workers this often; its default of 2 s is dead time at every end of a run.
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     try:
         if address:
             ray.init(address=address, **common)

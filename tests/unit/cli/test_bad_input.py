@@ -46,6 +46,34 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--dataset nowhere", "--dataset nowhere: no data set of this name and no such folder; give 'pydocs' or"),
         ("--loss triplet --learn-temperature --dataset LETTERS", "--learn-temperature: triplet has no temperature"),
         ("--model no/such/model --dataset LETTERS", "no/such/model: no such directory; give a model directory"),
+        ("--refresh-every 5", "--refresh-every: there are no hard negatives to refresh; give --negatives-per-query"),
+        (
+            "--refresh-every 5 --negatives-per-query 1 --max-steps 5",
+            "--refresh-every: after 5 of 5 steps there is nothing left to refresh for; give less than 5, or train",
+        ),
+        (
+            "--refresh-every 12 --negatives-per-query 1 --batch-size 8 --epochs 1 --dataset LETTERS",
+            "--refresh-every: after 12 of 12 steps there is nothing left to refresh for; give less than 12",
+        ),
+        ("--refresh-every 0", "--refresh-every: 0 is out of range; give a value at least 1"),
+        ("--refresh-share 0", "--refresh-share: 0.0 is out of range; give a value above 0"),
+        ("--refresh-share 1.5", "--refresh-share: 1.5 is out of range; give a value at most 1"),
+        (
+            "--refresh-share 0.5 --refresh-every 5 --negatives-per-query 1",
+            "--refresh-share: only a rolling refresh has a share; give --refresh-mode rolling, too",
+        ),
+        ("--refresh-mode sync", "--refresh-mode: has no effect without refreshes; give --refresh-every, such as 500"),
+        ("--refresh-mode asink", "--refresh-mode: unknown value 'asink'; did you mean 'async'?"),
+        ("--refresh-pool 2:1", "--refresh-pool: '2:1'; give a number of processes such as 4, or the fewest and"),
+        ("--refresh-ranks 9:3", "--refresh-ranks: '9:3'; give two whole numbers, the lower first, as in 30:200"),
+        (
+            "--refresh-ranks 5:10 --refresh-every 5 --negatives-per-query 1",
+            "--refresh-negatives: 30 negatives out of 5 ranks; give at most 5, or more --refresh-ranks",
+        ),
+        (
+            "--refresh-every 5 --negatives-per-query 1 --negatives-mix bm25=1",
+            "--negatives-mix: leaves what is refreshed no share: bm25=1; add dense, as in dense=0.5",
+        ),
         ("--dev-split de --dataset LETTERS", "letters: no split 'de'; there are: dev, test, train; choose from dev"),
     ],
 )

@@ -51,6 +51,7 @@ format: $(VENV)/.tests
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py
 	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/data_feed.py
 	$(BIN)/python benchmarks/grad_cache.py

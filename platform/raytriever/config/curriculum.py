@@ -15,6 +15,7 @@ from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, lay, to_dict
 from raytriever.errors import ConfigError, UserError
+from raytriever.training.config import MAY_CHANGE
 
 STAGES = "stages"
 # Of runs and stages: a directory, and a run in MLflow.
@@ -139,7 +140,7 @@ def different_stages(there: Any, here: Curriculum) -> str | None:
         for section, values in to_dict(stage.config).items():
             found = base[section] | (old.get(section) or {})
             for name, value in values.items():
-                if found[name] != value:
+                if found[name] != value and name not in MAY_CHANGE:
                     return f"{section}.{name} of stage {stage.name!r} is {found[name]!r} there and {value!r} here"
     return None
 

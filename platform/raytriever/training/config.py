@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "checkpoint_minutes",
     "keep",
     "refresh_pool",
+    "activation_checkpointing",  # of the model; what is computed again is computed alike
 )
 
 

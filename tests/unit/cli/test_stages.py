@@ -159,7 +159,13 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
     # What is written out though it is the run's own setting is no difference; what is left out is one.
     there[0]["training"] = {"seed": 0}
     assert different_stages(there, here) is None
-    del there[1]["loss"]
+    # How a stage is carried out may change.
+    there[0]["training"] = {"num_workers": 7, "keep": 9}
+    there[1]["model"] = {"activation_checkpointing": True}
+    assert different_stages(there, here) is None
+    there[1]["model"] = {"lora_rank": 3}
+    assert different_stages(there, here) == "model.lora_rank of stage 'human' is 3 there and 0 here"
+    del there[1]["model"], there[1]["loss"]
     assert different_stages(there, here) == "loss.loss of stage 'human' is 'mw' there and 'infonce' here"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.errors import ConfigError, StorageError
+from raytriever.models.config import ModelConfig
 from raytriever.training.config import MAY_CHANGE, TrainingConfig
 from raytriever.training.run_directory import RunDirectory
 
@@ -115,7 +116,7 @@ def test_how_a_run_is_carried_out_may_change_and_what_it_computes_may_not(tmp_pa
     opened(path).begin(TEXT)
     changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_minutes": 1.0}
     assert set(changed) < set(MAY_CHANGE)
-    again = to_dict(Config(training=TrainingConfig(**changed)))
+    again = to_dict(Config(model=ModelConfig(activation_checkpointing=True), training=TrainingConfig(**changed)))
     assert RunDirectory.open(path, again, False).state == "interrupted"
     for name in TrainingConfig.__dataclass_fields__:
         if name not in MAY_CHANGE:

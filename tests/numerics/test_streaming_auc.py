@@ -20,7 +20,7 @@ KINDS = ("cosines", "dots", "tied", "wild", "double")
 
 def scores(rng: np.random.Generator, kind: str, size: int, shift: float) -> np.ndarray:
     if kind == "double":
-        return rng.normal(shift, 1e-7, size) + 1
+        return rng.normal(1e-7 * shift, 1e-7, size) + 1
     if kind == "wild":
         bits = rng.integers(0, 2**32, size, dtype=np.uint64).astype(np.uint32).view(np.float32)
         return np.where(np.isnan(bits), np.float32(np.inf), bits)
@@ -45,7 +45,7 @@ def test_within_the_bound(seed: int, kind: str, parts: int, merged: bool) -> Non
     found = streaming_auc(counts)
     assert (found.positives, found.negatives) == (3_000 * parts, 30_000 * parts)
     assert abs(found.value - exact) <= found.error_bound + 1e-15
-    assert found.error_bound < {"cosines": 2e-5, "dots": 2e-5, "tied": 1e-15, "wild": 1e-4, "double": 0.2}[kind]
+    assert found.error_bound < {"cosines": 2e-5, "dots": 2e-5, "tied": 1e-15, "wild": 1e-4, "double": 0.3}[kind]
 
 
 def test_with_room_for_every_float_it_is_exact_and_else_it_is_not() -> None:

@@ -1,7 +1,10 @@
-"""Exact top-k by dot product, in blocks, with an order that depends on nothing but scores and ids.
+"""Exact top-k by dot product over the parts of a corpus, with an order that depends on nothing but scores and ids.
 
 Equal scores are ordered by document id, descending, as trec_eval orders them, so that a run file read by any tool
-gives the same figures. Memory is one block of scores, whatever the corpus.
+gives the same figures. A score is `score.dot`'s, so the answer has the same bytes whatever the parts, their order,
+the threads and the device. Most documents are ruled out by quick scores and proved bounds (`arithmetic`, `sift`).
+
+Memory beside the answer: one part, a tile of scores, and sieves of about 3 k documents for some thousand queries.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-QUERY_BLOCK = 256
-DOCUMENT_BLOCK = 65_536
+from raytriever.errors import ConfigError
+from raytriever.index.parts import Parts, even_parts
+from raytriever.index.ranking import Order
+from raytriever.index.scan import Scan
 
 
 def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
@@ -30,49 +34,50 @@ def top_k(
     documents: Float32[ndarray, "documents width"],
     k: int,
     ties: Int64[ndarray, " documents"],
+    exclude: Int64[ndarray, " queries"] | None = None,
+) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+    """`top_k_of_parts` for a corpus that is one array."""
+    return top_k_of_parts(queries, [(0, documents)], k, ties, exclude)
+
+
+def top_k_of_parts(
+    queries: Float32[ndarray, "queries width"],
+    parts: Parts,
+    k: int,
+    ties: Int64[ndarray, " documents"],
+    exclude: Int64[ndarray, " queries"] | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """The k highest dot products of each query and the documents they belong to, best first.
 
     Args:
         queries: one embedding a row.
-        documents: one embedding a row.
-        k: how many to keep; fewer come back when there are fewer documents.
-        ties: from `tie_order`, decides between equal scores.
+        parts: position of the first row, and embeddings; in any order, of any sizes. Each is read once.
+        k: how many to keep, at least 1; `len(ties)` at most come back.
+        ties: from `tie_order`, for the whole corpus; decides between equal scores.
+        exclude: for each query a document that it must not find, or -1.
+
+    Returns:
+        Scores and documents; -inf and -1 where a query has fewer than k documents.
+
+    Raises:
+        ModelError: an embedding is not finite, or the widths differ.
+        ConfigError: k is below 1.
     """
-    k = min(k, len(documents))
-    corpus = torch.from_numpy(documents)
-    # Columns in tie order: the lower column wins, whatever block it stands in.
-    columns = np.argsort(ties)
-    scores = np.empty((len(queries), k), np.float32)
-    found = np.empty((len(queries), k), np.int64)
-    for start in range(0, len(queries), QUERY_BLOCK):
-        block = torch.from_numpy(queries[start : start + QUERY_BLOCK])
-        best, where = _top_of_block(block, corpus, torch.from_numpy(columns), k)
-        scores[start : start + len(block)] = best.numpy()
-        found[start : start + len(block)] = columns[where.numpy()]
-    return scores, found
+    order = Order.of(ties)
+    return order.read(best_keys(queries, parts, k, order, exclude))
 
 
-def _top_of_block(
-    queries: torch.Tensor, corpus: torch.Tensor, columns: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    best = torch.empty((len(queries), 0))
-    where = torch.empty((len(queries), 0), dtype=torch.int64)
-    for start in range(0, len(columns), DOCUMENT_BLOCK):
-        part = columns[start : start + DOCUMENT_BLOCK]
-        scores = torch.cat([best, queries @ corpus[part].T], dim=1)
-        places = torch.cat([where, torch.arange(start, start + len(part)).expand(len(queries), -1)], dim=1)
-        best, where = _ordered_top(scores, places, min(k, scores.shape[1]))
-    return best, where
-
-
-def _ordered_top(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    best, chosen = scores.topk(k, dim=1)
-    # topk keeps any of the documents that tie for the last place; those rows are sorted whole.
-    torn = ((scores >= best[:, -1:]).sum(1) > k).nonzero()[:, 0]
-    for row in torn.tolist():
-        order = torch.from_numpy(np.lexsort((places[row].numpy(), -scores[row].numpy()))[:k].copy())
-        best[row], chosen[row] = scores[row, order], order
-    where = places.gather(1, chosen)
-    order = torch.from_numpy(np.lexsort((where.numpy(), -best.numpy()), axis=1).copy())
-    return best.gather(1, order), where.gather(1, order)
+def best_keys(
+    queries: Float32[ndarray, "queries width"],
+    parts: Parts,
+    k: int,
+    order: Order,
+    exclude: Int64[ndarray, " queries"] | None = None,
+) -> UInt64[ndarray, "queries k"]:
+    """`top_k_of_parts` over some of the parts, as keys for `ranking.merge_keys`."""
+    if k < 1:
+        raise ConfigError(f"k = {k} is out of range", remedy="ask for at least 1 document")
+    scan = Scan(queries, min(k, len(order.places)), order, exclude)
+    for positions, vectors in even_parts(parts, queries.shape[1], len(order.places)):
+        scan.take(positions, vectors)
+    return scan.keys()

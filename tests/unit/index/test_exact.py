@@ -1,28 +1,209 @@
-"""Exact search against sorting everything."""
+"""Exact search against scoring and sorting everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy import ndarray
 
-from raytriever.index import exact
-from raytriever.index.exact import tie_order, top_k
+from raytriever.errors import ConfigError, ModelError
+from raytriever.index import arithmetic, parts, scan, sift
+from raytriever.index.exact import best_keys, tie_order, top_k, top_k_of_parts
+from raytriever.index.ranking import Order, merge_keys
+from raytriever.index.score import pair_scores
 
 
-@pytest.mark.parametrize("k", [1, 7, 50, 400])
-def test_equals_a_full_sort_with_many_ties_across_blocks(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "DOCUMENT_BLOCK", 64)
-    monkeypatch.setattr(exact, "QUERY_BLOCK", 3)
-    rng = np.random.default_rng(k)
-    queries = rng.integers(-1, 2, (8, 4)).astype(np.float32)
-    documents = rng.integers(-1, 2, (300, 4)).astype(np.float32)
-    ids = [str(i) for i in rng.permutation(300)]
-    ties = tie_order(ids)
-    scores, found = top_k(queries, documents, k, ties)
-    everything = queries @ documents.T
-    expected = np.stack([np.lexsort((ties, -row))[:k] for row in everything])
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(scores, np.take_along_axis(everything, expected, 1))
+@pytest.fixture(params=["bf16", "fp32"])
+def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small tiles, so that small cases cross them, in either arithmetic."""
+    monkeypatch.setattr(scan, "quick_precision", lambda device: request.param)
+    monkeypatch.setattr(scan, "QUERY_TILE", 3)
+    monkeypatch.setattr(scan, "DOCUMENT_TILE", 128)
+    monkeypatch.setattr(parts, "FEWEST_ROWS", 96)
+    monkeypatch.setattr(sift, "SETTLED_ROWS", 50)
+    return request.param
+
+
+def everything(
+    queries: ndarray, documents: ndarray, k: int, ties: ndarray, exclude: ndarray | None
+) -> tuple[ndarray, ndarray]:
+    """Score every pair, sort every row."""
+    of, to = np.divmod(np.arange(len(queries) * len(documents)), len(documents))
+    scores = pair_scores(queries, documents, of, to).reshape(len(queries), -1)
+    k = min(k, len(documents))
+    found, best = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
+    for query, row in enumerate(scores):
+        order = np.lexsort((ties, -row))
+        if exclude is not None:
+            order = order[order != exclude[query]]
+        order = order[:k]
+        found[query, : len(order)], best[query, : len(order)] = order, row[order]
+    return best, found
+
+
+def vectors(rng: np.random.Generator, count: int, kind: str) -> ndarray:
+    """Embeddings that are hard to tell apart in some way."""
+    width = 12
+    if kind == "ties":
+        return rng.integers(-1, 2, (count, width)).astype(np.float32)
+    values = rng.standard_normal((count, width)).astype(np.float32)
+    if kind == "alike":
+        values = 1 + values * 1e-6
+    elif kind == "copies":
+        values = values[rng.integers(0, max(1, count // 50), count)]
+    elif kind == "norms":
+        values *= np.exp(rng.uniform(-80, 80, (count, 1)))
+    elif kind == "huge":
+        values *= 3e37
+    elif kind == "tiny":
+        values *= 1e-22
+    return values.astype(np.float32)
+
+
+def cut(rng: np.random.Generator, documents: ndarray, count: int) -> Iterator[tuple[int, ndarray]]:
+    """Parts of any sizes, none included, in any order."""
+    cuts = [0, *sorted(rng.integers(0, len(documents) + 1, count - 1).tolist()), len(documents)]
+    for part in rng.permutation(count):
+        yield cuts[part], documents[cuts[part] : cuts[part + 1]]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32),
+    kind=st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"]),
+    size=st.integers(1, 900),
+    k=st.sampled_from([1, 2, 10, 100, 1_000, 10_000]),
+    count=st.integers(1, 9),
+    excluding=st.booleans(),
+)
+def test_has_the_bytes_of_sorting_everything_however_the_corpus_is_cut(
+    precision: str, seed: int, kind: str, size: int, k: int, count: int, excluding: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    queries, documents = vectors(rng, 7, kind), vectors(rng, size, kind)
+    ties = rng.permutation(size)
+    exclude = rng.integers(-1, size, 7) if excluding else None
+    expected = everything(queries, documents, k, ties, exclude)
+    pieces = list(cut(rng, documents, count))
+    found = top_k_of_parts(queries, pieces, k, ties, exclude)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    order = Order.of(ties)
+    shards = [best_keys(queries, pieces[shard::3], k, order, exclude) for shard in (2, 0, 1)]
+    merged = order.read(merge_keys(shards, min(k, size)))
+    assert [array.tobytes() for array in merged] == [array.tobytes() for array in found]
+
+
+@pytest.mark.parametrize("kind", ["plain", "norms"])
+def test_a_quick_score_is_within_its_bound(precision: str, kind: str) -> None:
+    rng = np.random.default_rng(3)
+    sides = vectors(rng, 40, kind), vectors(rng, 300, kind)
+    left, right = (arithmetic.factors(side, precision, "", np.arange(len(side))) for side in sides)
+    quick = (left.tensor() @ right.tensor().T).double().numpy()
+    bounds = arithmetic.query_bounds(left, 12)
+    with np.errstate(invalid="ignore"):
+        allowed = bounds.a[:, None] * right.norms + bounds.b[:, None] * right.residuals + bounds.c[:, None]
+        error = np.abs(quick - sides[0].astype(np.float64) @ sides[1].T.astype(np.float64))
+        allowed += bounds.rounding * np.abs(quick)
+    held = np.isfinite(allowed)
+    assert held.mean() > 0.1
+    assert (error[held] <= allowed[held]).all()
+    if kind == "plain":
+        assert (allowed < 0.03 * np.outer(left.norms, right.norms)).all(), "a bound that tells nothing"
+
+
+def test_a_hope_that_fails_is_searched_again(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every document that the sample takes is better than all others, so the sample promises too much."""
+    rng = np.random.default_rng(0)
+    documents = rng.random((40_000, 8)).astype(np.float32)
+    documents[:: 40_000 // 1_250] += 5
+    queries = rng.random((4, 8)).astype(np.float32)
+    monkeypatch.setattr(parts, "FEWEST_ROWS", 50_000)
+    monkeypatch.setattr(scan, "DOCUMENT_TILE", 4_096)
+    settled: list[int] = []
+    settle = scan.settle
+
+    def told(*given: sift.Asked) -> None:
+        settle(*given)
+        settled.append(int(given[2].failed.sum()))
+
+    monkeypatch.setattr(scan, "settle", told)
+    ties = np.arange(40_000)
+    found = top_k(queries, documents, 2_000, ties)
+    assert settled == [4, 0]
+    np.testing.assert_array_equal(found[1], everything(queries, documents, 2_000, ties, None)[1])
+
+
+def test_scores_are_dot_products_rounded_once() -> None:
+    rng = np.random.default_rng(5)
+    for width in (1, 7, 8, 63, 384, 1_024):
+        queries, documents = (rng.standard_normal((20, width)).astype(np.float32) for _ in range(2))
+        scores = pair_scores(queries, documents, np.arange(20), np.arange(20))
+        true = [
+            math.fsum(float(a) * float(b) for a, b in zip(q, d, strict=True))
+            for q, d in zip(queries, documents, strict=True)
+        ]
+        np.testing.assert_array_equal(scores, np.array(true, np.float32))
 
 
 def test_equal_scores_are_ordered_by_descending_id() -> None:
     _, found = top_k(np.ones((1, 1), np.float32), np.ones((3, 1), np.float32), 3, tie_order(["b", "c", "a"]))
     assert found.tolist() == [[1, 0, 2]]
+
+
+def test_zero_and_minus_zero_are_equal() -> None:
+    documents = np.array([[-1e-30], [1e-30], [0.0], [-0.0]], np.float32)
+    scores, found = top_k(np.full((1, 1), 1e-30, np.float32), documents, 4, np.array([3, 2, 1, 0]))
+    assert found.tolist() == [[3, 2, 1, 0]]
+    assert not np.signbit(scores).any()
+
+
+def test_scores_beyond_float32_are_infinite_and_still_found() -> None:
+    documents = np.array([[1e30], [-1e30], [-1e30], [1.0]], np.float32)
+    scores, found = top_k(np.full((1, 1), 1e30, np.float32), documents, 4, np.arange(4))
+    assert found.tolist() == [[0, 3, 1, 2]]
+    assert scores.tolist() == [[np.inf, np.float32(1e30), -np.inf, -np.inf]]
+
+
+def test_an_excluded_document_leaves_a_gap_at_the_end() -> None:
+    documents = np.arange(3, dtype=np.float32)[:, None]
+    scores, found = top_k(np.ones((2, 1), np.float32), documents, 3, np.arange(3), np.array([2, -1]))
+    assert found.tolist() == [[1, 0, -1], [2, 1, 0]]
+    assert scores.tolist() == [[1, 0, -np.inf], [2, 1, 0]]
+
+
+def test_nothing_is_found_in_nothing() -> None:
+    none, one = np.empty((0, 4), np.float32), np.ones((1, 4), np.float32)
+    assert top_k(one, none, 5, np.arange(0))[1].shape == (1, 0)
+    assert top_k(none, one, 5, np.arange(1))[1].shape == (0, 1)
+    assert top_k_of_parts(one, [], 1, np.arange(3))[1].tolist() == [[-1]]
+
+
+def refused(search: Callable[[], object], kind: type[Exception], *words: str) -> None:
+    with pytest.raises(kind) as caught:
+        search()
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_by_its_position(precision: str, bad: float) -> None:
+    queries, documents = np.ones((5, 4), np.float32), np.ones((700, 4), np.float32)
+    documents[613, 2] = bad
+    refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "document 613 is not finite")
+    queries[4, 0] = bad
+    refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "query 4 is not finite")
+
+
+def test_mistakes_end_in_one_line() -> None:
+    queries, documents = np.ones((1, 4), np.float32), np.ones((5, 4), np.float32)
+    refused(lambda: top_k(queries, documents, 0, np.arange(5)), ConfigError, "k = 0")
+    refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
+    with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
+        top_k_of_parts(queries, [(3, documents)], 1, np.arange(5))

@@ -18,13 +18,12 @@ from typing import Any
 import ray
 import torch
 
-from raytriever.cluster.refresh_round import MiningRounds, SnapshotLoader
+from raytriever.cluster.refresh_encoders import Encoders
+from raytriever.cluster.refresh_round import MiningRounds
 from raytriever.config import Config
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import UserError
 from raytriever.losses.workers import Workers
-from raytriever.retrieval.embedding_work import EmbeddingWork
-from raytriever.retrieval.encode_shard import ShardEncoder
 from raytriever.training.material import Material
 from raytriever.training.refresh_config import SYNC
 from raytriever.training.refresh_plan import Mined, RefreshPlan
@@ -33,21 +32,6 @@ from raytriever.training.refresh_snapshot import Snapshot
 FOLDER = "negatives"
 # A miner that was killed does its round again so often before the round has failed.
 TRIES = 3
-
-
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
-class Encoder:
-    """Encodes shards, one at a time."""
-
-    def __init__(
-        self, work: EmbeddingWork, load: SnapshotLoader, place: str, snapshot: Snapshot, directory: str
-    ) -> None:
-        os.chdir(directory)
-        self._encoder = ShardEncoder(work, partial(load, snapshot), place)
-
-    def encode(self, number: int) -> None:
-        """Encode and commit one shard."""
-        self._encoder(number)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
@@ -59,8 +43,9 @@ class Miner:
     ) -> None:
         os.chdir(directory)
         self._rounds = MiningRounds(config, places, Path(folder), first)
-        self._pool = config.refresh.pool[1]
-        self._gpus = 1 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0
+        # A GPU each where there are more than the workers take.
+        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0.0
+        self._encoders = Encoders(*config.refresh.pool, gpus)
 
     def mine(self, number: int, snapshot: list[Any]) -> Mined:
         """One round.
@@ -69,25 +54,12 @@ class Miner:
             number: of the round.
             snapshot: a reference to the weights; in a list, so that Ray hands over the reference.
         """
-        return self._rounds.run(number, ray.get(snapshot[0]), partial(self._encode, snapshot[0]))
-
-    def _encode(self, snapshot: Any, work: EmbeddingWork, load: SnapshotLoader, place: str, missing: list[int]) -> None:
-        """Have shards encoded by as many actors as the pool may have."""
-        encoder = Encoder.options(num_gpus=self._gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
-        count = min(self._pool, len(missing))
-        actors = [encoder.remote(work, load, place, snapshot, os.getcwd()) for _ in range(count)]
         try:
-            left = list(reversed(missing))
-            working = {actor.encode.remote(left.pop()): actor for actor in actors}
-            while working:
-                [done], _ = ray.wait(list(working))
-                actor = working.pop(done)
-                ray.get(done)
-                if left:
-                    working[actor.encode.remote(left.pop())] = actor
+            return self._rounds.run(number, ray.get(snapshot[0]), partial(self._encoders.encode, snapshot[0]))
+        except UserError as error:
+            return Mined(reason=str(error))
         finally:
-            for actor in actors:
-                ray.kill(actor)
+            self._encoders.shrink()
 
 
 class RayPool:
@@ -107,9 +79,7 @@ class RayPool:
             return None
         try:
             found: Mined = ray.get(self._answer)
-        except UserError as error:  # what a user can mend, raised in the miner
-            return Mined(reason=str(error))
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayError as error:  # a defect, or the miner died too often
             return Mined(reason=str(error).strip().splitlines()[-1])
         return found
 

@@ -1,0 +1,122 @@
+"""One worker of a real gloo group that trains a tiny encoder while its hard negatives are refreshed.
+
+Run as `refresh_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY FOLDER`. The last worker has not read a new
+table before its loader has drawn batch `LATE`; which table each batch was drawn from goes to OUTPUT.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import torch
+from torch import distributed
+
+from raytriever.data.examples import Examples
+from raytriever.data.negatives_file import read_negatives
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.open import open_dataset
+from raytriever.data.order import Order
+from raytriever.losses.config import LossConfig
+from raytriever.losses.workers import Workers
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.parallel.shards import whole_tensors
+from raytriever.parallel.strategy import current_workers
+from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.checkpoint import WEIGHTS, checkpoint_path, read_slices
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import Assignment, train
+from raytriever.training.refresh_plan import RefreshPlan
+from raytriever.training.refresh_snapshot import Snapshot
+from raytriever.training.tokens import tokenisation_of
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from scripted_pool import ScriptedPool
+
+STEPS, EVERY, LATE = 14, 3, 8
+
+
+@dataclass(frozen=True)
+class Watched(BatchSource):
+    """Batches that are remembered by the table they were drawn from."""
+
+    drawn: dict[int, int] = field(default_factory=dict)
+    late: Event = field(default_factory=Event)
+
+    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+        assert self.drawn.setdefault(step, self.version) == self.version
+        if step >= LATE:
+            self.late.set()
+        return super().batch(step, retriever, workers)
+
+
+@dataclass
+class Keeping(ScriptedPool):
+    """Keeps the snapshots."""
+
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+
+    def begin(self, number: int, snapshot: Snapshot) -> None:
+        self.snapshots[number] = snapshot
+        super().begin(number, snapshot)
+
+
+def main(arguments: list[str]) -> None:
+    rank, size, store, output, encoder, dataset_folder, strategy, folder = arguments
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size), timeout=timedelta(seconds=120)
+    )
+    settings = TrainingConfig(
+        batch_size=16, eval_steps=STEPS, dev_batches=1, strategy=strategy, checkpoint_steps=1, keep=99
+    )
+    retriever = load_retriever(ModelConfig(encoder))
+    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+
+    def source(split: str) -> Watched:
+        examples = Examples.of(dataset, split, settings.seed)
+        return Watched(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 2)
+
+    watched = source("train")
+    pool = Keeping(dataset, Path(folder) / "negatives")
+
+    def read(path: Path) -> NegativesTable:
+        if rank != "0":
+            assert watched.late.wait(100)
+        return read_negatives(path, dataset)
+
+    workers = current_workers()
+    train(
+        Assignment(
+            retriever=retriever,
+            train=watched,
+            dev=source("dev"),
+            loss=LossConfig("mw", temperature=0.05),
+            training=settings,
+            total_steps=STEPS,
+            precision="fp32",
+            device=torch.device("cpu"),
+            workers=workers,
+            folder=Path(folder) / "checkpoints",
+            listener=lambda step, measured: None,
+            notice=lambda line: None,
+            refresh=RefreshPlan(EVERY, False, pool.folder, read, pool if rank == "0" else None),
+        )
+    )
+    told = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
+    for snapshot in pool.snapshots.values():
+        saved = dict(whole_tensors(read_slices(checkpoint_path(Path(folder) / "checkpoints", EVERY), WEIGHTS)))
+        told["whole"] = torch.tensor(
+            [np.array_equal(values, saved[f"retriever.{name}"].numpy()) for name, values in snapshot.items()]
+        )
+        break
+    torch.save(told, output)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

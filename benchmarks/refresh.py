@@ -1,6 +1,6 @@
 """Refreshing hard negatives: what it costs the steps beside it, and what the negatives are worth.
 
-Run: `python benchmarks/refresh.py [--json PATH]`. Some thousand paragraphs of SQuAD and two questions of each; MiniLM is
+Run: `python benchmarks/refresh.py [--json PATH]`. Paragraphs of SQuAD, two questions of each; MiniLM is
 trained by `jobs/train.py` three times with the same seed and as many steps: on in-batch negatives only, with negatives
 that BM25 found once, and with those and then its own, found anew every so many steps while training goes on. Measured
 on questions of other articles. Where encoding has no cores of its own it takes them from training: on two cores the

@@ -24,6 +24,7 @@ from raytriever.errors import StorageError
 from raytriever.models.retriever import Side
 from raytriever.retrieval.embedding_dtypes import write_embeddings
 from raytriever.retrieval.embeddings import KIND, PLAN, SHARDS, VERSION, EmbeddingStore, shard_folder
+from raytriever.retrieval.encode_mark import Mark
 from raytriever.storage import MANIFEST, committed_directory, disk_errors, read_manifest, sha256_of, write_atomically
 
 WORK = "work"
@@ -108,12 +109,14 @@ class EmbeddingWork:
             (self.path / MANIFEST).unlink(missing_ok=True)
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
             (self.path / WORK).mkdir(exist_ok=True)
+            for file in (self.path / WORK).glob("*.json"):
+                Mark.read(file).forgive_loading()
         if not there:
             write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
 
     def missing(self) -> list[int]:
         """The shards that are not there, or not whole."""
-        return [number for number in range(self.plan.shards) if not self._is_whole(number)]
+        return [number for number in range(self.plan.shards) if not self.is_whole(number)]
 
     def write(self, number: int, embeddings: Float32[ndarray, "rows width"], left_out: Mapping[int, str]) -> None:
         """Commit a shard; `left_out` tells of its rows, by position in the data set, why they have no embedding."""
@@ -143,10 +146,13 @@ class EmbeddingWork:
         meta = {"kind": KIND, "version": VERSION, "key": self.plan.key, **asdict(self.plan), "left_out": [*left_out]}
         with disk_errors(self.path):
             shutil.rmtree(self.path / WORK, ignore_errors=True)
+            for leftover in (self.path / SHARDS).glob(".*"):  # of processes that died while they committed
+                shutil.rmtree(leftover, ignore_errors=True)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
         return EmbeddingStore(self.path, meta)
 
-    def _is_whole(self, number: int) -> bool:
+    def is_whole(self, number: int) -> bool:
+        """Whether a shard stands, and every byte of it is as it was written."""
         folder = shard_folder(self.path, number)
         try:
             check_directory(folder)

@@ -11,12 +11,9 @@ A batch that costs `TRIES` processes their lives though no single text of it doe
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
@@ -30,9 +27,9 @@ from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.retrieval.embedding_work import WORK, EmbeddingWork
 from raytriever.retrieval.encode import batches, check_finite, encode_contents, token_budget
 from raytriever.retrieval.encode_careful import find_killers
+from raytriever.retrieval.encode_mark import LOADING, Mark
 
 TRIES = 3
-LOADING = -1  # the batch of a mark left before the encoder is there
 
 
 class Corpus:
@@ -89,8 +86,10 @@ class ShardEncoder:
             ModelError: an embedding is not finite, or the encoder's process dies over and over.
         """
         plan = self.work.plan
+        if self.work.is_whole(number):
+            return  # by one who died before it could tell
         rows = plan.rows_of(number)
-        mark = Mark.of(self.work.path, number)
+        mark = Mark.of(self.work.path / WORK, number)
         with mark.at(LOADING):
             if mark.deaths.count(LOADING) >= TRIES:
                 raise ModelError(f"{TRIES} processes died loading it", plan.model, "free some memory")
@@ -119,61 +118,6 @@ class ShardEncoder:
                     f"{self.corpus.name}, row {rows.start + min(parts[batch]) + 1} and others",
                     "lower --batch-tokens, or free memory",
                 )
-
-
-@dataclass
-class Mark:
-    """What dying processes leave of a shard.
-
-    Args:
-        file: where.
-        deaths: the batch at hand of each process that died.
-        examined: the batches whose texts were tried one by one since.
-        killers: rows of the shard that kill, and how.
-    """
-
-    file: Path
-    deaths: list[int] = field(default_factory=list)
-    examined: list[int] = field(default_factory=list)
-    killers: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, path: Path, number: int) -> Mark:
-        """The mark of a shard of a store, as it was left, or a new one."""
-        mark = cls(path / WORK / f"{number:06d}.json")
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            left = json.loads(mark.file.read_bytes())
-            mark.deaths, mark.examined = list(left["deaths"]), list(left["examined"])
-            mark.killers = {int(row): why for row, why in left["killers"].items()}
-        return mark
-
-    def unexamined(self, batches: int) -> list[int]:
-        """The batches, of so many, at which a process died and whose texts were not looked at."""
-        return sorted({batch for batch in self.deaths if 0 <= batch < batches} - set(self.examined))
-
-    @contextmanager
-    def at(self, batch: int) -> Iterator[None]:
-        """Leave the mark; what ends in this process by an exception was no death."""
-        self.leave(batch)
-        try:
-            yield
-        except BaseException:
-            self._write(self.deaths)
-            raise
-
-    def leave(self, batch: int) -> None:
-        """Take note that a batch is at hand."""
-        self._write([*self.deaths, batch])
-
-    def remove(self) -> None:
-        """The shard stands."""
-        self.file.unlink(missing_ok=True)
-
-    def _write(self, deaths: list[int]) -> None:
-        # Not synced, as it is about the death of processes, and whole or absent, as they die at any time.
-        aside = self.file.with_suffix(".aside")
-        aside.write_text(json.dumps({"deaths": deaths, "examined": self.examined, "killers": self.killers}))
-        aside.replace(self.file)
 
 
 def in_this_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:

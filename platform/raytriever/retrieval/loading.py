@@ -6,10 +6,12 @@ import torch
 
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.retrieval.cpu_kernels import speed_up
 
 
 def load_for_encoding(config: ModelConfig, precision: str, device: torch.device | None = None) -> Retriever:
-    """A retriever whose weights themselves are in `precision`: faster than casting at every call.
+    """A retriever whose weights themselves are in `precision`: faster than casting at every call. It is for encoding
+    alone: on a CPU its layers are no longer those that can be trained or written.
 
     Args:
         config: which, and how it reads texts.
@@ -18,4 +20,5 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_retriever(config).to(device)
-    return retriever.to(torch.bfloat16) if precision == "bf16" else retriever
+    retriever = retriever.to(torch.bfloat16) if precision == "bf16" else retriever
+    return speed_up(retriever) if device.type == "cpu" else retriever

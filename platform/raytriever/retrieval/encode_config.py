@@ -1,0 +1,51 @@
+"""The settings of encoding a data set. Imports nothing heavy: the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.errors import ConfigError
+from raytriever.options import option
+
+
+def pool_size(given: Any) -> str:
+    """The actors of a pool, `N` or `MIN:MAX`, each 1 or more; raises `ValueError` saying what would be right."""
+    fewest, colon, most = str(given).partition(":")
+    sizes = [fewest, most if colon else fewest]
+    if not all(size.isdecimal() and 1 <= int(size) <= 9_999 for size in sizes) or int(sizes[0]) > int(sizes[1]):
+        raise ValueError("give a number of actors from 1 on, or MIN:MAX")
+    return str(given)
+
+
+@dataclass(frozen=True)
+class EncodeConfig:
+    """Which side of a data set becomes embeddings, how they are kept, and who encodes."""
+
+    side: str = option("passage", "which texts are encoded, and by which tower", choices=("passage", "query"))
+    dtype: str = option(
+        "fp32",
+        "how embeddings are kept: 4, 2 or 1 bytes a component; see docs/encode.md",
+        choices=("fp32", "fp16", "int8"),
+    )
+    batch_tokens: int | None = option(
+        None, "tokens the encoder takes at a time, padding included; by default what suits the device", minimum=1
+    )
+    actors: str | None = option(
+        None,
+        "how many actors of a Ray cluster encode, the fewest and the most; by default one a GPU where there are "
+        "several or a cluster is joined, else this process",
+        reads=pool_size,
+        form="N|MIN:MAX",
+    )
+    actor_gpus: float | None = option(
+        None, "GPUs of an actor, a fraction where several share one; by default 1 where there are any", minimum=0
+    )
+    actor_cpus: int = option(1, "cores of an actor, and the threads it computes with", minimum=1)
+
+
+def check_encode(config: EncodeConfig) -> None:
+    """Refuse settings that contradict each other; raises `ConfigError`."""
+    gpus = config.actor_gpus
+    if gpus is not None and gpus > 1:
+        raise ConfigError(f"{gpus!r} is out of range", "--actor-gpus", "an encoder is on one GPU: give at most 1")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.data import answers
 from raytriever.data.columns import map_texts
 from raytriever.data.keys import KeyIndex, digest_of
 from raytriever.data.shard_files import JUDGEMENTS, NEGATIVES
@@ -65,6 +66,8 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, Si
             np.save(folder / f"{name}.live.npy", side.live)
     _judgements(folder, reports, sides, bad)
     _negatives(folder, reports, sides, bad)
+    stems = [report.stem for report in reports]
+    answers.gather(folder / WORK, stems, sides[QUERIES].positions, folder / answers.FILE)
     return sides, bad
 
 

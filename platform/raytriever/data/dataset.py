@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.data.answers import Answers
 from raytriever.data.columns import TokenColumn
 from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
@@ -167,6 +168,7 @@ class RetrievalDataset:
     quarantine: QuarantineReport = field(default_factory=QuarantineReport)
     tokens: Tokens | None = None
     negatives: NegativeRows | None = None
+    answers: Answers | None = None
     place: str | None = None
 
     @cached_property

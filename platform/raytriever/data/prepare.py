@@ -31,6 +31,8 @@ from raytriever.errors import DataError, StorageError
 from raytriever.storage import MANIFEST, cache_folder, committed_directory
 
 VERSION = 1
+# Changes whenever more is read out of the same files: the cache makes it anew, and what was prepared before is read on.
+_READS = "answers"
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
 _TELL_SECONDS = 10
 
@@ -80,7 +82,7 @@ class Request:
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        decides = [VERSION, plan.format, tokens, source.where, files, sorted(read)]
+        decides = [VERSION, _READS, plan.format, tokens, source.where, files, sorted(read)]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 

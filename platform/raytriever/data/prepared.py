@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.data.answers import FILE, read_answers
 from raytriever.data.columns import Rows, TextColumn, TokenColumn, map_texts
 from raytriever.data.content import check_directory
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset, Tokens
@@ -46,6 +47,7 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
             scores = np.load(place / f"{NEGATIVES}.scores.npy", allow_pickle=False)
             queries, documents, origins, ranks = np.load(place / f"{NEGATIVES}.npy", allow_pickle=False)
             negatives = NegativeRows(queries, documents, origins, ranks, scores)
+        answers = read_answers(place / FILE)
     other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
     digests = {side: meta["sides"][side]["digest"] for side in (DOCUMENTS, QUERIES)}
     return RetrievalDataset(
@@ -55,6 +57,7 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
         judgements=judgements,
         quarantine=QuarantineReport.read(place).without(other),
         negatives=negatives,
+        answers=answers,
         place=str(place),
         tokens=Tokens(query_tokens, document_tokens, tokenised) if query_tokens and document_tokens else None,
     )

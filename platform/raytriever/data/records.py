@@ -55,12 +55,13 @@ class Negative(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """What a chunk of rows held, in the order of the rows."""
+    """What a chunk of rows held, in the order of the rows; an answer is the id of its query and a text."""
 
     documents: list[Document] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
     judgements: list[Judgement] = field(default_factory=list)
     negatives: list[Negative] = field(default_factory=list)
+    answers: list[tuple[str, str]] = field(default_factory=list)
 
 
 def joined(title: str, text: str) -> str:

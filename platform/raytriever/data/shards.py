@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raytriever.data.answers import write_some
 from raytriever.data.chunks import Chunk, Part, parse_chunk
 from raytriever.data.quarantine import bad_entry
 from raytriever.data.shard_files import Side, write_pairs
@@ -76,6 +77,7 @@ class ShardWriter:
                 killers |= side.write(self.folder / name, report.stem, self.tokenisation, died_before)
                 side.write_keys(self.folder / WORK / f"{report.stem}.{name}.npz")
             write_pairs(self.folder / WORK, report.stem, parsed)
+            write_some(self.folder / WORK, report.stem, parsed.records.answers)
             mark.unlink()
         bad = tuple(bad_entry(where, row, reason, b"") for row, reason in killers.items())
         return replace(report, bad=report.bad + bad)

@@ -11,14 +11,14 @@ No Ray, no files: whoever has embeddings, after encoding or in the middle of tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import Positives, RetrievalDataset
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.draws import words
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.records import ORIGINS
@@ -41,8 +41,8 @@ from raytriever.retrieval.mine_scales import Embeddings, Judge
 from raytriever.retrieval.mine_sources import Sources
 from raytriever.tracking.progress import Progress
 
-# Candidates of a block: some tens of megabytes of positions, scores and verdicts.
-_BLOCK = 1 << 20
+# Candidates of a block: some hundred megabytes of positions, scores, ranks and verdicts.
+_BLOCK = 1 << 22
 REPEATED = "found by another method too"
 
 
@@ -84,7 +84,6 @@ def mine(
     embeddings: Embeddings | None = None,
     bm25: Callable[[], Bm25Index] | None = None,
     judge: Judge | None = None,
-    answers: Mapping[str, Sequence[str]] | None = None,
     seed: int = 0,
     round: int = 0,
 ) -> Mined:
@@ -97,7 +96,6 @@ def mine(
         embeddings: for `dense` and `cross-query`.
         bm25: makes or gives the index of all passages; by default it is made where it is needed.
         judge: scores pairs of texts, where the settings name one.
-        answers: of the queries that have some, by id.
         seed, round: fix what is drawn; the round stands in the table.
 
     Raises:
@@ -114,7 +112,7 @@ def mine(
             f"{config.range_min} passes over all {len(dataset.documents):,} documents", "--range-min", "give less"
         )
     sources = Sources(dataset, positives, config, embeddings, bm25, judge, seed, round)
-    filtered = _Filtered(dataset, positives, config, sources, answers or {}, seed, round)
+    filtered = _Filtered(dataset, config, sources, seed, round)
     parts, counts = [], {}
     for method in config.methods:
         kept, reasons = filtered.run(method)
@@ -140,10 +138,8 @@ class _Filtered:
     """Runs a method's candidates through the filters."""
 
     dataset: RetrievalDataset
-    positives: Positives
     config: MiningConfig
     sources: Sources
-    answers: Mapping[str, Sequence[str]]
     seed: int
     round: int
 
@@ -193,7 +189,7 @@ class _Filtered:
 
     def _drop_answers(self, rows: ndarray, found: ndarray, verdicts: ndarray) -> None:
         for place, row in enumerate(rows):
-            answers = self.sources.answers_of(int(row), self.answers)
+            answers = self.sources.answers_of(int(row))
             if not answers:
                 continue
             for column in np.flatnonzero(verdicts[place] == KEPT):

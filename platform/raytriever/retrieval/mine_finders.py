@@ -16,10 +16,10 @@ from numpy import ndarray
 
 from raytriever.data.dataset import NegativeRows, Positives
 from raytriever.data.draws import words
-from raytriever.index.exact import top_k
+from raytriever.index.exact import top_k, top_k_of_parts
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.negatives.known import Known
-from raytriever.retrieval.mine_scales import Embeddings, HeldEmbeddings
+from raytriever.retrieval.mine_scales import Embeddings
 
 # What a draw is for; see `data.draws.words`.
 DOCUMENTS, CHOICE = 11, 12
@@ -77,14 +77,10 @@ class DenseFinder:
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Found:
         """See `Finder`."""
         k = depth + int(self.known.counts[rows].max(initial=0))
-        scores, documents = top_k(self.embeddings.queries[rows], self._documents, k, self.ties)
+        scores, documents = top_k_of_parts(
+            self.embeddings.queries[rows], self.embeddings.documents.parts(), k, self.ties
+        )
         return documents, scores
-
-    @property
-    def _documents(self) -> ndarray:
-        held = self.embeddings.documents
-        assert isinstance(held, HeldEmbeddings)
-        return held.array
 
 
 @dataclass(frozen=True)

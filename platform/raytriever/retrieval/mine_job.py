@@ -20,10 +20,10 @@ from raytriever.models.precision import choose_precision
 from raytriever.negatives.config import BY_ENCODER, MiningConfig, check_mining
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
+from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.mine import Mined, mine
 from raytriever.retrieval.mine_judge import CrossEncoder
 from raytriever.retrieval.mine_scales import Embeddings
-from raytriever.retrieval.systems import load_for_encoding
 from raytriever.storage import check_writable
 
 
@@ -108,9 +108,8 @@ def _open(job: MiningJob, say: Callable[[str], None]) -> RetrievalDataset:
 def _encode(job: MiningJob, dataset: RetrievalDataset, precision: str, device: torch.device) -> Embeddings:
     retriever = load_for_encoding(job.model, precision, device)
     queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
-    return Embeddings.of(
-        encode_texts(retriever, queries, "query", "queries"), embed_corpus(job.model, retriever, dataset)
-    )
+    documents = embed_corpus(job.model, retriever, dataset)
+    return Embeddings(encode_texts(retriever, queries, "query", "queries"), documents)
 
 
 def _told(mined: Mined) -> str:

@@ -15,6 +15,7 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.errors import ModelError
+from raytriever.index.score import pair_scores
 from raytriever.negatives.bm25 import Bm25Index
 
 # A judge reads pairs of texts; higher is more relevant.
@@ -85,7 +86,7 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class EncoderScale:
-    """Dot products."""
+    """Dot products, those that a search finds."""
 
     embeddings: Embeddings
     name: str = "encoder"
@@ -100,9 +101,10 @@ class EncoderScale:
         for start in range(0, len(of), step):
             part = slice(start, start + step)
             wanted, where = np.unique(documents[of[part], place[part]], return_inverse=True)
-            passages = self.embeddings.documents.read(wanted)[where]
-            queries = self.embeddings.queries[rows[of[part]]]
-            found[of[part], place[part]] = np.einsum("pw,pw->p", queries, passages)
+            passages = self.embeddings.documents.read(wanted)
+            found[of[part], place[part]] = pair_scores(self.embeddings.queries, passages, rows[of[part]], where)
+        if not np.isfinite(found[of, place]).all():
+            raise ModelError("a score is not finite", "--model", "the weights are broken or overflow")
         return found
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import compress
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -36,8 +37,8 @@ class Sources:
     """What mining a split draws on; see `mine` for the arguments.
 
     Raises:
-        ConfigError: a method needs embeddings and there are none.
-        ModelError: embeddings are not finite, or not as many as there are queries and documents.
+        ConfigError: a method needs embeddings, or a filter answers, and there are none.
+        ModelError: not as many embeddings as there are queries and documents, or a query's is not finite.
     """
 
     def __init__(
@@ -55,6 +56,10 @@ class Sources:
         self._make_bm25 = bm25 or (lambda: Bm25Index(dataset.passages()))
         self._embeddings, self._judge, self._seed, self._round = embeddings, judge, seed, round
         self._by_encoder = bool(set(BY_ENCODER) & set(config.methods))
+        if config.drop_answers and dataset.answers is None:
+            raise ConfigError(
+                f"{dataset.name} brings no answers along", "--drop-answers", "add answers.jsonl (docs/formats.md)"
+            )
         if self._by_encoder:
             _check(embeddings, len(positives), len(dataset.documents))
         passages = dataset.passages()
@@ -63,13 +68,12 @@ class Sources:
     @cached_property
     def texts(self) -> list[str]:
         """The split's queries."""
-        return [self._dataset.queries.texts[int(query)] for query in self._positives.queries]
+        return self._of_split(self._dataset.queries.texts)
 
     @cached_property
     def keys(self) -> UInt64[ndarray, " split_queries"]:
         """A number for each query that follows from its id alone."""
-        ids = self._dataset.queries.ids
-        return keys_of(key_of(ids[int(query)]) for query in self._positives.queries)[:, 0]
+        return keys_of(map(key_of, self._of_split(self._dataset.queries.ids)))[:, 0]
 
     @cached_property
     def known(self) -> Known:
@@ -100,7 +104,7 @@ class Sources:
         if method == "dense":
             return DenseFinder(self._held, tie_order(dataset.documents.ids), known)
         if method == "cross-query":
-            ties = tie_order(dataset.queries.ids[int(query)] for query in positives.queries)
+            ties = tie_order(self._of_split(dataset.queries.ids))
             return CrossQueryFinder(self._held.queries, positives, ties, known)
         if method == "random":
             return RandomFinder(len(dataset.documents), self.keys, self._seed, self._round, known)
@@ -109,10 +113,17 @@ class Sources:
             raise ConfigError(f"{dataset.name} brings no gold negatives along", "--method gold", "choose other methods")
         return GoldFinder(positives.queries, rows)
 
-    def answers_of(self, row: int, answers: Mapping[str, Sequence[str]]) -> list[str]:
+    def answers_of(self, row: int) -> list[str]:
         """The answers of a query as passages are compared with them."""
-        query = int(self._positives.queries[row])
-        return [normalised(answer) for answer in answers.get(self._dataset.queries.ids[query], ())]
+        answers = self._dataset.answers
+        assert answers is not None
+        return [normalised(answer) for answer in answers.of(int(self._positives.queries[row]))]
+
+    def _of_split(self, column: Sequence[str]) -> list[str]:
+        """The entries of the split's queries, in one pass over the column."""
+        wanted = np.zeros(len(column), dtype=bool)
+        wanted[self._positives.queries] = True
+        return list(compress(column, wanted))
 
     @cached_property
     def _bm25(self) -> Bm25Index:
@@ -124,7 +135,7 @@ class Sources:
         return self._embeddings
 
     def _own_documents(self) -> Int64[ndarray, " split_queries"]:
-        names = [self._dataset.queries.ids[int(query)] for query in self._positives.queries]
+        names = self._of_split(self._dataset.queries.ids)
         wanted = set(names)
         place = {name: position for position, name in enumerate(self._dataset.documents.ids) if name in wanted}
         return np.array([place.get(name, -1) for name in names], dtype=np.int64)
@@ -144,13 +155,11 @@ def _check(embeddings: Embeddings | None, queries: int, documents: int) -> None:
     ):
         if there != wanted:
             raise ModelError(f"{there} embeddings of {wanted} {what}", "--model", "encode this data set")
-    parts = [("query", 0, embeddings.queries)]
-    parts += [("document", first, rows) for first, rows in embeddings.documents.parts()]
-    for what, first, rows in parts:
-        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-        if len(bad):
-            raise ModelError(
-                f"the embedding of {what} {first + bad[0]} is not finite",
-                "--model",
-                "the weights are broken or overflow: train or load them anew",
-            )
+    # A search looks at the documents' itself, and numbers queries by what it was asked.
+    bad = np.flatnonzero(~np.isfinite(embeddings.queries).all(axis=1))
+    if len(bad):
+        raise ModelError(
+            f"the embedding of query {bad[0]} is not finite",
+            "--model",
+            "the weights are broken or overflow: train or load them anew",
+        )

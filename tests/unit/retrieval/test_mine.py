@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.data.answers import Answers
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.negatives_file import read_negatives, write_negatives
 from raytriever.data.open import open_dataset
@@ -282,9 +283,9 @@ def test_a_judge_decides_in_the_encoders_place(gardens: tuple[RetrievalDataset, 
 
 def test_passages_with_an_answer_go(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset, embeddings = gardens
-    answers = {"0": ["Word3"], "1": ["word1", "word2"], "2": []}
+    dataset = replace(dataset, answers=Answers(np.array([0, 1, 1, 3]), ["Word3", "word1", "word2", "no"]))
     config = MiningConfig(method="dense", num_negatives=60, range_max=60, drop_answers=True)
-    mined = mine(dataset, "train", config, embeddings=embeddings, answers=answers)
+    mined = mine(dataset, "train", config, embeddings=embeddings)
     found = {query: {document for document, _ in rows} for query, rows in rows_of(mined).items()}
     for query, dropped in {0: {"word3"}, 1: {"word1", "word2"}, 2: set(), 3: set()}.items():
         kept = {d for d, text in enumerate(dataset.documents.texts) if not dropped & set(text.split())}
@@ -313,6 +314,7 @@ def test_the_table_is_what_training_reads(gardens: tuple[RetrievalDataset, Embed
         (MiningConfig(method="random", max_score=1.0), ConfigError, "--max-score: nobody scores the candidates"),
         (MiningConfig(judge="x"), ConfigError, "--judge: its scores would remove nothing"),
         (MiningConfig(method="dense"), ConfigError, "dense and cross-query need embeddings"),
+        (MiningConfig(drop_answers=True), ConfigError, "--drop-answers: made brings no answers along"),
         (MiningConfig(method="gold"), ConfigError, "--method gold: made brings no gold negatives along"),
     ],
 )

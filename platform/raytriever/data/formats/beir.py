@@ -1,6 +1,7 @@
 """The BEIR layout: corpus, queries, and judgements by split (Thakur et al. 2021, arXiv:2104.08663).
 
 1. `corpus.jsonl`: `{"_id", "title", "text"}`; 2. `queries.jsonl`: `{"_id", "text"}`;
+   `answers.jsonl`, if it is there: `{"_id", "answers"}`, of queries;
 3. `qrels/<split>.tsv`: a header, then query id, document id and integer score, and where the header names them
 `source` (human or llm) and `rank`. What was judged 0 is also a hard negative of origin `gold`.
 
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.data.answers import answers_in
 from raytriever.data.chunks import Kind, Part
 from raytriever.data.formats.plan import Plan, kind_of, plain_before_packed, shown, split_named
 from raytriever.data.quarantine import BadRow
@@ -30,6 +32,7 @@ _HEADERS = [(*QRELS_HEADER, *more) for more in ((), _OPTIONAL, _OPTIONAL[:1], _O
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 _TEXTS = r"(?:{0}\.jsonl(?:\.gz)?|{0}/[^/]+\.(?:jsonl(?:\.gz)?|parquet)|(?:data/)?{0}(?:-\d+-of-\d+)?\.parquet)"
 _CORPUS, _QUERIES = (re.compile(_TEXTS.format(stem)) for stem in ("corpus", "queries"))
+_ANSWERS = re.compile(r"answers\.jsonl(?:\.gz)?")
 _QRELS = re.compile(r"qrels/[^/]+\.(?:tsv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet")
 
 
@@ -51,6 +54,11 @@ def plan(source: Source) -> Plan:
     judged = [file for file in plain_before_packed(source.files) if _QRELS.fullmatch(file.path)]
     parts = [Part(file.where, kind_of(file.path), DocumentRow()) for file in documents]
     parts += [Part(file.where, kind_of(file.path), QueryRow()) for file in queries]
+    parts += [
+        Part(file.where, kind_of(file.path), AnswersRow())
+        for file in plain_before_packed(source.files)
+        if _ANSWERS.fullmatch(file.path)
+    ]
     qrels = [_qrels_part(file) for file in judged if file.path not in taken]
     return Plan("beir", (*parts, *qrels), tuple(dict.fromkeys(part.split for part in qrels if part.split)))
 
@@ -95,12 +103,24 @@ class DocumentRow:
 
 @dataclass(frozen=True)
 class QueryRow:
-    """`{"_id", "text"}`; the id may stand under `id`."""
+    """`{"_id", "text"}`; the id may stand under `id`; `answers` may go along."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query."""
         name = id_field(row, "_id" if "_id" in row or "id" not in row else "id")
+        answers = answers_in(row)
         records.queries.append(Query(name, string_field(row, "text")))
+        records.answers += [(name, answer) for answer in answers]
+
+
+@dataclass(frozen=True)
+class AnswersRow:
+    """`{"_id", "answers"}`: the answers of a query that stands elsewhere."""
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        """Add the answers."""
+        name, answers = id_field(row, "_id"), answers_in(row)
+        records.answers += [(name, answer) for answer in answers]
 
 
 @dataclass(frozen=True)

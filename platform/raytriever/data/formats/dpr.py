@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.data.answers import answers_in
 from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group, object_list, optional_score
 from raytriever.data.records import Records
@@ -36,6 +37,7 @@ class QuestionRow:
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the question, its contexts, and what they are to it."""
         group = Group(self.split, string_field(row, "question"))
+        group.answered(answers_in(row))
         for context in object_list(row, "positive_ctxs"):
             group.judged(_context(group, context))
         for name, origin in _NEGATIVES.items():

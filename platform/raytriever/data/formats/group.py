@@ -26,6 +26,7 @@ class Group:
         self._documents: list[Document] = []
         self._judged: dict[str, Judgement] = {}
         self._negatives: list[Negative] = []
+        self._answers: list[str] = []
         self._ranks: dict[str, int] = {}
 
     def document(self, text: str, title: str = "", name: str | None = None) -> str:
@@ -48,12 +49,17 @@ class Group:
             raise BadRow(f"origin {str(origin)[:20]!r} is none of {', '.join(ORIGINS)}")
         self._negatives.append(Negative(self._query.id, document, origin, self._next_rank(origin), score))
 
+    def answered(self, answers: list[str]) -> None:
+        """Add answers of the query."""
+        self._answers += answers
+
     def add_to(self, records: Records) -> None:
-        """Add the query, its passages, judgements and negatives."""
+        """Add the query, its passages, judgements, negatives and answers."""
         records.queries.append(self._query)
         records.documents += self._documents
         records.judgements += self._judged.values()
         records.negatives += self._negatives
+        records.answers += [(self._query.id, answer) for answer in self._answers]
 
     def _next_rank(self, among: str) -> int:
         rank = self._ranks.get(among, 0)

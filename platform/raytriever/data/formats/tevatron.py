@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.data.answers import answers_in
 from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group, id_list, list_field, object_list, optional_score, score_list
 from raytriever.data.quarantine import BadRow
@@ -48,6 +49,7 @@ class PassagesRow:
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query, its passages, and what they are to it."""
         group = Group(self.split, string_field(row, "query"), id_field(row, "query_id"))
+        group.answered(answers_in(row))
         for passage in object_list(row, "positive_passages"):
             group.judged(_passage(group, passage), source=_given(passage, "source", SOURCES[0]))
         for passage in object_list(row, "negative_passages"):

@@ -27,9 +27,11 @@ def test_a_folder(tmp_path: Path, read, write, ending: str) -> None:
     qrels(tmp_path / "set" / "qrels" / "validation.tsv", ["q2\td2\t0", "q2\td3\t2"])
     (tmp_path / "set" / "README.md").write_text("about")
     write("answers.jsonl", [{"_id": "q1", "answers": ["a"]}])
+    write("notes.jsonl", [{"_id": "q1"}])
     found = read(tmp_path / "set")
     assert (found.plan.format, found.plan.splits) == ("beir", ("train", "dev"))
-    assert [part.split for part in found.plan.parts] == [None, None, "train", "dev"]
+    assert [part.split for part in found.plan.parts] == [None, None, None, "train", "dev"]
+    assert found.records.answers == [("q1", "a")]
     assert [row.title for row in found.records.documents] == [f"T{n}" for n in range(5)]
     assert [row.id for row in found.records.queries] == [f"q{n}" for n in range(5)]
     assert [(row.split, row.query, row.document, row.score) for row in found.records.judgements] == [

@@ -1,0 +1,92 @@
+"""The answers of queries, where a data set has them: short texts, by which passages that answer are known.
+
+Formats add them to the records under the query's id; a shard keeps them aside until ids become positions, and the data
+set has them in one Arrow file, ordered by query. Answers of queries that are not there are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.columns import map_texts
+from raytriever.data.keys import key_of, keys_of
+from raytriever.data.rows import encodable
+
+FILE = "answers.arrow"
+_WORK = ".answers.arrow"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of queries given by position; `queries` ascends and `texts` goes along with it."""
+
+    queries: Int64[ndarray, " answers"]
+    texts: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def of(self, query: int) -> list[str]:
+        """The answers of one query, in their order; none where it has none."""
+        first, end = np.searchsorted(self.queries, [query, query + 1])
+        return [str(text) for text in self.texts[first:end]]
+
+
+def answers_in(row: Mapping[str, Any]) -> list[str]:
+    """The field `answers` of a row, a text or a list of texts; what else stands there is none, for no format is told by
+    it. Raises `BadRow` for half of a surrogate pair."""
+    value = row.get("answers")
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
+
+
+def write_some(work: Path, stem: str, answers: Sequence[tuple[str, str]]) -> None:
+    """Keep the answers of a shard, (query id, text) each, in its work folder."""
+    if answers:
+        keys = keys_of(key_of(query) for query, _ in answers)
+        columns = {"first": keys[:, 0], "second": keys[:, 1], "text": pa.array([text for _, text in answers])}
+        _write(work / f"{stem}{_WORK}", columns)
+
+
+def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
+    """Write the answers of all shards to the file `to`, if there are any.
+
+    Args:
+        work: where the shards' are.
+        stems: of the shards, in order.
+        positions: makes keys of query ids into positions, -1 for those that are not there.
+        to: the file.
+    """
+    queries, texts = [np.zeros(0, np.int64)], []
+    for file in (work / f"{stem}{_WORK}" for stem in stems):
+        if file.exists():
+            table = map_texts(file)
+            queries.append(positions(np.stack([table["first"].to_numpy(), table["second"].to_numpy()], axis=1)))
+            texts += table["text"].chunks
+    of = np.concatenate(queries)
+    order = np.argsort(of, kind="stable")
+    order = order[of[order] >= 0]
+    if len(order):
+        _write(to, {"query": of[order], "text": pa.chunked_array(texts).combine_chunks().take(pa.array(order))})
+
+
+def read_answers(file: Path) -> Answers | None:
+    """The answers of a prepared data set; None where it has none."""
+    if not file.exists():
+        return None
+    table = map_texts(file)
+    return Answers(table["query"].to_numpy(), table["text"].chunk(0))
+
+
+def _write(file: Path, columns: Mapping[str, Any]) -> None:
+    table = pa.table(dict(columns))
+    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
+        writer.write_table(table)

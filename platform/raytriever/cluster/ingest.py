@@ -55,7 +55,7 @@ def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
     """The runner for `data.prepare` inside a Ray session; reports come in the order in which shards are done."""
     size = chunk_bytes(total_bytes)
     # Each chunk is a block of its own, or one task would be given many.
-    with _quiet_context(target_max_block_size=size // 2):
+    with quiet_context(target_max_block_size=size // 2):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
             ray.data.from_items(parts, override_num_blocks=len(parts))
@@ -70,7 +70,7 @@ def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
 
 
 @contextmanager
-def _quiet_context(**settings: Any) -> Iterator[None]:
+def quiet_context(**settings: Any) -> Iterator[None]:
     """Settings of Ray Data for the length of a block, and without what it tells of itself."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current()

@@ -1,0 +1,47 @@
+"""`encode`: one side of a data set becomes a directory of embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.data.config import DataConfig
+from raytriever.models.config import READING, ModelConfig
+from raytriever.options import check_options
+from raytriever.retrieval.encode_config import EncodeConfig, check_encode
+from raytriever.training.config import TrainingConfig
+
+
+def main(words: list[str]) -> None:
+    """Parse, encode, print."""
+    arguments = _parser().parse(words)
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
+    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
+    config = dataclasses.replace(EncodeConfig(), **given(arguments, EncodeConfig))
+    for settings in (model, data, training, config):
+        check_options(settings)
+    check_encode(config)
+
+    from raytriever.cluster.encoding import run_encoding
+
+    output = Path(arguments.output)
+    found = run_encoding(data.dataset, model, config, training.precision, data.max_bad_rows, output, warn)
+    meta = found.store.meta
+    size = sum(file.stat().st_size for file in found.store.path.rglob("*.npy"))
+    print(f"{len(found.store):,} embeddings of width {found.store.width}, {meta['dtype']}, {size / 1e6:,.1f} MB")
+    if found.quarantined:
+        print(found.quarantined)
+    print(f"\n{output}")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="encode", description="Encode the passages or the queries of a data set.")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the embeddings shall stand")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, ModelConfig, "model", only=READING)
+    add_settings(parser, EncodeConfig, "encoding")
+    add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
+    return parser

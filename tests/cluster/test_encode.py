@@ -1,0 +1,143 @@
+"""Stores of embeddings made by actors of Ray Data in a real session."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raytriever.cluster.encode import ActorPool, in_actors
+from raytriever.cluster.session import ray_session
+from raytriever.data.open import open_dataset
+from raytriever.errors import ModelError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.retrieval.corpus import embed, plan_embeddings
+from raytriever.retrieval.embedding_work import EmbeddingWork
+from raytriever.retrieval.embeddings import shard_folder
+from raytriever.retrieval.encode_shard import ShardEncoder
+
+SUPPORT = Path(__file__).parents[1] / "support"
+DOCUMENTS, SKULL = 96, 41
+POOL = ActorPool(1, 2)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SUPPORT))  # for Ray's workers, which inherit it
+        patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
+        with ray_session(num_workers=2):
+            yield
+
+
+class Case:
+    """A corpus in shards of 16, with one text that has a `%`; and its embeddings as one process makes them."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.folder, self.model = folder, model
+        data = folder / "numbers"
+        data.mkdir()
+        rows = [{"_id": str(n), "text": "a" * (n % 50 + 1) + "%" * (n == SKULL)} for n in range(DOCUMENTS)]
+        (data / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (data / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n')
+        self.dataset = open_dataset(data, [])
+        self.config = ModelConfig(str(model))
+        self.retriever = load_retriever(self.config)
+        plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
+        self.plan = replace(plan, shard_rows=16)
+
+    def files(self, name: str) -> dict[str, bytes]:
+        place = self.folder / name
+        return {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+
+    def encoder(self, name: str, poison: str, seconds: float = 0.0) -> ShardEncoder:
+        """For a store of that name, by an encoder that is killed by the poison."""
+        from deadly_encoder import LoadDeadly
+
+        work = EmbeddingWork(self.folder / name, self.plan)
+        work.begin()
+        load = LoadDeadly(str(self.model), poison, self.folder / f"{name}.deaths", seconds)
+        return ShardEncoder(work, load, str(self.dataset.place), batch_tokens=100)
+
+
+@pytest.fixture
+def case(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    return Case(tiny_encoder, tmp_path)
+
+
+def test_actors_write_what_one_process_writes(session: None, case: Case) -> None:
+    for name, run in {"alone": None, "actors": in_actors(POOL)}.items():
+        more = {} if run is None else {"run": run}
+        work = EmbeddingWork(case.folder / name, case.plan)
+        embed(work, case.config, case.retriever, case.dataset, batch_tokens=100, **more)
+    assert case.files("alone") == case.files("actors")
+    assert len(list(case.folder.glob("actors/shards/*"))) == 6
+
+
+def test_a_text_that_kills_is_left_out_after_three_deaths(session: None, case: Case) -> None:
+    encoder = case.encoder("store", "%")
+    reached: list[int] = []
+    in_actors(POOL)(encoder, encoder.work.missing(), reached.append)
+    assert sum(reached) == DOCUMENTS
+    assert (case.folder / "store.deaths").read_text().count("died") == 3
+    store = encoder.work.finish("numbers", case.dataset.passages())
+    assert store.meta["left_out"] == [SKULL]
+    [entry] = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
+    assert (entry["row"], entry["reason"]) == (SKULL + 1, "kills the encoder's process (signal 9)")
+    assert "%" in entry["raw"]
+    embeddings = store.array()
+    assert not embeddings[SKULL].any()
+    whole = embed(
+        EmbeddingWork(case.folder / "alone", case.plan), case.config, case.retriever, case.dataset, batch_tokens=100
+    ).array()
+    others = [row for row in range(DOCUMENTS) if row != SKULL]
+    # The batch of the text that is left out has a row less, which may change the last bits.
+    assert abs(embeddings[others] - whole[others]).max() < 2e-6
+
+
+def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case) -> None:
+    clean = case.encoder("clean", "~")
+    for number in clean.work.missing():
+        clean(number)
+    clean.work.finish("numbers", case.dataset.passages())
+    encoder = case.encoder("store", "~", seconds=0.3)
+    first = shard_folder(encoder.work.path, 0)
+    stamps: list[int] = []
+
+    def kill_one() -> None:
+        while not first.exists():
+            time.sleep(0.02)
+        stamps.append(first.stat().st_mtime_ns)
+        for process in Path("/proc").glob("[0-9]*"):
+            with open(process / "cmdline") as stream:
+                if "ray::MapBatches(_Actor)" in stream.read() and os.getuid() == process.stat().st_uid:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    return
+
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    in_actors(POOL)(encoder, encoder.work.missing(), lambda rows: None)
+    thread.join()
+    assert encoder.work.missing() == []
+    encoder.work.finish("numbers", case.dataset.passages())
+    assert case.files("store") == case.files("clean")
+    assert [first.stat().st_mtime_ns] == stamps
+
+
+def test_a_mistake_in_an_actor_is_one_line(session: None, case: Case, tmp_path: Path) -> None:
+    encoder = case.encoder("store", "%")
+    broken = replace(encoder, load=replace(encoder.load, model=str(tmp_path / "none")))
+    with pytest.raises(ModelError, match="no such directory") as caught:
+        in_actors(POOL)(broken, encoder.work.missing(), lambda rows: None)
+    assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn, get_type_hints
 
@@ -21,7 +21,8 @@ from raytriever.options import did_you_mean, flag_of, read_option
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` where argparse prints its usage and exits."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, instead: Mapping[str, str] | None = None) -> None:
+        self._instead = instead or {}  # what to do in place of flags that are known elsewhere
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
 
     def error(self, message: str) -> NoReturn:
@@ -38,7 +39,8 @@ class Parser(argparse.ArgumentParser):
             flag = word.split("=")[0]
             # Looked for first: to argparse a misspelt flag is a missing one.
             if flag.startswith("--") and flag not in known:
-                raise ConfigError("unknown flag", flag, did_you_mean(flag, known - {"-h"}))
+                remedy = self._instead.get(flag) or did_you_mean(flag, known - {"-h"})
+                raise ConfigError("unknown flag", flag, remedy)
             _check_utf8(word, words[place - 1] if place and words[place - 1] in known else None)
         found, unknown = self.parse_known_args(words)
         for word in unknown:

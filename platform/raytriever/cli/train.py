@@ -109,8 +109,16 @@ def _base(arguments: argparse.Namespace) -> Config:
     return RECIPES["pydocs"]() if dataset == "pydocs" and not arguments.config else Config()
 
 
+# Flags of other trainers that mean something else here.
+_INSTEAD = {
+    "--gradient-accumulation-steps": "give the whole batch as --batch-size and what fits into memory as "
+    "--grad-cache-chunk: accumulated small batches would lose each other's negatives",
+    "--per-device-train-batch-size": "give --batch-size, which counts the queries of a step over all workers",
+}
+
+
 def _parser() -> Parser:
-    parser = Parser(prog="train", description="Train a dense retriever and measure it before and after.")
+    parser = Parser("train", "Train a dense retriever and measure it before and after.", _INSTEAD)
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")

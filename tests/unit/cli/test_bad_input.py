@@ -270,3 +270,17 @@ def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
     assert run("evaluate", words) == 0
     assert "bad row" not in capsys.readouterr().out
     assert not (work / named).exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--gradient-accumulation-steps", "--grad-cache-chunk: accumulated small batches would lose"),
+        ("--gradient-accumulation-steps=4", "--grad-cache-chunk: accumulated small batches would lose"),
+        ("--per-device-train-batch-size", "give --batch-size, which counts the queries of a step over all workers"),
+    ],
+)
+def test_flags_of_other_trainers_are_answered_with_ours(mistake: Mistake, flag: str, told: str) -> None:
+    line = mistake("train", flag, *([] if "=" in flag else ["4"]))
+    assert told in line
+    assert f"{flag.split('=')[0]}: unknown flag; " in line

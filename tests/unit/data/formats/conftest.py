@@ -65,7 +65,7 @@ def read() -> Callable[..., Read]:
             for chunk in read_chunks(part, index, size):
                 parsed = parse_chunk(part, chunk)
                 found.bad += [entry["reason"] for entry in parsed.bad]
-                for column in ("documents", "queries", "judgements", "negatives"):
+                for column in ("documents", "queries", "judgements", "negatives", "answers"):
                     getattr(found.records, column).extend(getattr(parsed.records, column))
         return found
 

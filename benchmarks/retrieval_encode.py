@@ -1,0 +1,293 @@
+"""Encoding a corpus: speed against sentence-transformers, what bf16 and smaller storage lose, actors, bounded memory.
+
+Run: `python benchmarks/retrieval_encode.py [--json PATH] [--texts N] [--rows N]`. Every scenario runs in a process of
+its own (`--scenario`), because peaks of memory are of a process; what is timed against another takes turns with it in
+that process, at the same number of threads. `--texts 20000` is nearly all of SQuAD, in a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ends import End, parser, report
+
+DATA = Path(__file__).parent.parent.parent / "shared" / "data"
+ROUNDS = 3
+TRUTH = 0.6451  # nDCG@10 of MiniLM on SciFact in fp32, by sentence-transformers and pytrec_eval: ground_truth.py
+SMALL_STORE, WIDTH = 100 << 20, 2_048
+
+
+def paragraphs(count: int) -> list[str]:
+    """Paragraphs of SQuAD, evenly over all."""
+    from raytriever.data.open import open_dataset
+
+    passages = open_dataset(DATA / "squad", []).passages()
+    return [passages[place * len(passages) // count] for place in range(count)]
+
+
+def speed(arguments: argparse.Namespace) -> dict[str, float]:
+    """Turns of sentence-transformers at its defaults and of ours, over the same texts, each a third of them a turn."""
+    import numpy as np
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.precision import choose_precision
+    from raytriever.models.source import resolve_model
+    from raytriever.retrieval.encode import encode_texts
+    from raytriever.retrieval.loading import load_for_encoding
+
+    texts = paragraphs(arguments.texts)
+    theirs = SentenceTransformer(str(resolve_model("minilm")), device="cpu")
+    precision = choose_precision(None, torch.device("cpu"))
+    ours = load_for_encoding(ModelConfig(), precision, torch.device("cpu"))
+    ways: dict[str, Callable[[list[str]], Any]] = {
+        "theirs": theirs.encode,
+        "ours": lambda some: encode_texts(ours, some, "passage"),
+    }
+    walls: dict[str, list[float]] = {name: [] for name in ways}
+    cores: dict[str, list[float]] = {name: [] for name in ways}
+    cosines = []
+    for way in ways.values():
+        way(texts[:64])
+    for turn in range(ROUNDS):
+        some = texts[turn::ROUNDS]
+        found = {}
+        for name, way in ways.items():
+            wall, core = time.perf_counter(), time.process_time()
+            found[name] = way(some)
+            walls[name].append(len(some) / (time.perf_counter() - wall))
+            cores[name].append(len(some) / (time.process_time() - core))
+        cosines.append((found["ours"] * found["theirs"]).sum(1))
+    return {
+        **{f"{name} wall": median(found) for name, found in walls.items()},
+        **{f"{name} cpu": median(found) for name, found in cores.items()},
+        "cosine": float(np.concatenate(cosines).mean()),
+    }
+
+
+def loss(arguments: argparse.Namespace) -> dict[str, float]:
+    """nDCG@10 on SciFact of bf16 embeddings kept in every type, and the cosine of what is read to what was written."""
+    import numpy as np
+    import torch
+
+    from raytriever.data.open import open_dataset
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.precision import choose_precision
+    from raytriever.retrieval.corpus import embed_corpus
+    from raytriever.retrieval.embedding_dtypes import read_embeddings, write_embeddings
+    from raytriever.retrieval.encode import encode_texts
+    from raytriever.retrieval.evaluate import evaluate_embeddings
+    from raytriever.retrieval.loading import load_for_encoding
+
+    config = ModelConfig(passage_length=256, query_length=256)
+    dataset = open_dataset(DATA / "scifact", ["test"])
+    retriever = load_for_encoding(config, choose_precision(None, torch.device("cpu")), torch.device("cpu"))
+    asked = [dataset.queries.texts[int(query)] for query in dataset.positives("test").queries]
+    queries = encode_texts(retriever, asked, "query", "queries")
+    documents = embed_corpus(config, retriever, dataset).array()
+    found: dict[str, float] = {}
+    for dtype in ("fp32", "fp16", "int8"):
+        with TemporaryDirectory() as folder:
+            write_embeddings(Path(folder), documents, dtype)
+            kept = np.array(read_embeddings(Path(folder)))
+        found[f"{dtype} ndcg"] = evaluate_embeddings(dataset, "test", queries, kept).metrics["ndcg_at_10"]
+        found[f"{dtype} cosine"] = float(((kept * documents).sum(1) / np.linalg.norm(kept, axis=1)).mean())
+    return found
+
+
+def pool(arguments: argparse.Namespace) -> dict[str, float]:
+    """Turns of this process and of one actor with as many threads, from the first shard's end to the last one's."""
+    import torch
+
+    from raytriever.cluster.encode import ActorPool, in_actors
+    from raytriever.cluster.session import ray_session
+    from raytriever.data.open import open_dataset
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.precision import choose_precision
+    from raytriever.retrieval.corpus import embed, plan_embeddings
+    from raytriever.retrieval.embedding_work import EmbeddingWork
+    from raytriever.retrieval.encode_shard import in_this_process, tokenisation_of
+    from raytriever.retrieval.loading import load_for_encoding
+
+    config, threads = ModelConfig(), os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    precision = choose_precision(None, torch.device("cpu"))
+    retriever = load_for_encoding(config, precision, torch.device("cpu"))
+    dataset = open_dataset(DATA / "squad", [], tokenisation=tokenisation_of(retriever))
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
+    plan = replace(plan, rows=min(plan.rows, arguments.texts), shard_rows=256)
+    found: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
+    with TemporaryDirectory() as folder, ray_session(threads):
+        for turn in range(ROUNDS):
+            for name, run in {"alone": in_this_process, "pool": in_actors(ActorPool(1, 1, threads))}.items():
+                work = EmbeddingWork(Path(folder) / f"{name}{turn}", plan)
+                began = time.perf_counter()
+                store = embed(work, config, retriever, dataset, run)
+                ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
+                found[name].append((len(store) - plan.shard_rows) / (ends[-1] - ends[0]))
+                if name == "pool":
+                    found["start"].append(time.perf_counter() - began - (ends[-1] - ends[0]))
+        same = [
+            {file.relative_to(place): file.read_bytes() for file in place.rglob("*.npy")}
+            for place in (Path(folder) / "alone0", Path(folder) / "pool0")
+        ]
+    return {**{name: median(values) for name, values in found.items()}, "same": float(same[0] == same[1])}
+
+
+def wide(folder: Path) -> Path:
+    """An encoder without layers, which costs next to nothing and has wide embeddings."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(str, range(1_000))]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(
+        BertConfig(
+            vocab_size=len(words), hidden_size=WIDTH, num_hidden_layers=0, num_attention_heads=32, intermediate_size=64
+        )
+    ).save_pretrained(folder)
+    return folder
+
+
+def large(arguments: argparse.Namespace) -> dict[str, float]:
+    """A generated corpus through two actors, with a small object store or the usual one."""
+    import psutil
+    import ray
+
+    from raytriever.cluster.encode import ActorPool, in_actors
+    from raytriever.data.open import open_dataset
+    from raytriever.models.config import ModelConfig
+    from raytriever.retrieval.corpus import embed, plan_embeddings
+    from raytriever.retrieval.embedding_work import EmbeddingWork
+    from raytriever.retrieval.encode_shard import tokenisation_of
+    from raytriever.retrieval.loading import load_for_encoding
+
+    cache = Path(os.environ["RAYTRIEVER_CACHE"])
+    data = cache / "generated"
+    data.mkdir(parents=True)
+    with (data / "corpus.jsonl").open("w") as stream:
+        for number in range(arguments.rows):
+            stream.write(json.dumps({"_id": str(number), "text": " ".join(str(number * k % 997) for k in (1, 3, 7))}))
+            stream.write("\n")
+    (data / "queries.jsonl").write_text('{"_id": "q", "text": "1"}\n')
+    config = ModelConfig(str(wide(cache / "wide")))
+    retriever = load_for_encoding(config, "fp32")
+    dataset = open_dataset(data, [], tokenisation=tokenisation_of(retriever))
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
+    store = {"object_store_memory": SMALL_STORE} if arguments.scenario == "large" else {}
+    ray.init(address="local", num_cpus=4, log_to_driver=False, **store)
+    peak, over = {"actors": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            there = [process.info for process in psutil.process_iter(["cmdline", "memory_info"])]
+            actors = [info["memory_info"] for info in there if "MapBatches(_Actor)" in "".join(info["cmdline"] or ())]
+            # What is mapped from files is the page cache's.
+            peak["actors"] = max([peak["actors"], *((memory.rss - memory.shared) / 1e6 for memory in actors)])
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    before = psutil.Process().memory_info().rss
+    made = embed(EmbeddingWork(cache / "store", plan), config, retriever, dataset, in_actors(ActorPool(2, 2)))
+    grown = psutil.Process().memory_info().rss - before
+    over.set()
+    thread.join()
+    told = ray._private.internal_api.memory_summary(stats_only=True)
+    ray.shutdown()
+    ends = sorted(shard.stat().st_mtime for shard in (made.path / "shards").iterdir())
+    size = sum(file.stat().st_size for file in [*made.path.rglob("*.npy"), *Path(str(dataset.place)).rglob("*.npy")])
+    return {
+        "speed": (len(made) - plan.shard_rows) / (ends[-1] - ends[0]),
+        "gigabytes": size / 1e9,
+        "grown": grown / 1e6,
+        "actors": peak["actors"],
+        "spilled": float("Spilled" in told),
+    }
+
+
+SCENARIOS = {"speed": speed, "loss": loss, "pool": pool, "large": large, "unbound": large}
+
+
+def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Run a scenario in a process, with a cache of its own."""
+    with TemporaryDirectory(dir=arguments.scratch) as cache:
+        words = ["--scenario", scenario, "--texts", str(arguments.texts), "--rows", str(arguments.rows)]
+        found = subprocess.run(
+            [sys.executable, __file__, *words],
+            check=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "RAYTRIEVER_CACHE": cache},
+        )
+        return dict(json.loads(found.stdout.splitlines()[-1]))
+
+
+def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
+    """All measured ends of encoding."""
+    found: dict[str, End] = {}
+    got = in_a_process("speed", arguments)
+    name = f"{arguments.texts:,} paragraphs of SQuAD"
+    for who in ("ours", "theirs"):
+        found[f"{name}: {who}, texts a second"] = End(got[f"{who} wall"], "told", True)
+    ratio = got["ours wall"] / got["theirs wall"]
+    found[f"{name}: ours / sentence-transformers"] = End(ratio, "at least 3", ratio >= 3)
+    found[f"{name}: the same by processor time"] = End(got["ours cpu"] / got["theirs cpu"], "told", True)
+    found[f"{name}: mean cosine to theirs"] = End(got["cosine"], "at least 0.999", got["cosine"] >= 0.999)
+    got = in_a_process("loss", arguments)
+    for dtype in ("fp32", "fp16", "int8"):
+        away = got[f"{dtype} ndcg"] - TRUTH
+        target, holds = ("within 0.002", abs(away) <= 0.002) if dtype == "fp32" else ("told", True)
+        found[f"SciFact: nDCG@10 kept as {dtype}, less {TRUTH}"] = End(away, target, holds)
+        found[f"SciFact: mean cosine lost by {dtype}"] = End(1 - got[f"{dtype} cosine"], "told", True)
+    got = in_a_process("pool", arguments)
+    ratio = got["pool"] / got["alone"]
+    found["an actor / this process, at as many threads"] = End(ratio, "at least 0.9", ratio >= 0.9)
+    found["an actor writes the bytes of this process"] = End(got["same"], "yes (1)", got["same"] == 1)
+    found["a pool's start and end, in a session (s)"] = End(got["start"], "told", True)
+    large, unbound = (in_a_process(scenario, arguments) for scenario in ("large", "unbound"))
+    name = f"{large['gigabytes']:.1f} GB of tokens and embeddings, object store 100 MB"
+    ratio = large["speed"] / unbound["speed"]
+    found[f"{name}: speed / unconstrained"] = End(ratio, "at least 0.5", ratio >= 0.5)
+    found[f"{name}: driver memory grown (MB)"] = End(large["grown"], "under 300", large["grown"] < 300)
+    found[f"{name}: memory of an actor (MB)"] = End(large["actors"], "under 1000", large["actors"] < 1000)
+    found[f"{name}: something was spilled to disk"] = End(large["spilled"], "no (0)", large["spilled"] == 0)
+    return found
+
+
+def main() -> None:
+    """Measure in processes, or be one of them."""
+    own = parser(__doc__ or "")
+    own.add_argument("--texts", type=int, default=3_000, metavar="N", help="paragraphs of SQuAD (default: 3000)")
+    own.add_argument("--rows", type=int, default=250_000, metavar="N", help="of the generated corpus")
+    own.add_argument("--scratch", type=Path, metavar="DIR", help="where caches are made (default: the system's)")
+    own.add_argument("--scenario", choices=SCENARIOS, help=argparse.SUPPRESS)
+    arguments = own.parse_args()
+    if arguments.scenario:
+        print(json.dumps(SCENARIOS[arguments.scenario](arguments)))
+    else:
+        report("retrieval: encode", ends_of(arguments), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

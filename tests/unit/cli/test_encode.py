@@ -1,0 +1,54 @@
+"""`encode` from the command line, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.retrieval.embeddings import EmbeddingStore
+
+
+def test_it_makes_a_store_and_finds_it_again(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32", "--output"]
+    assert run("encode", [*words, "own"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "160 embeddings of width 32, fp32, 0.0 MB"
+    assert "letters: 160 texts by" in err
+    assert run("encode", [*words, "small", "--dtype", "int8", "--side", "query"]) == 0
+    own, small = (EmbeddingStore.open(work / name) for name in ("own", "small"))
+    assert (own.meta["side"], small.meta["side"], small.meta["dtype"]) == ("passage", "query", "int8")
+    np.testing.assert_allclose(np.linalg.norm(small.array(), axis=1), 1, atol=1e-2)
+    stamp = (work / "own" / "manifest.json").stat().st_mtime_ns
+    assert run("encode", [*words, "own"]) == 0
+    assert (work / "own" / "manifest.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("", "the following arguments are required: --output"),
+        ("--output own --dtype fp8", "--dtype: unknown value 'fp8'; did you mean 'fp16'?"),
+        ("--output own --actors 4:2", "--actors: '4:2'; give a number of actors from 1 on, or MIN:MAX"),
+        ("--output own --actor-gpus 2", "--actor-gpus: 2.0 is out of range"),
+        ("--output own --batch-tokens 0", "--batch-tokens: 0 is out of range; give a value at least 1"),
+        ("--output own --model ./none", "./none: no such directory"),
+    ],
+)
+def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
+    assert told in mistake("encode", "--dataset", letters, *flags.split())
+
+
+def test_a_directory_of_something_else_is_left_alone(
+    mistake: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path
+) -> None:
+    (work / "own").mkdir()
+    (work / "own" / "thesis.txt").write_text("years of work")
+    words = ["--dataset", letters, "--model", tiny_encoder, "--precision", "fp32", "--output", "own"]
+    told = mistake("encode", *words)
+    assert told.endswith("own: holds something else than these embeddings; give another --output, or remove it")

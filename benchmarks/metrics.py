@@ -1,7 +1,7 @@
 """Measuring: ranking metrics against pytrec_eval, AUC against scikit-learn, and the AUC of a pool beyond memory.
 
-Run: `python benchmarks/metrics.py [--json PATH] [--stream SCORES]`; two to three minutes. Times are processor seconds
-of one thread. pytrec_eval's do not count the dictionaries it reads, ours count the ordering of the results.
+Run: `python benchmarks/metrics.py [--json PATH] [--stream SCORES]`; about 75 seconds. Times are processor seconds.
+pytrec_eval's do not count the dictionaries it reads, ours count the ordering of the results.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def rankings() -> dict[str, End]:
     theirs = {}
     taken = seconds(lambda: theirs.update(evaluator.evaluate(run)))
     apart = max(
-        np.abs(found[name] - [theirs[f"q{q}"][trec] for q in range(QUERIES)]).max()
+        float(np.abs(found[name] - [theirs[f"q{q}"][trec] for q in range(QUERIES)]).max())
         for found in one
         for name, trec in NAMES.items()
     )
@@ -108,7 +108,7 @@ def pooled() -> dict[str, End]:
         theirs = rng.normal(30, 9, SCORES - positives).astype(dtype)
         labels = np.r_[np.ones(len(ours), bool), np.zeros(len(theirs), bool)]
         together = np.r_[ours, theirs]
-        apart = abs(auc(ours, theirs) - roc_auc_score(labels, together))
+        apart = float(abs(auc(ours, theirs) - roc_auc_score(labels, together)))
         taken = seconds(lambda a=ours, b=theirs: auc(a, b), 3)
         ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / taken
         found |= {

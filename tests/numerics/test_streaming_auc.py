@@ -62,6 +62,25 @@ def test_with_room_for_every_float_it_is_exact_and_else_it_is_not() -> None:
     assert found[SMALL].value != exact
 
 
+@pytest.mark.parametrize("way", ["counted", "shrunk", "merged"])
+def test_the_bound_holds_where_all_pairs_of_a_bin_are_in_order(way: str) -> None:
+    rng = np.random.default_rng(0)
+    around = tuple(rng.uniform(1, 2, 50_000).astype(np.float32) for _ in range(2))
+    low, none = np.full(1_000, 1.5, np.float32), np.empty(0, np.float32)
+    high = np.nextafter(low, np.float32(2))
+    parts = {"counted": [around, (high, none), (none, low)], "shrunk": [(high, low), around]}.get(way, [around])
+    counts = ScoreCounts(SMALL)
+    for part in parts:
+        counts.add(*part)
+    for part in [(high, none), (none, low)] if way == "merged" else []:
+        other = ScoreCounts(SMALL)
+        other.add(*part)
+        counts.merge(other)
+    found = streaming_auc(counts)
+    error = auc(np.r_[around[0], high], np.r_[around[1], low]) - found.value
+    assert 1e-4 < error <= found.error_bound
+
+
 def test_order_of_infinities_zeros_and_subnormal_numbers() -> None:
     ascending = np.array([-np.inf, -3e38, -1, -1e-45, 0, 1e-45, 1, 3e38, np.inf], np.float32)
     for place in range(len(ascending)):

@@ -26,7 +26,7 @@ from numpy import ndarray
 from scipy.special import expit, logit, ndtri
 
 from raytriever.metrics.auc import sorted_pools
-from raytriever.metrics.inputs import MetricInputError, check_confidence
+from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def auc_interval(
         confidence: how often such an interval holds the true value, above 0 and below 1.
 
     Raises:
-        MetricInputError: a pool is empty, a score is NaN, or only one of the pools names its queries.
+        MetricInputError: a pool is empty, a score is NaN, or not every score of both pools names a query.
     """
     check_confidence(confidence)
     if not len(positives) or not len(negatives):
@@ -72,6 +72,8 @@ def auc_interval(
     if positive_queries is None or negative_queries is None:
         variance = _variance(of_positives) / len(above) + _variance(of_negatives) / len(below)
     else:
+        check_queries(positive_queries, positives, "scores of positives")
+        check_queries(negative_queries, negatives, "scores of negatives")
         # Placements stand in the order of the sorted scores; so must the queries.
         ours, theirs = positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
         variance = _clustered(of_positives - area, ours, of_negatives - area, theirs)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 
 from raytriever.metrics.auc import merged_pairs
-from raytriever.metrics.inputs import MetricInputError, scores_of
+from raytriever.metrics.inputs import check_queries, scores_of
 
 
 def auc_per_query(
@@ -33,7 +33,7 @@ def auc_per_query(
         query_count: how many queries there are.
 
     Raises:
-        MetricInputError: a score is NaN, or belongs to no query.
+        MetricInputError: a score is NaN, or scores do not each name a query.
     """
     above, above_starts = _by_query(positives, positive_queries, query_count, "scores of positives")
     below, below_starts = _by_query(negatives, negative_queries, query_count, "scores of negatives")
@@ -43,8 +43,7 @@ def auc_per_query(
 def _by_query(scores: ndarray, queries: ndarray, query_count: int, where: str) -> tuple[ndarray, ndarray]:
     """Scores as float64, query by query, and where each query's begin."""
     scores = scores_of(scores, where).astype(np.float64)
-    if len(queries) != len(scores) or (len(queries) and not 0 <= queries.min() <= queries.max() < query_count):
-        raise MetricInputError("a score that belongs to no query", where, f"name one of {query_count} for each score")
+    check_queries(queries, scores, where, query_count)
     if (queries[1:] < queries[:-1]).any():
         order = np.argsort(queries, kind="stable")
         scores, queries = scores[order], queries[order]

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from raytriever.metrics.inputs import MetricInputError, scores_of
+from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.proportions import bootstrap_by_query, wilson
 from raytriever.metrics.threshold import Aim, Threshold, choose_threshold
 
@@ -114,6 +114,8 @@ def _checked(threshold: Threshold, pools: ScoredPools, confidence: float, draws:
         return CalibrationRow(threshold, float("nan"), float("nan"), float("nan"))
     if pools.positive_queries is None or pools.negative_queries is None:
         return CalibrationRow(threshold, part / whole, *wilson(part, whole, confidence))
+    check_queries(pools.positive_queries, true, "checking split")
+    check_queries(pools.negative_queries, false, "checking split")
     count = int(max(pools.positive_queries.max(), pools.negative_queries.max(initial=0))) + 1
     parts = np.bincount(pools.positive_queries[true], minlength=count)
     wholes = parts + np.bincount(pools.negative_queries[false], minlength=count)

@@ -40,6 +40,13 @@ def refuse_nan(values: ndarray, where: str) -> None:
         )
 
 
+def check_queries(queries: ndarray, scores: ndarray, where: str, query_count: int | None = None) -> None:
+    """Raise `MetricInputError` where scores do not each name a query, from 0, below the count where that is given."""
+    most = np.inf if query_count is None else query_count
+    if queries.shape != scores.shape or (len(queries) and not 0 <= queries.min() <= queries.max() < most):
+        raise MetricInputError("scores that do not each name a query", where, "name one for each, counted from 0")
+
+
 def check_confidence(confidence: float) -> None:
     """Raise `MetricInputError` where a level of confidence is not between 0 and 1."""
     if not 0 < confidence < 1:

@@ -64,7 +64,8 @@ def test_per_query_is_the_auc_of_each_querys_scores(seed: int) -> None:
         np.testing.assert_allclose(found[query], auc(up[ours == query], down[theirs == query]), equal_nan=True)
 
 
-def test_a_score_without_a_query_is_told() -> None:
+@pytest.mark.parametrize("queries", [[1], [-1], [0, 0]])
+def test_a_score_without_a_query_is_told(queries: list[int]) -> None:
     one, zero = np.array([1.0]), np.array([0])
-    with pytest.raises(MetricInputError, match="scores of negatives: a score that belongs to no query"):
-        auc_per_query(one, zero, one, np.array([1]), 1)
+    with pytest.raises(MetricInputError, match="scores of negatives: scores that do not each name a query"):
+        auc_per_query(one, zero, one, np.array(queries), 1)

@@ -48,6 +48,13 @@ def test_out_of_reach_is_told_and_out_of_the_error() -> None:
     assert np.isnan([rows[0].checked, rows[0].low, transfer_error(rows)]).all()
 
 
+def test_scores_that_do_not_each_name_a_query_are_told() -> None:
+    right = split(0)
+    wrong = ScoredPools(right.positives, right.negatives, right.positive_queries, np.arange(3))
+    with pytest.raises(MetricInputError, match="checking split: scores that do not each name a query"):
+        calibrate(right, wrong, AIMS)
+
+
 def test_a_precision_of_nothing_taken_is_nothing() -> None:
     high = ScoredPools(np.array([9.0]), np.array([1.0]))
     low = ScoredPools(np.array([0.5]), np.array([0.1]))

@@ -17,8 +17,9 @@ from raytriever.models.precision import choose_precision
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.figures import save_roc, save_score_histograms
+from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.run_file import write_run
-from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
+from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.storage import check_writable, write_atomically
 
 

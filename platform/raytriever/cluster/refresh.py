@@ -42,6 +42,8 @@ class Miner:
         self, config: Config, places: list[str], folder: str, first: NegativesTable | None, directory: str
     ) -> None:
         os.chdir(directory)
+        # Searching takes as many cores as encoding does, which is over then; Ray leaves a process one thread.
+        torch.set_num_threads(config.refresh.pool[1])
         self._rounds = MiningRounds(config, places, Path(folder), first)
         # A GPU each where there are more than the workers take.
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0.0

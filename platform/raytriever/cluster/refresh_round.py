@@ -145,6 +145,7 @@ class MiningRounds:
         rows = shard_rows(len(texts))
         if key == ROLLING:  # so small that every turn has some
             rows = max(1, min(rows, int(len(texts) * self._config.refresh.refresh_share)))
+        # Settings of reading texts are those of the run all through, and decide nothing within it.
         plan = EmbeddingPlan(
             model=model.model,
             model_digest=key,

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -54,6 +56,16 @@ class _Word(NamedTuple):
     digest: int = 0
 
 
+@dataclass
+class _Reading:
+    """What the thread that reads a round's table has come to: its own, so that a late one tells no later round."""
+
+    word: _Word = field(default_factory=_Word)
+    table: NegativesTable | None = None
+    overlap: float = 0.0
+    reason: str = ""
+
+
 class Refresher:
     """The rounds of one run on one worker; all workers make every call but `source` alike, in the same order.
 
@@ -82,7 +94,7 @@ class Refresher:
         self._snapshot, self._notice = snapshot, notice
         self._versions, self._ledger = Versions(source), read_ledger(plan.folder)
         self._phase, self._word = _Phase.NONE, _Word()
-        self._table: NegativesTable | None = None
+        self._reading = _Reading()
         self._found: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._reason, self._began, self._waited = "", 0.0, 0.0
@@ -166,8 +178,10 @@ class Refresher:
         if any(word.news is _News.FAILED for word in words) or (all_done and len(set(words)) > 1):
             self._fail(step)
         elif self._phase is _Phase.MINING and words[0].news is _News.DONE:
-            self._phase, self._word = _Phase.READING, _Word()
-            Thread(target=self._read, name="refresh", daemon=True).start()
+            self._phase, self._reading = _Phase.READING, _Reading()
+            path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
+            arguments = (self._reading, path, self._versions.newest.examples.negatives)
+            Thread(target=self._read, args=arguments, name="refresh", daemon=True).start()
         elif self._phase is _Phase.READING and all_done:
             self._phase, self._word = _Phase.RECORDING, _Word()
             self._record(step)
@@ -184,19 +198,18 @@ class Refresher:
                 self._measured, self._reason = dict(answer.measured), answer.reason
                 self._word = _Word(_News.FAILED if answer.reason else _News.DONE)
 
-    def _read(self) -> None:
+    def _read(self, reading: _Reading, path: Path, before: NegativesTable | None) -> None:
         """The thread: a large table takes longer to read than a step."""
-        with _Failing(self):
-            table = self._plan.read(round_path(self._plan.folder, self._ledger.rounds[-1].number))
-            if self._plan.pool is not None:
-                self._measured["refresh_overlap"] = overlap(table, self._versions.newest.examples.negatives)
-                self._measured["refresh_rows"] = float(len(table))
-            self._table = table
-            self._word = _Word(_News.DONE, int(table.digest[:12], 16))
+        try:
+            reading.table = self._plan.read(path)
+            reading.overlap = overlap(reading.table, before)
+            reading.word = _Word(_News.DONE, int(reading.table.digest[:12], 16))
+        except Exception as error:
+            reading.reason, reading.word = _told(error), _Word(_News.FAILED)
 
     def _record(self, step: int) -> None:
         """Settle the first step that draws from the table; the first worker writes it down."""
-        assert self._table is not None
+        assert self._reading.table is not None
         plan, ledger, one = self._plan, self._ledger, self._ledger.rounds[-1]
         ended = first = step
         if not plan.waits:
@@ -204,8 +217,10 @@ class Refresher:
             ended = step + 1
             before = max((taken.used_from for taken in ledger.taken if taken.used_from is not None), default=0)
             first = max(ended + DEPTH, plan.told, before + 1)
-        self._found = {"ended": ended, "used_from": first, "digest": self._table.digest}
+        self._found = {"ended": ended, "used_from": first, "digest": self._reading.table.digest}
         if plan.pool is not None:
+            self._measured["refresh_overlap"] = self._reading.overlap
+            self._measured["refresh_rows"] = float(len(self._reading.table))
             self._measured["refresh_staleness_steps"] = float(first - one.snapshot)
             self._measured["refresh_seconds"] = time.monotonic() - self._began
             self._found["measured"] = self._measured
@@ -215,16 +230,16 @@ class Refresher:
 
     def _take(self) -> None:
         """The table is used from its step on."""
-        assert self._table is not None
+        assert self._reading.table is not None
         self._ledger = self._ledger.ended(**self._found)
-        number = self._ledger.rounds[-1].number
-        self._versions.add(self._found["used_from"], self._versions.newest.with_negatives(self._table, number))
-        self._phase, self._table = _Phase.NONE, None
+        source = self._versions.newest.with_negatives(self._reading.table, self._ledger.rounds[-1].number)
+        self._versions.add(self._found["used_from"], source)
+        self._phase, self._reading = _Phase.NONE, _Reading()
 
     def _fail(self, step: int) -> None:
-        reason = self._reason or "another worker could not read its table, or read another one"
+        reason = self._reason or self._reading.reason or "another worker could not read its table, or read another one"
         self._ledger = self._ledger.ended(ended=step, reason=reason)
-        self._phase, self._table, self._reason = _Phase.NONE, None, ""
+        self._phase, self._reading, self._reason = _Phase.NONE, _Reading(), ""
         if self._plan.pool is not None:
             with _Failing(self):  # what is not written down is begun again by a continued run
                 self._ledger.write(self._plan.folder)
@@ -233,16 +248,15 @@ class Refresher:
 
     def _exchange(self) -> list[_Word]:
         """Every worker's word."""
-        word = self._word
+        word = self._reading.word if self._phase is _Phase.READING else self._word
         if self._workers.size == 1:
             return [word]
         own = torch.tensor([[int(word.news), word.digest]], dtype=torch.int64, device=self._device)
         return [_Word(_News(news), digest) for news, digest in self._workers.gather_values(own).tolist()]
 
     def failed(self, error: Exception) -> None:
-        """Say so with the next word; a round's failure never ends the training."""
-        self._reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        self._word = _Word(_News.FAILED)
+        """Say so with the next word."""
+        self._reason, self._word = _told(error), _Word(_News.FAILED)
 
 
 class _Failing:
@@ -259,3 +273,8 @@ class _Failing:
             return False
         self._refresher.failed(error)
         return True
+
+
+def _told(error: Exception) -> str:
+    """A round's failure never ends the training, whatever it is; a person reads why in a line."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ def take_snapshot(module: nn.Module, workers: Workers) -> Snapshot:
     for name, parameter in module.named_parameters():
         with _whole(parameter):
             if workers.rank == 0:
-                found[name] = np.array(parameter.detach().float().cpu().numpy(), copy=True)
+                found[name] = parameter.detach().to("cpu", torch.float32, copy=True).numpy()
     return found
 
 

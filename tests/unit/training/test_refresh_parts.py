@@ -1,0 +1,138 @@
+"""The parts a refresh is made of: the record, versions by step, shares of a corpus, figures, settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import Documents, Queries, RetrievalDataset
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.errors import ConfigError
+from raytriever.training.refresh_config import RefreshConfig, check_refresh, rank_range
+from raytriever.training.refresh_ledger import Ledger, Round, read_ledger
+from raytriever.training.refresh_rolling import rolling_rows
+from raytriever.training.refresh_statistics import overlap
+from raytriever.training.refresh_versions import Versions
+
+# Taken at 10, failed, taken at 34, under way.
+LEDGER = Ledger(
+    (
+        Round(1, 5, 5, ended=8, used_from=10, digest="a"),
+        Round(2, 10, 11, ended=21, reason="gone"),
+        Round(3, 25, 25, ended=32, used_from=34, digest="b"),
+        Round(4, 35, 36),
+    )
+)
+
+
+def test_the_table_of_a_step_is_that_of_the_last_round_taken_before_it() -> None:
+    versions = [LEDGER.version(step) for step in range(40)]
+    assert versions == [0] * 10 + [1] * 24 + [3] * 6
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, False), (4, False), (5, False), (10, False), (15, False), (20, False)])
+def test_no_round_begins_twice_nor_while_another_is_under_way(step: int, due: bool) -> None:
+    assert LEDGER.is_due(step, 5) is due
+
+
+def test_a_round_begins_where_none_was_under_way_or_had_been() -> None:
+    # The second had ended after 21 steps, the third after 32; the fourth has not ended.
+    assert [step for step in range(100) if LEDGER.is_due(step, 6)] == [24]
+    assert [step for step in range(100) if Ledger().is_due(step, 30)] == [30, 60, 90]
+    # After exactly as many steps as a round ended at, the next may begin.
+    assert Ledger((Round(1, 5, 5, ended=10),)).is_due(10, 5)
+
+
+def test_who_goes_on_from_before_a_round_that_did_not_end_has_not_begun_it() -> None:
+    assert LEDGER.without_later(34).rounds == LEDGER.rounds[:3]
+    assert LEDGER.without_later(35) == LEDGER
+    assert LEDGER.without_later(3).rounds == LEDGER.rounds[:3]  # what ended is known, however early it is
+
+
+def test_a_round_begun_again_keeps_its_number_and_a_new_one_counts_on() -> None:
+    assert LEDGER.begun(35, 38).rounds == (*LEDGER.rounds[:3], Round(4, 35, 38))
+    assert LEDGER.ended(ended=40, reason="x").begun(40, 40).rounds[-1] == Round(5, 40, 40)
+
+
+def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_ledger(tmp_path) == Ledger()
+    told = LEDGER.ended(ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
+    told.write(tmp_path)
+    assert read_ledger(tmp_path) == told
+
+
+class _Source:
+    """Stands for a `BatchSource`."""
+
+
+def test_versions_hold_from_their_step_on_and_are_forgotten_behind_the_steps() -> None:
+    sources: list[Any] = [_Source() for _ in range(4)]
+    versions = Versions(sources[0])
+    versions.add(3, sources[1])
+    versions.add(7, sources[2])
+    assert [sources.index(versions.at(step)) for step in range(9)] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    versions.forget(6)
+    assert [sources.index(versions.at(step)) for step in range(6, 9)] == [1, 2, 2]
+    with pytest.raises(StopIteration):
+        versions.at(2)
+    versions.add(7, sources[3])  # the same step again: the later one holds
+    assert versions.at(7) is versions.newest is sources[3]
+    with pytest.raises(ValueError, match="from step 4 behind one from step 7"):
+        versions.add(4, sources[0])
+
+
+@pytest.mark.parametrize("documents", [1, 7, 160, 10_001])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.25, 0.013])
+def test_shares_are_disjoint_make_a_whole_and_begin_again(documents: int, share: float) -> None:
+    turns = int(np.ceil(1 / share))
+    rows = [row for turn in range(turns) for row in rolling_rows(documents, share, turn)]
+    assert rows == list(range(documents))
+    assert rolling_rows(documents, share, turns) == rolling_rows(documents, share, 0)
+    assert max(len(rolling_rows(documents, share, turn)) for turn in range(turns)) <= documents * share + 1
+
+
+def test_overlap_is_the_share_of_rows_that_were_there_before() -> None:
+    dataset = RetrievalDataset("n", Documents(*[[str(n) for n in range(9)]] * 3), Queries(["a", "b"], ["a", "b"]), {})
+
+    def table(*pairs: tuple[int, int]) -> NegativesTable:
+        queries, documents = np.array(pairs).reshape(-1, 2).T
+        return NegativesTable.of(dataset, queries, documents, "dense")
+
+    one = table((0, 1), (0, 2), (1, 1), (1, 8))
+    assert overlap(one, one) == 1
+    assert overlap(one, table((0, 1), (1, 2), (1, 8))) == 0.5  # the pair (1, 2) is not the pair (0, 2)
+    assert overlap(table((0, 1), (1, 2), (1, 8)), one) == pytest.approx(2 / 3)
+    assert overlap(one, None) == overlap(one, table()) == overlap(table(), one) == 0
+
+
+@pytest.mark.parametrize(("given", "read"), [("", ""), ("0:5", "0:5"), ("030:0200", "30:200")])
+def test_ranks_are_two_numbers(given: str, read: str) -> None:
+    assert rank_range(given) == read
+
+
+@pytest.mark.parametrize("given", ["5", "5:5", "6:5", "-1:4", ":", "1:2:3", "a:b"])
+def test_what_are_no_ranks_are_refused(given: str) -> None:
+    with pytest.raises(ValueError, match="two whole numbers"):
+        rank_range(given)
+
+
+def test_the_settings_of_mining_are_those_asked_for() -> None:
+    config = RefreshConfig(5, refresh_ranks="30:200", refresh_negatives=7, refresh_relative_margin=0.05)
+    mining = config.mining
+    assert (mining.method, mining.range_min, mining.depth, mining.num_negatives) == ("dense", 30, 200, 7)
+    assert (mining.relative_margin, mining.absolute_margin, mining.max_score) == (0.05, None, None)
+    assert RefreshConfig(refresh_pool="2:5").pool == (2, 5)
+    assert RefreshConfig(refresh_pool=3).pool == (3, 3)
+
+
+def test_steps_are_looked_at_where_they_are_known() -> None:
+    data = DataConfig(negatives_per_query=1)
+    check_refresh(RefreshConfig(), DataConfig(), 1)
+    check_refresh(RefreshConfig(10), data, None)
+    check_refresh(RefreshConfig(10), data, 11)
+    with pytest.raises(ConfigError, match="after 10 of 10 steps"):
+        check_refresh(RefreshConfig(10), data, 10)

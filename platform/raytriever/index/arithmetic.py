@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from numba import prange
 from numpy import ndarray
 
@@ -82,13 +82,21 @@ def factors(vectors: ndarray, precision: str, name: str, positions: ndarray) -> 
         if torch.get_float32_matmul_precision() != "highest":
             # torch may then multiply numbers cut to eight bits.
             residuals = norms * 2.0**-7
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if len(bad):
+    refuse_not_finite(np.isfinite(norms), name, positions)
+    return Factors(bits, np.where(norms > LARGEST_NORM, np.inf, norms), residuals)
+
+
+def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: ndarray) -> None:
+    """Name the first vector that is not finite.
+
+    Raises:
+        ModelError: there is one.
+    """
+    if not finite.all():
         raise ModelError(
-            f"the embedding of {name} {positions[bad[0]]} is not finite",
+            f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
             remedy="the encoder's weights are broken or overflow in bf16: train or load them anew, and encode again",
         )
-    return Factors(bits, np.where(norms > LARGEST_NORM, np.inf, norms), residuals)
 
 
 def query_bounds(of: Factors, width: int) -> Bounds:

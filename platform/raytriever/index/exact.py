@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
@@ -19,6 +20,7 @@ from raytriever.errors import ConfigError
 from raytriever.index.parts import Parts, even_parts
 from raytriever.index.ranking import Order
 from raytriever.index.scan import Scan
+from raytriever.index.scan_torch import TorchScan
 
 
 def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
@@ -35,9 +37,10 @@ def top_k(
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """`top_k_of_parts` for a corpus that is one array."""
-    return top_k_of_parts(queries, [(0, documents)], k, ties, exclude)
+    return top_k_of_parts(queries, [(0, documents)], k, ties, exclude, device)
 
 
 def top_k_of_parts(
@@ -46,6 +49,7 @@ def top_k_of_parts(
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """The k highest dot products of each query and the documents they belong to, best first.
 
@@ -55,6 +59,7 @@ def top_k_of_parts(
         k: how many to keep, at least 1; `len(ties)` at most come back.
         ties: from `tie_order`, for the whole corpus; decides between equal scores.
         exclude: for each query a document that it must not find, or -1.
+        device: where quick scores are made; a CUDA device if there is one.
 
     Returns:
         Scores and documents; -inf and -1 where a query has fewer than k documents.
@@ -64,7 +69,7 @@ def top_k_of_parts(
         ConfigError: k is below 1.
     """
     order = Order.of(ties)
-    return order.read(best_keys(queries, parts, k, order, exclude))
+    return order.read(best_keys(queries, parts, k, order, exclude, device))
 
 
 def best_keys(
@@ -73,11 +78,18 @@ def best_keys(
     k: int,
     order: Order,
     exclude: Int64[ndarray, " queries"] | None = None,
+    device: torch.device | None = None,
 ) -> UInt64[ndarray, "queries k"]:
     """`top_k_of_parts` over some of the parts, as keys for `ranking.merge_keys`."""
     if k < 1:
         raise ConfigError(f"k = {k} is out of range", remedy="ask for at least 1 document")
-    scan = Scan(queries, min(k, len(order.places)), order, exclude)
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kept = min(k, len(order.places))
+    scan: Scan | TorchScan
+    if device.type == "cpu":
+        scan = Scan(queries, kept, order, exclude)
+    else:
+        scan = TorchScan(queries, kept, order, exclude, device)
     for positions, vectors in even_parts(parts, queries.shape[1], len(order.places)):
         scan.take(positions, vectors)
     return scan.keys()

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from raytriever.errors import ModelError
 
-MOST_ROWS, FEWEST_ROWS = 262_144, 8_192
+MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
 
 # The position of the first row, and embeddings.
 Parts = Iterable[tuple[int, Float32[ndarray, "rows width"]]]

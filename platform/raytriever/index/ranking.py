@@ -61,6 +61,13 @@ class Order:
         return scores, found
 
 
+def keys_of(scores: Float32[ndarray, "*shape"], places: UInt32[ndarray, "*shape"]) -> UInt64[ndarray, "*shape"]:
+    """`key_of` for arrays; a score that is not a number has the key of none."""
+    bits = np.ascontiguousarray(scores + np.float32(0)).view(np.uint32).astype(np.uint64)
+    keys = np.where(bits >> _SIGN == 0, bits ^ _SIGN_OFF, bits) << _HALF | places
+    return np.where(np.isnan(scores), NONE, keys)
+
+
 def merge_keys(partial: Sequence[UInt64[ndarray, "queries _"]], k: int) -> UInt64[ndarray, "queries k"]:
     """The k least keys of each query of several partial rankings, ascending; the same whatever their order."""
     keys = np.concatenate(partial, axis=1)

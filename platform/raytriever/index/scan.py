@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.index.arithmetic import factors, query_bounds, quick_precision
+from raytriever.index.forked import refuse_forked
 from raytriever.index.ranking import NONE, Order
 from raytriever.index.sift import Asked, Part, Sieves, hope, settle, sift
 
@@ -36,6 +37,7 @@ class Scan:
         order: Order,
         exclude: Int64[ndarray, " queries"] | None,
     ) -> None:
+        refuse_forked()
         self._precision = quick_precision(torch.device("cpu"))
         self._queries = np.ascontiguousarray(queries, np.float32)
         self._order = order

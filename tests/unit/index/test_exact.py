@@ -7,23 +7,28 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.index import arithmetic, parts, scan, sift
+from raytriever.index import arithmetic, parts, scan, scan_torch, sift
 from raytriever.index.exact import best_keys, tie_order, top_k, top_k_of_parts
 from raytriever.index.ranking import Order, merge_keys
 from raytriever.index.score import pair_scores
+
+KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"])
 
 
 @pytest.fixture(params=["bf16", "fp32"])
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Small tiles, so that small cases cross them, in either arithmetic."""
     monkeypatch.setattr(scan, "quick_precision", lambda device: request.param)
-    monkeypatch.setattr(scan, "QUERY_TILE", 3)
-    monkeypatch.setattr(scan, "DOCUMENT_TILE", 128)
+    monkeypatch.setattr(scan_torch, "quick_precision", lambda device: request.param)
+    for module in (scan, scan_torch):
+        monkeypatch.setattr(module, "QUERY_TILE", 3)
+        monkeypatch.setattr(module, "DOCUMENT_TILE", 128)
     monkeypatch.setattr(parts, "FEWEST_ROWS", 96)
     monkeypatch.setattr(sift, "SETTLED_ROWS", 50)
     return request.param
@@ -72,10 +77,10 @@ def cut(rng: np.random.Generator, documents: ndarray, count: int) -> Iterator[tu
         yield cuts[part], documents[cuts[part] : cuts[part + 1]]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
-    kind=st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"]),
+    kind=KINDS,
     size=st.integers(1, 900),
     k=st.sampled_from([1, 2, 10, 100, 1_000, 10_000]),
     count=st.integers(1, 9),
@@ -98,6 +103,20 @@ def test_has_the_bytes_of_sorting_everything_however_the_corpus_is_cut(
     shards = [best_keys(queries, pieces[shard::3], k, order, exclude) for shard in (2, 0, 1)]
     merged = order.read(merge_keys(shards, min(k, size)))
     assert [array.tobytes() for array in merged] == [array.tobytes() for array in found]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), kind=KINDS, k=st.sampled_from([1, 30, 1_000]))
+def test_whole_tiles_in_torch_have_the_same_bytes(precision: str, seed: int, kind: str, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries, documents = vectors(rng, 5, kind), vectors(rng, 400, kind)
+    ties, exclude = rng.permutation(400), rng.integers(-1, 400, 5)
+    expected = top_k(queries, documents, k, ties, exclude)
+    order = Order.of(ties)
+    walk = scan_torch.TorchScan(queries, min(k, 400), order, exclude, torch.device("cpu"))
+    for positions in (np.arange(250, 400), np.arange(250)[::-1].copy()):
+        walk.take(positions, documents[positions])
+    assert [array.tobytes() for array in order.read(walk.keys())] == [array.tobytes() for array in expected]
 
 
 @pytest.mark.parametrize("kind", ["plain", "norms"])

@@ -1,0 +1,169 @@
+"""Exact search beside FAISS's flat index: time, memory beside the corpus, and that the answers are right.
+
+Run: `python benchmarks/retrieval_search.py [--json PATH] [--repeats 5]`. 200,000 documents and 1,000 queries of width
+384, k = 1,000; both search in one process on the same threads, taking turns, and the medians of the turns' ratios are
+told, in wall and in processor seconds. The vectors are of length one, without structure, which leaves most documents
+near the k-th score: the hardest case for ruling documents out by bounds. Clustered vectors, as encoders make them,
+and other k are told beside. A process of its own measures what memory a search takes.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter, process_time
+
+import faiss
+import numpy as np
+import torch
+from numpy import ndarray
+
+from ends import End, parser, report
+from raytriever.index import scan
+from raytriever.index.exact import top_k, top_k_of_parts
+from raytriever.index.faiss_flat import FaissFlatIndex
+
+DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
+SHARD = 25_000
+
+
+def unit(values: ndarray) -> ndarray:
+    """Rows of length one."""
+    return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+def vectors(clustered: bool) -> tuple[ndarray, ndarray]:
+    """Queries and documents; clustered, about 2,000 centres, which are alike themselves."""
+    rng = np.random.default_rng(0)
+
+    def some(count: int, *_: object) -> ndarray:
+        return rng.standard_normal((count, WIDTH), dtype=np.float32)
+
+    if not clustered:
+        return unit(some(QUERIES)), unit(some(DOCUMENTS))
+    centres = some(2_000) + 0.5 * some(1)
+    queries, documents = (
+        unit(centres[rng.integers(0, 2_000, count)] + 0.8 * some(count)) for count in (QUERIES, DOCUMENTS)
+    )
+    return queries, documents
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall and processor seconds."""
+    wall, processor = perf_counter(), process_time()
+    work()
+    return perf_counter() - wall, process_time() - processor
+
+
+def ratios(ours: Callable[[], object], theirs: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
+    """Medians of our time over theirs, turn by turn: wall, processor; and our least seconds of either."""
+    turns = [(timed(ours), timed(theirs)) for _ in range(repeats)]
+    return (
+        median(mine[0] / other[0] for mine, other in turns),
+        median(mine[1] / other[1] for mine, other in turns),
+        min(mine[0] for mine, _ in turns),
+        min(mine[1] for mine, _ in turns),
+    )
+
+
+def right(queries: ndarray, documents: ndarray, found: tuple[ndarray, ndarray]) -> bool:
+    """Whether some queries' rankings are those of sorting float64 products rounded to float32."""
+    some = np.arange(0, len(queries), 50)
+    products = (queries[some].astype(np.float64) @ documents.T.astype(np.float64)).astype(np.float32)
+    order = np.argsort(-products, axis=1, kind="stable")[:, : found[1].shape[1]]
+    return bool((order == found[1][some]).mean() > 0.9999)  # where float64's own last bit decides
+
+
+def beside_faiss(repeats: int) -> dict[str, End]:
+    """Ends of time."""
+    ties = np.arange(DOCUMENTS)
+    ends = {}
+    for kind in ("unstructured", "clustered"):
+        queries, documents = vectors(kind == "clustered")
+        index = faiss.IndexFlatIP(WIDTH)
+        index.add(documents)
+        found = top_k(queries, documents, K, ties)  # compiles, or reads what was compiled
+        if kind == "unstructured":
+            good = right(queries, documents, found)
+            ends["ranking is that of float64 products"] = End(float(good), "1", good)
+        for k in (K,) if kind == "clustered" else (K, 100, 10_000):
+            wall, processor, seconds, busy = ratios(
+                lambda k=k: top_k(queries, documents, k, ties),  # noqa: B023  called at once
+                lambda k=k: index.search(queries, k),  # noqa: B023
+                repeats if k == K else min(repeats, 3),
+            )
+            name = f"{kind}, k = {k:,}"
+            wanted = k == K
+            ends[f"{name}: wall seconds / IndexFlatIP's (x)"] = End(
+                wall, "at most 1.1" if wanted else "told", wall <= 1.1 or not wanted
+            )
+            ends[f"{name}: processor seconds / IndexFlatIP's (x)"] = End(processor, "told", True)
+            ends[f"{name}: wall seconds"] = End(seconds, "told", True)
+            ends[f"{name}: processor seconds"] = End(busy, "told", True)
+    return ends | other_ways(*vectors(clustered=False), ties)
+
+
+def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str, End]:
+    """What cutting the corpus, float32 arithmetic and FAISS with exact scores cost, in processor seconds."""
+    parts = [(first, documents[first : first + SHARD]) for first in range(0, DOCUMENTS, SHARD)]
+    whole = top_k(queries, documents, K, ties)
+    cut = top_k_of_parts(queries, parts, K, ties)
+    same = all(one.tobytes() == other.tobytes() for one, other in zip(whole, cut, strict=True))
+    ends = {f"shards of {SHARD:,}: same bytes": End(float(same), "1", same)}
+    _, base = timed(lambda: top_k(queries, documents, K, ties))
+    _, took = timed(lambda: top_k_of_parts(queries, parts, K, ties))
+    ends[f"shards of {SHARD:,}: processor seconds / whole (x)"] = End(took / base, "told", True)
+    index = FaissFlatIndex(parts, WIDTH, ties)
+    _, took = timed(lambda: index.search(queries, K))
+    ends["FAISS with exact scores: processor seconds / ours (x)"] = End(took / base, "told", True)
+    chosen = scan.quick_precision
+    scan.quick_precision = lambda device: "fp32"
+    top_k(queries[:5], documents[:5_000], 5, ties[:5_000])
+    _, took = timed(lambda: top_k(queries, documents, K, ties))
+    scan.quick_precision = chosen
+    ends["quick scores in float32: processor seconds / ours (x)"] = End(took / base, "told", True)
+    return ends
+
+
+def memory() -> None:
+    """Print the megabytes by which a search raises this process's peak."""
+    queries, documents = vectors(clustered=False)
+    ties = np.arange(DOCUMENTS)
+    top_k(queries[:5], documents[:5_000], 5, ties[:5_000])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Memory that is free again does not raise the peak: take it.
+    with open("/proc/self/statm") as stream:
+        held = int(stream.read().split()[1]) * resource.getpagesize()
+    ballast = np.ones(max(0, before * 1024 - held) // 8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    top_k(queries, documents, K, ties)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, len(ballast))
+
+
+def memory_end() -> dict[str, End]:
+    """The end of memory, from a process of its own."""
+    command = [sys.executable, __file__, "--memory"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    megabytes = float(out.split()[0])
+    # The ranking itself is 12 bytes an entry, and 8 while it is made.
+    return {"memory beside the corpus (MB)": End(megabytes, "under 200", megabytes < 200)}
+
+
+def main() -> None:
+    """Print the ends."""
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
+    arguments.add_argument("--memory", action="store_true", help="only print what memory a search takes")
+    given = arguments.parse_args()
+    if given.memory:
+        memory()
+        return
+    title = f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {torch.get_num_threads()} threads"
+    report(title, memory_end() | beside_faiss(given.repeats), given.json)
+
+
+if __name__ == "__main__":
+    main()

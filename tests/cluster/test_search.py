@@ -1,0 +1,138 @@
+"""Search by actors of a real Ray session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.cluster import search
+from raytriever.cluster.search import SearchPool, search_in_actors
+from raytriever.cluster.session import ray_session
+from raytriever.errors import ConfigError, ModelError
+from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork
+from raytriever.retrieval.embeddings import EmbeddingStore
+from raytriever.retrieval.search_store import search_store
+
+ROWS, WIDTH = 6_000, 16
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    with ray_session(num_workers=3):
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> EmbeddingStore:
+    """Three shards of embeddings with many ties."""
+    plan = EmbeddingPlan(
+        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
+        similarity="dot", precision="fp32", dtype="fp32", rows=ROWS, width=WIDTH, shard_rows=2_000,
+    )  # fmt: skip
+    work = EmbeddingWork(tmp_path / "store", plan)
+    work.begin()
+    embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
+    for number in range(plan.shards):
+        rows = plan.rows_of(number)
+        work.write(number, embeddings[rows.start : rows.stop], {7: "none"} if number == 0 else {})
+    return work.finish("d", [""] * ROWS)
+
+
+def questions(count: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(-2, 3, (count, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("actors", "k"), [(1, 10), (2, 10), (5, 5_000)])
+def test_has_the_bytes_of_the_local_search(
+    session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, actors: int, k: int
+) -> None:
+    monkeypatch.setattr(search, "ANSWER_BYTES", 8 * k * 30)  # four batches of queries
+    rng = np.random.default_rng(2)
+    ties, exclude = rng.permutation(ROWS), rng.integers(-1, ROWS, 100)
+    pool = SearchPool(actors, cpus=1)
+    found = search_in_actors(store, questions(100), k, ties, exclude, pool)
+    expected = search_store(store, questions(100), k, ties, exclude)
+    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+
+
+def searchers() -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if "ray::_Searcher" in (process / "cmdline").read_text() and os.getuid() == process.stat().st_uid:
+                found.append(int(process.name))
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def test_an_actor_killed_in_the_middle_changes_no_byte(
+    session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "ANSWER_BYTES", 8 * 50 * 2)  # batches of two queries
+    expected = search_store(store, questions(300), 50, np.arange(ROWS))
+    answered, killed = threading.Event(), []
+    following = search._next
+
+    def told(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
+        found = following(waiting)
+        answered.set()
+        return found
+
+    def kill_one() -> None:
+        answered.wait()
+        killed.append(searchers()[0])
+        os.kill(killed[0], signal.SIGKILL)
+
+    monkeypatch.setattr(search, "_next", told)
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    found = search_in_actors(store, questions(300), 50, np.arange(ROWS), None, SearchPool(2, cpus=1))
+    thread.join()
+    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+    deadline = time.monotonic() + 10
+    while searchers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert searchers() == []
+
+
+def test_an_actor_that_always_dies_ends_in_a_line(
+    session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def kill_all() -> None:
+        while not ended.wait(0.05):
+            for process in searchers():
+                os.kill(process, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_all)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match="a search actor died 4 times; its shards") as caught:
+            search_in_actors(store, questions(3), 50, np.arange(ROWS), None, SearchPool(1, cpus=1))
+    finally:
+        ended.set()
+        thread.join()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_an_actor_is_one_line(session: None, store: EmbeddingStore) -> None:
+    queries = questions(3)
+    queries[1, 2] = np.nan
+    with pytest.raises(ModelError, match="query 1 is not finite") as caught:
+        search_in_actors(store, queries, 5, np.arange(ROWS), None, SearchPool(2, cpus=1))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_actors_than_fit_are_refused_at_once(session: None, store: EmbeddingStore) -> None:
+    with pytest.raises(ConfigError, match=r"99 search actors of 2 CPUs are more than fit; at most 2 fit here"):
+        search_in_actors(store, questions(3), 5, np.arange(ROWS), None, SearchPool(99, cpus=2))

@@ -1,0 +1,69 @@
+"""Indexes behind one protocol give the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numpy import ndarray
+
+from raytriever.errors import ConfigError
+from raytriever.index.exact import top_k
+from raytriever.index.faiss_flat import FaissFlatIndex, check_installed
+from raytriever.index.protocol import ExactIndex, Index
+
+
+def embeddings(rng: np.random.Generator, count: int, kind: str) -> ndarray:
+    if kind == "ties":
+        return rng.integers(-1, 2, (count, 8)).astype(np.float32)
+    return rng.standard_normal((count, 8)).astype(np.float32) * (1e30 if kind == "huge" else 1)
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "huge"])
+@pytest.mark.parametrize("k", [1, 10_000])
+def test_indexes_have_the_bytes_of_the_exact_search(kind: str, k: int) -> None:
+    rng = np.random.default_rng(k)
+    queries, documents = embeddings(rng, 9, kind), embeddings(rng, 700, kind)
+    ties, exclude = rng.permutation(700), rng.integers(-1, 700, 9)
+    pieces = [(400, documents[400:]), (0, documents[:400])]
+    indexes: list[Index] = [ExactIndex(lambda: pieces, ties), FaissFlatIndex(pieces, 8, ties)]
+    expected = top_k(queries, documents, k, ties, exclude)
+    for index in indexes:
+        found = index.search(queries, k, exclude)
+        assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+
+
+def test_two_builds_of_faiss_are_refused() -> None:
+    check_installed(["numpy", "faiss-cpu", "faiss-cpu"])
+    with pytest.raises(ConfigError, match=r"faiss-cpu and faiss-gpu-cu12 are both installed.*pip uninstall") as caught:
+        check_installed(["faiss-gpu-cu12", "numpy", "faiss-cpu"])
+    assert "\n" not in str(caught.value)
+
+
+FORK = """
+import os, sys
+import numpy as np
+from raytriever.errors import ConfigError
+from raytriever.index.exact import top_k
+one = np.ones((1, 4), np.float32)
+search = lambda: top_k(one, one, 1, np.arange(1))
+def in_child():
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        search()
+    except ConfigError as error:
+        os._exit(3 if "spawn" in str(error) else 4)
+    os._exit(0)
+assert in_child() == 0  # nobody has searched yet
+search()
+assert in_child() == 3
+"""
+
+
+@pytest.mark.slow
+def test_a_process_forked_from_one_that_searched_is_refused() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=100)

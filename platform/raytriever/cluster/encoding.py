@@ -71,6 +71,7 @@ def run_encoding(
         )
         side: Side = "query" if config.side == "query" else "passage"
         work = EmbeddingWork(output.absolute(), plan_embeddings(model, retriever, opened, side, config.dtype))
+        work.check()
         who = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         say(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {who}")
         run: Runner = in_actors(pool) if pool else in_this_process

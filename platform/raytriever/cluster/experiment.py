@@ -21,7 +21,8 @@ from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
 from raytriever.negatives.bm25 import Bm25Index
-from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever, load_for_encoding
+from raytriever.retrieval.loading import load_for_encoding
+from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
 from raytriever.tracking.source import git_commit
 from raytriever.tracking.tracker import DatasetRecord, Tracker, closing

@@ -27,7 +27,7 @@ from raytriever.models.description import Description, describe
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.models.source import resolve_model
-from raytriever.retrieval.systems import load_for_encoding
+from raytriever.retrieval.loading import load_for_encoding
 from raytriever.training.material import Material
 from raytriever.training.refresh_config import check_refresh
 from raytriever.training.run_directory import CONFIG, RunDirectory

@@ -93,18 +93,24 @@ class EmbeddingWork:
     path: Path
     plan: EmbeddingPlan
 
-    def begin(self) -> None:
-        """Make the directory, or find it as an earlier attempt left it.
+    def check(self) -> bool:
+        """Whether an earlier attempt left something there.
 
         Raises:
-            StorageError: it holds something else, or cannot be written.
+            StorageError: it holds something else.
         """
         with disk_errors(self.path):
             there = self.path.is_dir() and any(self.path.iterdir())
-            if there and _key_of(self.path) != self.plan.key:
-                raise StorageError(
-                    "holds something else than these embeddings", str(self.path), "give another --output, or remove it"
-                )
+        if there and _key_of(self.path) != self.plan.key:
+            raise StorageError(
+                "holds something else than these embeddings", str(self.path), "give another --output, or remove it"
+            )
+        return there
+
+    def begin(self) -> None:
+        """Make the directory, or find it as an earlier attempt left it; raises what `check` raises."""
+        there = self.check()
+        with disk_errors(self.path):
             # Whoever looks meanwhile must not find a manifest of shards that are made anew.
             (self.path / MANIFEST).unlink(missing_ok=True)
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.evaluate import Evaluation, evaluate, evaluate_embeddings
-from raytriever.retrieval.loading import load_for_encoding as load_for_encoding
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:

@@ -1,0 +1,86 @@
+"""`mine` from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.data.negatives_file import read_negatives
+from raytriever.data.open import open_dataset
+
+
+def cells(out: str) -> dict[str, list[int]]:
+    """The numbers of the printed table by row."""
+    found = {}
+    for line in out.split("\n\n")[0].splitlines()[1:]:
+        words = line.split()
+        numbers = [int(word.replace(",", "")) for word in words if word.replace(",", "").isdigit()]
+        found[" ".join(words[: -len(numbers)])] = numbers
+    return found
+
+
+def test_a_table_that_training_reads(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", str(letters), "--method", "dense,random", "--model", str(tiny_encoder), "--output", "table"]
+    words += ["--ranks", "2:40", "--num-negatives", "4", "--max-score", "0.99", "--round", "3", "--seed", "5"]
+    assert run("mine", words) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["dense", "random"]
+    told = cells(out)
+    for method in (0, 1):
+        removed = [numbers[method] for name, numbers in told.items() if name != "candidates"]
+        assert told["candidates"][method] == sum(removed)
+    assert told["before the range"] == [96 * 2, 0]
+    assert "96 queries; " in out
+    assert f"python jobs/train.py --dataset {letters} --negatives-table table" in out
+    dataset = open_dataset(letters, ["train", "dev", "test"])
+    table = read_negatives("table", dataset)
+    assert [table.counts()[name] for name in ("dense", "random")] == told["kept"]
+    assert set(table.rounds.tolist()) == {3}
+    assert (table.scores <= 0.99).all()
+    meta = json.loads(Path("table/manifest.json").read_text())["meta"]
+    assert meta["counts"]["dense"]["candidates"] == told["candidates"][0]
+    assert meta["settings"]["range_max"] == 40
+    assert meta["dataset"] == dataset.digest
+    assert (meta["scores"], meta["seed"], meta["split"]) == ("encoder", 5, "train")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("", "the following arguments are required: --output"),
+        ("--output t --method bm52", "--method: unknown method 'bm52'; did you mean 'bm25'?"),
+        ("--output t --metod bm25", "--metod: unknown flag; did you mean '--method'?"),
+        ("--output t --ranks 30-200", "--ranks: '30-200'; give two whole numbers, as in 30:200"),
+        ("--output t --ranks 30:200 --range-max 5", "--range-max: says the same as --ranks; give one of them"),
+        ("--output t --ranks 200:30", "--range-max: 30 is not above --range-min 200; give a higher rank"),
+        ("--output t --ranks 30:35", "--num-negatives: 10 negatives out of 5 ranks (30 to 34)"),
+        ("--output t --relative-margin -0.1", "--relative-margin: -0.1 is out of range; give a value at least 0"),
+        ("--output t --max-score nan", "--max-score: nan is out of range; give a finite number"),
+        ("--output t --sampling-strategy best", "--sampling-strategy: unknown value 'best'"),
+        ("--output t --round -1", "--round: -1 is out of range"),
+        ("--output t --split valid", "no split 'valid'; there are: dev, test, train"),
+        ("--output t --range-min 200", "--range-min: 200 passes over all 160 documents; give less"),
+        ("--output t --method gold", "--method gold: letters brings no gold negatives along; choose other methods"),
+        ("--output t --drop-answers", "--drop-answers: letters brings no answers along; add answers.jsonl"),
+        ("--output t --judge nowhere --max-score 1", "nowhere: holds no config.json"),
+    ],
+)
+def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
+    assert told in mistake("mine", "--dataset", letters, *flags.split())
+
+
+def test_when_nothing_is_left_the_counts_say_why(mistake: Callable[..., str], letters: Path) -> None:
+    line = mistake("mine", "--dataset", letters, "--output", "table")
+    # No two passages share a word, and a query's own is its positive.
+    assert line == "letters: no negative is left; bm25: candidates 96, relevant 96, kept 0; loosen what removed them"
+
+
+def test_what_is_there_already_is_left(mistake: Callable[..., str], letters: Path, work: Path) -> None:
+    (work / "table").mkdir()
+    assert "table: is there already; give another --output" in mistake("mine", "--output", "table")

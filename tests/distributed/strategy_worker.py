@@ -22,6 +22,7 @@ from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
+from raytriever.models.cpu_training import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.parallel.chunks import Chunk, cut
@@ -81,8 +82,8 @@ def share(retriever: Retriever, rank: int, size: int) -> Share:
 
 def objective_of(encoder: str, case: Case) -> Objective:
     retriever = load_retriever(ModelConfig(encoder, towers=case.towers))
-    retriever.attend_by("eager")
     set_dropout(retriever, case.dropout)
+    train_on_cpu(retriever)
     retriever.train()
     loss = build_loss(
         LossConfig(

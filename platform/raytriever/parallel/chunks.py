@@ -6,7 +6,7 @@ padding low and leaves `places` as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -28,9 +28,9 @@ class Chunk:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("sequences", self.sequences), ("tokens", self.tokens)):
+        for name, value, flag in (("sequences", self.sequences, "chunk"), ("tokens", self.tokens, "tokens")):
             if value is not None and value < 1:
-                raise ConfigError(f"{value} {name} are no chunk", "--grad-cache-chunk", "give at least 1")
+                raise ConfigError(f"{value} {name} are no chunk", f"--grad-cache-{flag}", "give at least 1")
 
     def check(self, texts: int) -> None:
         """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
@@ -40,6 +40,16 @@ class Chunk:
                 "--grad-cache-chunk",
                 f"give at most {texts}, or leave it out",
             )
+
+    def holds(self, parts: Sequence[TokenBatch]) -> int:
+        """How many of the last parts it holds together, at least 1."""
+        sequences = tokens = 0
+        for count, part in enumerate(reversed(parts)):
+            sequences, tokens = sequences + len(part["input_ids"]), tokens + part["input_ids"].numel()
+            fits = sequences <= (self.sequences or sequences) and tokens <= (self.tokens or tokens)
+            if count and not fits:
+                return count
+        return len(parts)
 
 
 def cut(texts: Buckets, chunk: Chunk) -> Buckets:

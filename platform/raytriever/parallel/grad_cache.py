@@ -3,7 +3,7 @@
 1. Encode every part without keeping activations, remembering where the dropout generators stood.
 2. The loss of all embeddings gives dL/dembedding, and the gradients of the loss's own parameters.
 3. Encode every part again, with the same dropout, and carry its dL/dembedding back to the parameters, where the
-   parts add up. The last part, which is the longest, is still at hand from 1 and is not encoded twice.
+   parts add up. The last parts, as many as a chunk holds together, are still at hand from 1 and not encoded twice.
 
 All of this happens in forward. What is returned is the loss's value as a function of the parameters whose gradient is
 known already, as in the engine of the losses: its backward delivers every gradient once. So a data-parallel wrapper
@@ -38,6 +38,7 @@ def cached_loss(
     reduce: Callable[[Tensor, Tensor], LossOutput],
     encoder: Sequence[nn.Parameter],
     loss: Sequence[nn.Parameter],
+    keep: int = 1,
 ) -> LossOutput:
     """The loss of a batch whose parts are encoded one at a time.
 
@@ -49,10 +50,11 @@ def cached_loss(
         reduce: embeddings of queries and passages, in the order of the batch, to the loss.
         encoder: trained parameters behind `encode`.
         loss: trained parameters behind `reduce`.
+        keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
     """
     parts: list[tuple[TokenBatch, Side]] = [(part, "query") for part in queries.parts]
     parts += [(part, "passage") for part in passages.parts]
-    *earlier, last = parts
+    earlier, last = parts[:-keep], parts[-keep:]
     device = queries.places.device
     states, found = [], []
     # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
@@ -60,20 +62,20 @@ def cached_loss(
         for part in earlier:
             states.append(DropoutState.now(device))
             found.append(encode(*part))
-    kept = encode(*last)
+    kept = [encode(*part) for part in last]
     after = DropoutState.now(device)
 
-    embeddings = torch.cat([*found, kept.detach()]).requires_grad_()
+    embeddings = torch.cat([*found, *(one.detach() for one in kept)]).requires_grad_()
     sides = embeddings.split([len(queries.places), len(passages.places)])
     output = reduce(sides[0][queries.places], sides[1][passages.places])
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
     total = _Total(encoder)
-    *pieces, piece = by_embedding.split([len(part["input_ids"]) for part, _ in parts])
-    total.add(kept, piece)
-    del kept
+    pieces = by_embedding.split([len(part["input_ids"]) for part, _ in parts])
+    while kept:
+        total.add(kept.pop(), pieces[len(earlier) + len(kept)])
     with precision():
-        for part, state, piece in zip(earlier, states, pieces, strict=True):
+        for part, state, piece in zip(earlier, states, pieces, strict=False):
             state.restore()
             total.add(encode(*part), piece)
     after.restore()

@@ -69,7 +69,8 @@ class Objective(nn.Module):
 
         if self.chunk is not None and torch.is_grad_enabled():
             encoder, loss = _trained(self.retriever), _trained(self.loss)
-            return cached_loss(queries, passages, encode, precision, reduce, encoder, loss)
+            keep = self.chunk.holds([*queries.parts, *passages.parts])
+            return cached_loss(queries, passages, encode, precision, reduce, encoder, loss, keep)
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(_encoded(queries, "query", encode), _encoded(passages, "passage", encode))
 

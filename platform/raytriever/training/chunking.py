@@ -1,4 +1,4 @@
-"""How many texts of a batch are encoded at a time: as asked, or what the device's memory allows."""
+"""How much of a batch is encoded at a time: as asked, or what the device's memory allows."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def chunk_of(
     Raises:
         ConfigError: the chunk asked for is larger than the share, or not even one text fits.
     """
-    if settings.grad_cache_chunk is not None:
-        chunk = Chunk(sequences=settings.grad_cache_chunk)
+    if settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None:
+        chunk = Chunk(settings.grad_cache_chunk, settings.grad_cache_tokens)
         chunk.check(texts)
         return chunk
     if device.type == "cpu":
         return None
     found = search(settings, texts, retriever, precision, device, workers)
-    return None if found is None else Chunk(sequences=found)
+    # As many tokens as fitted: of shorter texts there may be more at a time.
+    return None if found is None else Chunk(tokens=found * longest(retriever))
 
 
 def search(
     settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
 ) -> int | None:
-    """The largest chunk that fits on every worker, None where all texts do; see `chunk_of`."""
+    """How many texts of the greatest length fit on every worker, None where all do; see `chunk_of`."""
     trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
-    description = retriever.description
-    length = max(description.query_length, description.passage_length)
+    length = longest(retriever)
     weights = sum(parameter.numel() for parameter in retriever.parameters())
     circumstances = Circumstances(
         model=f"{type(retriever.passage.backbone).__name__} {weights} {sum(p.numel() for p in trained)}",
@@ -69,6 +69,11 @@ def search(
         reserve=int(_bytes(settings, workers.size) * sum(parameter.numel() for parameter in trained)),
     )
     return agreed(found, texts, workers, device)
+
+
+def longest(retriever: Retriever) -> int:
+    """Tokens of the longest text of either side."""
+    return max(retriever.description.query_length, retriever.description.passage_length)
 
 
 def _bytes(settings: TrainingConfig, workers: int) -> float:

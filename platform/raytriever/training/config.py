@@ -16,6 +16,7 @@ MAY_CHANGE = (
     "strategy",
     "offload_optimizer",
     "grad_cache_chunk",
+    "grad_cache_tokens",
     "checkpoint_steps",
     "checkpoint_minutes",
     "keep",
@@ -67,6 +68,9 @@ class TrainingConfig:
         None,
         "texts encoded at a time, the rest of the batch by gradient caching; by default what fits into a GPU's memory",
         minimum=1,
+    )
+    grad_cache_tokens: int | None = option(
+        None, "the same in tokens, padding included: texts of like length are encoded together", minimum=1
     )
     seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two looks at the dev loss", minimum=1)

@@ -20,6 +20,7 @@ import torch
 from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.losses.workers import Workers
+from raytriever.models.cpu_training import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.retriever import Retriever
 from raytriever.parallel.objective import Objective
@@ -104,8 +105,7 @@ class _Training:
         loss = build_loss(work.loss).to(work.device)
         set_dropout(work.retriever, settings.dropout)
         if work.device.type == "cpu":
-            # The backward of torch's fused attention on a CPU costs a third of a step, the plain one a tenth of that.
-            work.retriever.attend_by("eager")
+            train_on_cpu(work.retriever)
         work.retriever.train()
         texts = 1 + work.train.positives_per_query + work.train.negatives_per_query
         chunk = chunk_of(

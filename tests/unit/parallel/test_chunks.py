@@ -55,3 +55,15 @@ def test_bad_chunks_are_refused() -> None:
     with pytest.raises(ConfigError, match="a chunk of 65 is more than the 64 texts"):
         Chunk(65).check(64)
     Chunk(64).check(64)
+
+
+def test_a_chunk_holds_the_last_parts_that_fit_together() -> None:
+    parts = texts().parts  # 3 of 3, 7 of 12 and 1 of 30 tokens
+    assert Chunk(sequences=1).holds(parts) == 1
+    assert Chunk(sequences=7).holds(parts) == 1
+    assert Chunk(sequences=8).holds(parts) == 2
+    assert Chunk(sequences=11).holds(parts) == 3
+    assert Chunk(tokens=20).holds(parts) == 1  # a text that is longer is a part of its own
+    assert Chunk(tokens=114).holds(parts) == 2
+    assert Chunk(sequences=8, tokens=113).holds(parts) == 1
+    assert Chunk(tokens=123).holds(parts) == 3

@@ -86,7 +86,7 @@ def long_corpus(tiny_dataset: Path, tmp_path: Path) -> Path:
     shutil.copytree(tiny_dataset, folder)
     rng = np.random.default_rng(3)
     with (folder / "corpus.jsonl").open("a") as stream:
-        for number in range(12_000):
+        for number in range(5_000):
             text = "".join(rng.choice(list("abcdefghij"), 40))
             stream.write(json.dumps({"_id": f"f{number}", "title": "", "text": text}) + "\n")
     return folder
@@ -160,7 +160,7 @@ def test_who_mines_is_killed_and_the_run_is_as_in_peace(
     killed = processes(victim, lambda pid: os.getsid(pid) == started[0].pid)
     assert len(killed) == 1
     os.kill(killed[0], signal.SIGKILL)
-    assert len(shards(run)) < 12
+    assert len(shards(run)) < 6
     _, err = started[0].communicate(timeout=200)
     assert started[0].returncode == 0, err
     assert_as_in_peace(cli)
@@ -195,7 +195,7 @@ def test_a_node_dies_in_a_round_and_the_run_is_as_in_peace(
             return bool(shards(run)) and bool(processes("ray::Encoder", lambda pid: parent(pid) == raylet.process.pid))
 
         wait_for(at_work, 200, process)
-        assert len(shards(run)) < 12
+        assert len(shards(run)) < 6
         cluster.remove_node(node, allow_graceful=False)
         _, err = process.communicate(timeout=250)
         assert process.returncode == 0, err

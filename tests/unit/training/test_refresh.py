@@ -30,7 +30,6 @@ SETTINGS = {
     "batch_size": 8,
     "dev_batches": 1,
     "eval_steps": STEPS,
-    "checkpoint_steps": 2,
     "warmup_steps": 2,
     "dropout": 0.1,
 }
@@ -53,20 +52,25 @@ class Run:
     def negatives(self) -> Path:
         return self.folder / "negatives"
 
-    def live(self, *, waits: bool = False, die_at: int = 0, **script: object) -> Assignment:
-        """One life, killed when step `die_at` is told of, before it can be saved; the run's end without it."""
+    def live(
+        self, *, waits: bool = False, die_at: int = 0, every: int = EVERY, saved: int = 2, **script: object
+    ) -> Assignment:
+        """One life, saved every `saved` steps, and killed when step `die_at` is told of, before it can be saved; the
+        run's end without it."""
         pool = ScriptedPool(self.dataset, self.negatives, **script)
         self.pools.append(pool)
-        work, heard = self.make(folder=self.folder / "checkpoints", **SETTINGS)
+        work, heard = self.make(folder=self.folder / "checkpoints", checkpoint_steps=saved, **SETTINGS)
         told = max(self.told, default=0)
 
         def listen(step: int, measured: Mapping[str, float]) -> None:
             for name, value in measured.items():
                 self.told.setdefault(step, {}).setdefault(name, value)  # as the recorder does
+            if "loss" in measured:  # nothing is used before it is on the disk
+                assert read_ledger(self.negatives).version(step - 1) == measured["negatives_round"]
             if step == die_at and "loss" in measured:
                 raise Killed
 
-        work = dataclasses.replace(work, listener=listen, refresh=plan(pool, EVERY, waits, told=told))
+        work = dataclasses.replace(work, listener=listen, refresh=plan(pool, every, waits, told=told))
         if die_at:
             with pytest.raises(Killed):
                 train(work)
@@ -125,8 +129,8 @@ def test_a_table_is_used_from_the_recorded_step_on_and_told_of_there(begin: Call
 
 def test_what_is_mined_is_learnt_from(begin: Callable[[str], Run]) -> None:
     with_refresh, without = begin("with"), begin("without")
-    with_refresh.live()
-    without.live(patience=(99,))
+    with_refresh.live(every=6)
+    without.live(every=6, patience=(99,))
     first = read_ledger(with_refresh.negatives).rounds[0].used_from
     assert first is not None
     assert with_refresh.losses()[:first] == without.losses()[:first]
@@ -173,11 +177,12 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     assert whole.told[11]["refresh_staleness_steps"] == 0
 
 
-def test_a_round_that_was_under_way_is_begun_again_with_the_weights_of_the_step_that_is_gone_on_from(
-    begin: Callable[[str], Run], dataset: RetrievalDataset
+@pytest.mark.parametrize(("die_at", "saved", "snapshot"), [(6, 2, 5), (9, 2, 8), (14, 7, 7)])
+def test_a_round_that_was_under_way_is_begun_again_when_it_was_due_or_else_with_the_weights_that_are_gone_on_from(
+    begin: Callable[[str], Run], dataset: RetrievalDataset, die_at: int, saved: int, snapshot: int
 ) -> None:
     run = begin("run")
-    run.live(die_at=9, patience=(99,))
+    run.live(die_at=die_at, saved=saved, patience=(99,))
     assert [one.ended for one in read_ledger(run.negatives).rounds] == [None]
     snapshots: list[Snapshot] = []
     begin_round = ScriptedPool.begin
@@ -188,13 +193,13 @@ def test_a_round_that_was_under_way_is_begun_again_with_the_weights_of_the_step_
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScriptedPool, "begin", keep)
-        run.live()
+        run.live(saved=saved)
     first = read_ledger(run.negatives).rounds[0]
-    assert (first.number, first.due, first.snapshot) == (1, 5, 8)
+    assert (first.number, first.due, first.snapshot) == (1, 5, snapshot)
     assert first.digest == mined(dataset, 1, snapshots[0]).digest
-    # Steps up to the ninth were told of, so the table is not used before.
+    # What was told of a step stays true: the table is used from none of those.
     assert first.used_from is not None
-    assert first.used_from >= 9
+    assert first.used_from >= die_at
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -40,7 +40,7 @@ class CommandLine:
 
     def train(self, *words: str) -> subprocess.CompletedProcess[str]:
         process = self.start("train", *self.settings, *words)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=500)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -113,6 +113,42 @@ def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back:
     assert read_state(tmp_path / "step-2") == state(2)
 
 
+def test_a_checkpoint_is_committed_when_what_was_told_of_it_is_kept(tmp_path: Path) -> None:
+    kept = Event()
+
+    def heard(step: int) -> None:
+        assert step == 4
+        assert kept.wait(60)
+
+    with Saver(tmp_path, ALONE, CPU, 1, True, heard) as saver:
+        saver.save(slices(1.0), state(4))
+        time.sleep(0.2)
+        assert saver.standing().writing
+        assert not (tmp_path / "step-4").exists()
+        kept.set()
+        saver.settle()
+        assert saved_value(tmp_path / "step-4") == 1.0
+
+
+def test_a_checkpoint_of_which_nobody_keeps_what_was_told_does_not_stand(tmp_path: Path) -> None:
+    def heard(step: int) -> None:
+        raise RuntimeError("the driver listens no more")
+
+    with Saver(tmp_path, ALONE, CPU, 1, True, heard) as saver:
+        saver.save(slices(1.0), state(4))
+        with pytest.raises(RuntimeError, match="listens no more"):
+            saver.settle()
+    assert newest_checkpoint(tmp_path)[0] is None
+
+
+def test_all_know_what_each_took(tmp_path: Path) -> None:
+    def run(workers: Threads) -> tuple[float, ...]:
+        with Saver(tmp_path, workers, CPU, 1, workers.rank == 0) as saver:
+            return saver.standing(seconds=0.5 + workers.rank).seconds
+
+    assert together(3, run) == [(0.5, 1.5, 2.5)] * 3
+
+
 def test_one_is_written_at_a_time(tmp_path: Path) -> None:
     with Saver(tmp_path, ALONE, CPU, 10, writes=True) as saver:
         for step in range(1, 8):

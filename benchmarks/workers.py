@@ -1,0 +1,124 @@
+"""Workers: what a step costs on two processes of one thread over one process of two threads, same global batch.
+
+Run: `python benchmarks/workers.py [--json PATH] [--steps 12]`. Needs torch and transformers; processes are started by
+hand, without Ray. Encoder, texts and loss are those of `benchmarks/grad_cache.py`: MiniLM's size with random weights,
+`mw`. Both groups stand ready and take turns step by step, each with the machine to itself, so what else the machine
+does falls on both alike; the medians are compared. The seconds of the processors, summed over a group, tell what of
+the ratio is work and what is waiting; a process of two threads is not charged for what it cannot share out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import grad_cache
+from ends import End, parser, report
+
+THREADS = 2
+TARGET = 1.15
+
+
+def member(rank: int, size: int, folder: Path, queries: int) -> None:
+    """One process of a group: takes a step for every line it is given, and answers with its seconds."""
+    from torch import distributed
+
+    from raytriever.parallel.strategy import build_strategy, current_workers
+    from raytriever.training.optimizer import build_optimizer
+
+    torch.set_num_threads(THREADS // size)
+    if size > 1:
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    device = torch.device("cpu")
+    model = grad_cache.objective(None, "fp32", device)
+    strategy = build_strategy("ddp", model, build_optimizer(model, 1e-5, 0.01), current_workers(), device, 1.0)
+    grad_cache.QUERIES = queries // size
+    share = grad_cache.batch(rank, device)
+    print(json.dumps({}), flush=True)
+    for number, _ in enumerate(sys.stdin):
+        began, worked = time.perf_counter(), time.process_time()
+        strategy.step(share, 1e-5, number)
+        told = {"seconds": time.perf_counter() - began, "worked": time.process_time() - worked}
+        print(json.dumps(told), flush=True)
+
+
+class Group:
+    """The processes of one number of workers."""
+
+    def __init__(self, size: int, folder: Path, queries: int) -> None:
+        own = [sys.executable, __file__, "--folder", str(folder), "--size", str(size), "--queries", str(queries)]
+        self.members = [
+            subprocess.Popen(
+                [*own, "--rank", str(rank)],
+                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(THREADS // size)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        self.heard()
+
+    def heard(self) -> list[dict[str, float]]:
+        """What all members answer."""
+        return [json.loads(process.stdout.readline()) for process in self.members]
+
+    def step(self) -> tuple[float, float]:
+        """One step: seconds of the slowest member, and processors' seconds of all."""
+        for process in self.members:
+            process.stdin.write("step\n")
+            process.stdin.flush()
+        told = self.heard()
+        return max(one["seconds"] for one in told), sum(one["worked"] for one in told)
+
+    def end(self) -> None:
+        """No more steps."""
+        for process in self.members:
+            process.stdin.close()
+            process.wait()
+
+
+def main() -> None:
+    """Measure and report, or be a member of a group."""
+    line = parser((__doc__ or "").splitlines()[0])
+    line.add_argument("--steps", type=int, default=12, help="timed steps of each group")
+    line.add_argument("--queries", type=int, default=64, help="of the global batch, each with two passages")
+    line.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    line.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    line.add_argument("--size", type=int, help=argparse.SUPPRESS)
+    given = line.parse_args()
+    if given.folder:
+        member(given.rank, given.size, given.folder, given.queries)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        groups = {size: Group(size, Path(folder), given.queries) for size in (1, 2)}
+        taken: dict[int, list[tuple[float, float]]] = {size: [] for size in groups}
+        for number in range(given.steps + 2):
+            for size, group in groups.items():
+                found = group.step()
+                if number > 1:  # the first ones make the optimiser's state and warm caches
+                    taken[size].append(found)
+        for group in groups.values():
+            group.end()
+    pairs = list(zip(taken[1], taken[2], strict=True))
+    ratio = median(two[0] / one[0] for one, two in pairs)
+    ends = {
+        "2 workers of 1 thread / 1 of 2, a step (x)": End(ratio, f"at most {TARGET}", ratio <= TARGET),
+        "the same in processors' seconds (x)": End(median(two[1] / one[1] for one, two in pairs), "told", True),
+        "1 worker: a step (s)": End(median(one[0] for one, _ in pairs), "told", True),
+        "2 workers: a step (s)": End(median(two[0] for _, two in pairs), "told", True),
+    }
+    report(f"workers on {THREADS} cores, fp32, ddp, {given.queries} queries a step", ends, given.json)
+
+
+if __name__ == "__main__":
+    main()

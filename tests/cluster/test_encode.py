@@ -114,6 +114,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
     encoder = case.encoder("store", "~", seconds=0.3)
     first = shard_folder(encoder.work.path, 0)
     stamps: list[int] = []
+    killed: list[list[int]] = []
 
     def kill_one() -> None:
         while not first.exists():
@@ -123,12 +124,15 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
             with open(process / "cmdline") as stream:
                 if "ray::MapBatches(_Actor)" in stream.read() and os.getuid() == process.stat().st_uid:
                     os.kill(int(process.name), signal.SIGKILL)
+                    killed.append(encoder.work.missing())
                     return
 
     thread = threading.Thread(target=kill_one)
     thread.start()
     in_actors(POOL)(encoder, encoder.work.missing(), lambda rows: None)
     thread.join()
+    assert len(killed) == 1
+    assert len(killed[0]) > 2
     assert encoder.work.missing() == []
     encoder.work.finish("numbers", case.dataset.passages())
     assert case.files("store") == case.files("clean")

@@ -43,6 +43,7 @@ def assert_follows(run: Path, ledger: Ledger, count: int) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_negatives_of_the_encoder_itself_come_by_the_command_line(command_line: Callable, tiny_dataset: Path) -> None:
     cli = command_line()
     words = ["--refresh-every", "4", "--refresh-mode", "sync", "--refresh-negatives", "5", "--num-workers", "2"]

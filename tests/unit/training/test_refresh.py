@@ -137,7 +137,7 @@ def test_what_is_mined_is_learnt_from(begin: Callable[[str], Run]) -> None:
     assert with_refresh.losses()[first] != without.losses()[first]
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "deaths", [(6, 8, 12), *(pytest.param((step,), marks=pytest.mark.slow) for step in (4, 5, 6, 7, 8, 9, 10, 11, 14))]
 )

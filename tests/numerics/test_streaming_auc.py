@@ -93,10 +93,11 @@ def test_order_of_infinities_zeros_and_subnormal_numbers() -> None:
 
 
 def test_scores_that_float32_does_not_tell_apart_are_in_the_bound() -> None:
-    counts = ScoreCounts()
+    counts, merged = ScoreCounts(), ScoreCounts()
     counts.add(np.array([1 + 1e-12]), np.array([1.0]))
-    found = streaming_auc(counts)
-    assert (found.value, found.error_bound) == (0.5, 0.5)
+    merged.merge(counts)
+    for found in (streaming_auc(counts), streaming_auc(merged)):
+        assert (found.value, found.error_bound) == (0.5, 0.5)
 
 
 def test_counts_travel_and_go_on() -> None:

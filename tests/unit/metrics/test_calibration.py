@@ -74,8 +74,8 @@ def test_a_split_whose_scores_are_moved_shows_in_both_errors() -> None:
 def test_calibration_error_by_hand() -> None:
     # Bins from 0, 2, 4: shares of positives 0, 1/2, 1 where learnt; 1/2, 0, none where checked.
     choosing = ScoredPools(np.array([3.0, 4.0, 5.0]), np.array([0.0, 1.0, 2.0]))
-    checking = ScoredPools(np.array([-7.0]), np.array([1.0, 2.0, 2.5]))
-    assert expected_calibration_error(choosing, checking, 3) == pytest.approx((2 * 0.5 + 2 * 0.5) / 4)
+    checking = ScoredPools(np.array([-7.0]), np.array([1.0, 2.0, 2.0, 2.5]))
+    assert expected_calibration_error(choosing, checking, 3) == pytest.approx((2 * 0.5 + 3 * 0.5) / 5)
     assert expected_calibration_error(choosing, choosing, 3) == 0
 
 
@@ -98,6 +98,11 @@ def test_the_bootstrap_draws_queries_and_not_scores() -> None:
         width.append(high - low)
     assert 0.84 < held / 200 < 0.96
     assert np.mean(width) > 2.5 * np.diff(wilson(300, 1000, 0.9))[0]
+
+
+def test_the_bootstrap_draws_parts_and_wholes_together() -> None:
+    cases = np.random.default_rng(0).integers(1, 20, 30)
+    assert bootstrap_by_query(cases, cases) == (1, 1)
 
 
 def test_bounds_of_nothing() -> None:

@@ -112,7 +112,7 @@ class MiningRounds:
             documents, count = self._store(place, dataset, "passage", ROLLING if rolling else key, encode)
             queries, more = self._store(place, dataset, "query", key, encode)
             wanted = dataset.positives(self._config.data.train_split).queries
-            embeddings.append(Embeddings.of(queries.read(wanted), documents.array()))
+            embeddings.append(Embeddings(queries.read(wanted), documents))
             encoded += count + more
         then = time.monotonic()
         table, told = self._mining.table(number, embeddings)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ def in_actors(pool: ActorPool) -> Runner:
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
             shards = numbers.map_batches(
                 _Actor,
-                fn_constructor_args=(sent, pool.cpus),
+                fn_constructor_args=(sent, pool),
                 compute=ActorPoolStrategy(
                     min_size=min(pool.fewest, len(missing)),
                     max_size=min(pool.most, len(missing)),
@@ -80,8 +81,10 @@ def in_actors(pool: ActorPool) -> Runner:
 class _Actor:
     """Encodes shards. Mistakes travel as values: raised, Ray would wrap them."""
 
-    def __init__(self, encoder: ShardEncoder, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, encoder: ShardEncoder, pool: ActorPool) -> None:
+        torch.set_num_threads(pool.cpus)
+        if not pool.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one that was not asked for is somebody else's
         self._encoder = encoder
 
     def __call__(self, batch: dict[str, ndarray]) -> dict[str, ndarray]:

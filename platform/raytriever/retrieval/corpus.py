@@ -118,14 +118,17 @@ def embed(
     corpus = Corpus(dataset, plan.side)
     missing = work.missing()
     there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
-    # A process elsewhere has another current directory.
-    named = replace(config, model=os.path.abspath(config.model)) if os.path.isdir(config.model) else config
-    load = partial(load_for_encoding, named, plan.precision)
-    encoder = ShardEncoder(work, load, str(dataset.place), batch_tokens)
+    load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
+    encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)), batch_tokens)
     encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
         run(encoder, missing, progress.advance)
     return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
+
+
+def _from_anywhere(name: str) -> str:
+    """A path for processes that have another current directory; a name or a URI as it is."""
+    return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def _prune(folder: Path, keep: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
@@ -96,9 +97,14 @@ class ShardEncoder:
             contents = self.corpus.contents(self.retriever, rows)
             budget = self.batch_tokens or token_budget(self.retriever)
             self._examine(mark, contents, budget, rows)
-            embeddings = encode_contents(
-                self.retriever, contents, self.corpus.side, budget, mark.killers, mark.leave, self.done
-            )
+            try:
+                embeddings = encode_contents(
+                    self.retriever, contents, self.corpus.side, budget, mark.killers, mark.leave, self.done
+                )
+            except torch.OutOfMemoryError as error:
+                raise ModelError(
+                    f"{budget:,} tokens are too many for the GPU's memory", "--batch-tokens", "give fewer"
+                ) from error
             check_finite(embeddings, self.corpus.side, lambda row: self.corpus.texts[row], rows.start)
             self.work.write(number, embeddings, {rows.start + row: why for row, why in mark.killers.items()})
         mark.remove()

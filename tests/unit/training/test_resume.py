@@ -233,12 +233,21 @@ def test_a_torn_newest_is_named_once_and_the_one_before_is_used(make_assignment,
     assert heard.notices[1] == f"continuing after {before.name.replace('-', ' ')}"
 
 
+def written(saver: loop.Saver) -> None:
+    if saver._thread is not None:
+        saver._thread.join()
+
+
 def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {
         "total_steps": 12, "eval_steps": 1, "patience": 20, "learning_rate": 1.0, "warmup_steps": 0,
     }  # fmt: skip
     work, heard = make_assignment(**settings)
-    die_at(work, heard, monkeypatch, 8, "step")
+    with monkeypatch.context() as patient:
+        # However slow the disk, every look is saved, not only those at which no checkpoint is being written.
+        standing = loop.Saver.standing
+        patient.setattr(loop.Saver, "standing", lambda saver, due=False: (written(saver), standing(saver, due))[1])
+        die_at(work, heard, patient, 8, "step")
     newest, _ = newest_checkpoint(work.folder)
     progression = read_state(newest).progression
     assert progression.best_step < progression.step

@@ -246,7 +246,7 @@ def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, mo
     with monkeypatch.context() as patient:
         # However slow the disk, every look is saved, not only those at which no checkpoint is being written.
         standing = loop.Saver.standing
-        patient.setattr(loop.Saver, "standing", lambda saver, due=False: (written(saver), standing(saver, due))[1])
+        patient.setattr(loop.Saver, "standing", lambda saver, *asked: (written(saver), standing(saver, *asked))[1])
         die_at(work, heard, patient, 8, "step")
     newest, _ = newest_checkpoint(work.folder)
     progression = read_state(newest).progression

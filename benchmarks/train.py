@@ -3,6 +3,8 @@
 Run: `python benchmarks/train.py [--json PATH] [--turns N]`. It trains MiniLM on SQuAD on a CPU, 256 queries a step,
 `CachedMultipleNegativesRankingLoss` against our cached `infonce`. Each turn is a process that trains a few steps and
 tells the time of all but the first; the two take turns, so that whatever else the machine does meets both.
+
+`--device cuda` measures XLM-R-Large on a GPU instead (`train_large.py`), for which torch and transformers are enough.
 """
 
 from __future__ import annotations
@@ -161,9 +163,19 @@ def main() -> None:
     own = parser(__doc__ or "")
     own.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="with a train split")
     own.add_argument("--turns", type=int, default=2, metavar="N", help="of each")
+    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: XLM-R-Large, random weights")
     own.add_argument("--turn", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     own.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=argparse.SUPPRESS)
     arguments = own.parse_args()
+    if arguments.device == "cuda":
+        import torch
+
+        from train_large import SIZES, measured
+
+        device = torch.device("cuda")
+        found = measured(device, SIZES["large"], "bf16")
+        report(f"training steps of XLM-R-Large, {torch.cuda.get_device_name(device)}", found, arguments.json)
+        return
     if arguments.turn:
         times = {"ours": ours, "theirs": theirs}[arguments.turn](arguments.precision, arguments.dataset)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

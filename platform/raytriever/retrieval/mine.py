@@ -99,18 +99,13 @@ def mine(
         seed, round: fix what is drawn; the round stands in the table.
 
     Raises:
-        ConfigError: settings that contradict each other, or a range beyond the corpus.
+        ConfigError: settings that contradict each other, a range beyond the corpus, or gold negatives or answers asked
+            of a data set that has none.
         DataError: no query of the split has a relevant document.
         ModelError: embeddings or scores are not finite.
     """
-    check_mining(config)
+    check_data(dataset, split, config)
     positives = dataset.positives(split)
-    if not len(positives):
-        raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
-    if config.range_min >= len(dataset.documents):
-        raise ConfigError(
-            f"{config.range_min} passes over all {len(dataset.documents):,} documents", "--range-min", "give less"
-        )
     sources = Sources(dataset, positives, config, embeddings, bm25, judge, seed, round)
     filtered = _Filtered(dataset, config, sources, seed, round)
     parts, counts = [], {}
@@ -131,6 +126,24 @@ def mine(
         told[method] = {"candidates": int(reasons.sum()), **removed, "kept": stands}
     found = np.diff(table.offsets)[positives.queries]
     return Mined(table, told, config.num_negatives * len(config.methods), found, sources.scale.name)
+
+
+def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:
+    """Refuse settings that contradict each other or cannot be for a data set; see `mine`. Nothing long is done."""
+    check_mining(config)
+    if not (dataset.judgements[split].scores > 0).any():
+        raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
+    if config.range_min >= len(dataset.documents):
+        raise ConfigError(
+            f"{config.range_min} passes over all {len(dataset.documents):,} documents", "--range-min", "give less"
+        )
+    if config.drop_answers and dataset.answers is None:
+        raise ConfigError(
+            f"{dataset.name} brings no answers along", "--drop-answers", "add answers.jsonl (docs/formats.md)"
+        )
+    rows = dataset.negatives
+    if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
+        raise ConfigError(f"{dataset.name} brings no gold negatives along", "--method gold", "choose other methods")
 
 
 @dataclass(frozen=True)

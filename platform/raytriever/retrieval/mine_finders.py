@@ -16,6 +16,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import NegativeRows, Positives
 from raytriever.data.draws import words
+from raytriever.data.records import ORIGINS
 from raytriever.index.exact import top_k, top_k_of_parts
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.negatives.known import Known
@@ -129,7 +130,7 @@ class GoldFinder:
         """See `Finder`; all of them, whatever `depth` is."""
         place = np.full(int(max(self.queries.max(initial=0), self.negatives.queries.max(initial=0))) + 1, -1)
         place[self.queries[rows]] = np.arange(len(rows))
-        row = place[self.negatives.queries]
+        row = np.where(self.negatives.origins == ORIGINS.index("gold"), place[self.negatives.queries], -1)
         order = np.lexsort((self.negatives.ranks, row))
         order = order[row[order] >= 0]
         return _laid_out(row[order], self.negatives.documents[order], self.negatives.scores[order], len(rows))

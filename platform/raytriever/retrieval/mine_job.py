@@ -18,10 +18,11 @@ from raytriever.errors import DataError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.config import BY_ENCODER, MiningConfig, check_mining
+from raytriever.negatives.filters import REASONS
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.loading import load_for_encoding
-from raytriever.retrieval.mine import Mined, mine
+from raytriever.retrieval.mine import REPEATED, Mined, check_data, mine
 from raytriever.retrieval.mine_judge import CrossEncoder
 from raytriever.retrieval.mine_scales import Embeddings
 from raytriever.storage import check_writable
@@ -68,10 +69,14 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
     precision = choose_precision(job.precision, device)
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
     dataset = _open(job, say)
-    embeddings = None
+    check_data(dataset, job.split, job.mining)
+    embeddings = documents = None
     if set(BY_ENCODER) & set(job.mining.methods):
         say(f"{dataset.name}: encoding with {job.model.model} ({precision} on {device})")
-        embeddings = _encode(job, dataset, precision, device)
+        retriever = load_for_encoding(job.model, precision, device)
+        queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
+        documents = embed_corpus(job.model, retriever, dataset)
+        embeddings = Embeddings(encode_texts(retriever, queries, "query", "queries"), documents)
     mined = mine(dataset, job.split, job.mining, embeddings=embeddings, judge=judge, seed=job.seed, round=job.round)
     if not len(mined.table):
         raise DataError(f"no negative is left; {_told(mined)}", dataset.name, "loosen what removed them")
@@ -80,6 +85,7 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
         "split": job.split,
         "settings": asdict(job.mining),
         "model": job.model.model if embeddings else None,
+        "model_digest": documents.meta["model_digest"] if documents else None,
         "seed": job.seed,
         "round": job.round,
         **mined.meta(),
@@ -90,8 +96,8 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
 
 def counts_table(mined: Mined) -> str:
     """How many candidates each method had, why how many went, and how many are kept: a column a method."""
-    rows = ["candidates", *dict.fromkeys(why for told in mined.counts.values() for why in told if why != "kept")]
-    rows = [*dict.fromkeys(rows), "kept"]
+    there = {why for told in mined.counts.values() for why in told}
+    rows = ["candidates", *(why for why in (*REASONS[1:], REPEATED) if why in there), "kept"]
     width = max(map(len, rows))
     cells = {name: [f"{told.get(name, 0):>15,}" for told in mined.counts.values()] for name in rows}
     head = " " * width + "".join(f"{method:>15}" for method in mined.counts)
@@ -103,13 +109,6 @@ def _open(job: MiningJob, say: Callable[[str], None]) -> RetrievalDataset:
     dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
     place = str(dataset.place)
     return open_dataset(place, [job.split, *splits_of(fetched(place) or Path(place))])
-
-
-def _encode(job: MiningJob, dataset: RetrievalDataset, precision: str, device: torch.device) -> Embeddings:
-    retriever = load_for_encoding(job.model, precision, device)
-    queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
-    documents = embed_corpus(job.model, retriever, dataset)
-    return Embeddings(encode_texts(retriever, queries, "query", "queries"), documents)
 
 
 def _told(mined: Mined) -> str:

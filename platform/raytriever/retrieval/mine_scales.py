@@ -22,6 +22,8 @@ from raytriever.negatives.bm25 import Bm25Index
 Judge = Callable[[Sequence[str], Sequence[str]], Float32[ndarray, " pairs"]]
 # Embeddings gathered for scoring at a time.
 _GATHERED = 1 << 25
+# Pairs of texts that a judge is given at a time.
+_READ = 4_096
 
 
 class DocumentEmbeddings(Protocol):
@@ -138,11 +140,13 @@ class JudgeScale:
         """See `Scale`; raises `ModelError` where a score is not finite."""
         found = np.full(documents.shape, np.nan, dtype=np.float32)
         of, place = np.nonzero(documents >= 0)
-        if len(of):
-            queries = [self.texts[row] for row in rows[of]]
-            found[of, place] = self.judge(queries, [self.passages[int(each)] for each in documents[of, place]])
-            if not np.isfinite(found[of, place]).all():
-                raise ModelError("a score is not finite", "--judge", "its weights are broken or overflow")
+        for start in range(0, len(of), _READ):
+            part = slice(start, start + _READ)
+            queries = [self.texts[row] for row in rows[of[part]]]
+            passages = [self.passages[int(each)] for each in documents[of[part], place[part]]]
+            found[of[part], place[part]] = self.judge(queries, passages)
+        if not np.isfinite(found[of, place]).all():
+            raise ModelError("a score is not finite", "--judge", "its weights are broken or overflow")
         return found
 
 

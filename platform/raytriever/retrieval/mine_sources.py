@@ -12,7 +12,6 @@ from numpy import ndarray
 
 from raytriever.data.dataset import Positives, RetrievalDataset
 from raytriever.data.keys import KeyIndex, key_of, keys_of
-from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact import tie_order
 from raytriever.negatives.bm25 import Bm25Index
@@ -31,13 +30,16 @@ from raytriever.retrieval.mine_scales import Bm25Scale, Embeddings, EncoderScale
 
 # Passages kept as they are compared; a query's candidates are other queries' candidates too.
 _PASSAGES = 1 << 17
+# Groups of equal texts of the columns that were grouped last: mining while training asks for the same again and again.
+_COLUMNS = 4
+_KEPT: dict[str, ndarray] = {}
 
 
 class Sources:
     """What mining a split draws on; see `mine` for the arguments.
 
     Raises:
-        ConfigError: a method needs embeddings, or a filter answers, and there are none.
+        ConfigError: a method needs embeddings and there are none.
         ModelError: not as many embeddings as there are queries and documents, or a query's is not finite.
     """
 
@@ -56,10 +58,6 @@ class Sources:
         self._make_bm25 = bm25 or (lambda: Bm25Index(dataset.passages()))
         self._embeddings, self._judge, self._seed, self._round = embeddings, judge, seed, round
         self._by_encoder = bool(set(BY_ENCODER) & set(config.methods))
-        if config.drop_answers and dataset.answers is None:
-            raise ConfigError(
-                f"{dataset.name} brings no answers along", "--drop-answers", "add answers.jsonl (docs/formats.md)"
-            )
         if self._by_encoder:
             _check(embeddings, len(positives), len(dataset.documents))
         passages = dataset.passages()
@@ -81,7 +79,10 @@ class Sources:
         dataset, queries = self._dataset, self._positives.queries
         rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]
         pairs = np.concatenate([each.queries for each in rows]), np.concatenate([each.documents for each in rows])
-        groups = _groups(dataset.queries.texts), _groups(dataset.passages())
+        groups = (
+            _groups(dataset.queries.digest, dataset.queries.texts),
+            _groups(dataset.documents.digest, dataset.passages()),
+        )
         return Known.of(queries, pairs, *groups, self._own_documents())
 
     @cached_property
@@ -108,10 +109,8 @@ class Sources:
             return CrossQueryFinder(self._held.queries, positives, ties, known)
         if method == "random":
             return RandomFinder(len(dataset.documents), self.keys, self._seed, self._round, known)
-        rows = dataset.negatives
-        if rows is None or not (rows.origins == ORIGINS.index("gold")).any():
-            raise ConfigError(f"{dataset.name} brings no gold negatives along", "--method gold", "choose other methods")
-        return GoldFinder(positives.queries, rows)
+        assert dataset.negatives is not None
+        return GoldFinder(positives.queries, dataset.negatives)
 
     def answers_of(self, row: int) -> list[str]:
         """The answers of a query as passages are compared with them."""
@@ -141,9 +140,13 @@ class Sources:
         return np.array([place.get(name, -1) for name in names], dtype=np.int64)
 
 
-def _groups(texts: Iterable[str]) -> Int64[ndarray, " texts"]:
-    """For each text the position of the first that says the same."""
-    return KeyIndex(keys_of(key_of(normalised(text)) for text in texts)).first()
+def _groups(digest: str, texts: Iterable[str]) -> Int64[ndarray, " texts"]:
+    """For each text the position of the first that says the same; kept by the digest of the column."""
+    if digest not in _KEPT:
+        while len(_KEPT) >= _COLUMNS:
+            del _KEPT[next(iter(_KEPT))]
+        _KEPT[digest] = KeyIndex(keys_of(key_of(normalised(text)) for text in texts)).first()
+    return _KEPT[digest]
 
 
 def _check(embeddings: Embeddings | None, queries: int, documents: int) -> None:

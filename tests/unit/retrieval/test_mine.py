@@ -303,6 +303,21 @@ def test_the_table_is_what_training_reads(gardens: tuple[RetrievalDataset, Embed
     assert set(read.origins.tolist()) == {ORIGINS.index("bm25"), ORIGINS.index("dense")}
 
 
+def test_gold_negatives_are_those_the_data_set_calls_so(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset = gardens[0]
+    assert dataset.negatives is not None
+    origins = dataset.negatives.origins.copy()
+    origins[::4] = ORIGINS.index("bm25")
+    mined = mine(replace(dataset, negatives=replace(dataset.negatives, origins=origins)), "train", MiningConfig("gold"))
+    wanted: dict[int, list[int]] = {}
+    for place, (query, document) in enumerate(zip(dataset.negatives.queries, dataset.negatives.documents, strict=True)):
+        known = {int(dataset.positives("train").of(query)[0]), query + 3}
+        if place % 4 and document not in known and document not in wanted.get(query, []):
+            wanted.setdefault(int(query), []).append(int(document))
+    assert {query: [document for document, _ in rows] for query, rows in rows_of(mined).items()} == wanted
+    assert np.isnan(mined.table.scores).all()
+
+
 @pytest.mark.parametrize(
     ("config", "error", "told"),
     [

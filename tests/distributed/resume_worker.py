@@ -1,11 +1,13 @@
 """One worker of a real gloo group that trains a tiny encoder until it is stopped, from where others left it.
 
-Run as `resume_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY DROPOUT STOP FOLDER`: the run's checkpoints
-lie in FOLDER, batch STOP cannot be made (-1: all can), and the weights that are left in the end go to OUTPUT.
+Run as `resume_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY DROPOUT STOP FOLDER MODEL`: the run's
+checkpoints lie in FOLDER, batch STOP cannot be made (-1: all can), MODEL is settings of the encoder in JSON, and the
+weights that are left in the end go to OUTPUT.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from raytriever.data.order import Order
 from raytriever.losses.config import LossConfig
 from raytriever.losses.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
+from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.parallel.strategy import current_workers
 from raytriever.training.batches import Batch, BatchSource
@@ -48,7 +51,7 @@ class Stopping(BatchSource):
 
 
 def main(arguments: list[str]) -> None:
-    rank, size, store, output, encoder, dataset_folder, strategy, dropout, stop, folder = arguments
+    rank, size, store, output, encoder, dataset_folder, strategy, dropout, stop, folder, model = arguments
     torch.set_num_threads(1)
     if int(size) > 1:
         distributed.init_process_group(
@@ -69,13 +72,15 @@ def main(arguments: list[str]) -> None:
         strategy=strategy,
         checkpoint_steps=1,
     )
-    retriever = load_retriever(ModelConfig(encoder))
+    config = ModelConfig(encoder, **json.loads(model))
+    retriever = load_retriever(config)
+    prepare_for_training(retriever, config, settings.seed)
     dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
     def source(split: str) -> Stopping:
         examples = Examples.of(dataset, split, settings.seed)
         order = Order(len(examples), settings.batch_size, settings.seed)
-        return Stopping(dataset.tokens, examples, order, 1, 2, int(stop) if split == "train" else -1)
+        return Stopping(dataset.tokens, examples, order, 1, 2, stop=int(stop) if split == "train" else -1)
 
     told: dict[str, torch.Tensor] = {}
 

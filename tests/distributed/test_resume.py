@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ Told = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Leg:
-    """A stretch of a run: under which strategy, on how many workers, and before which batch it is stopped."""
+    """A stretch of a run: under which strategy, on how many workers, before which batch it is stopped, and with which
+    settings of the encoder."""
 
     strategy: str
     size: int
     stop: int = -1
+    model: dict[str, object] = field(default_factory=dict)
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[...,
             group = []
             for rank in range(leg.size):
                 files = (folder / f"store-{number}", folder / f"{number}-{rank}.pt", tiny_encoder, tiny_dataset)
-                how = (leg.strategy, str(dropout), str(leg.stop), folder / "checkpoints")
+                how = (leg.strategy, str(dropout), str(leg.stop), folder / "checkpoints", json.dumps(leg.model))
                 group.append(
                     subprocess.Popen(
                         [sys.executable, SCRIPT, str(rank), str(leg.size), *files, *how],
@@ -119,3 +122,30 @@ def test_from_strategy_to_strategy(run: Callable[..., list[Told]]) -> None:
     (expected,) = run("whole", Leg("ddp", 1))
     found = run("chain", Leg("zero1", 2, 2), Leg("zero3", 2, 4), Leg("zero2", 1, 5), Leg("ddp", 2, 6), Leg("zero3", 2))
     assert_close(found, expected, TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_adapters_go_on_to_the_bit(run: Callable[..., list[Told]], strategy: str) -> None:
+    lora = {"lora_rank": 2, "lora_dropout": 0.1}
+    (expected,) = run("whole", Leg(strategy, 2, model=lora), dropout=0.1)
+    found = run("chain", Leg(strategy, 2, 4, lora), Leg(strategy, 2, model=lora), dropout=0.1)
+    assert_close(found, expected, 0)
+    assert 0 < continued(found)[0] <= 4
+    trained = [name for name in expected if "lora_B" in name]
+    assert trained
+    assert all(expected[name].abs().max() > 0 for name in trained)
+
+
+@pytest.mark.slow
+def test_activations_may_be_checkpointed_from_some_step_on(run: Callable[..., list[Told]]) -> None:
+    (expected,) = run("whole", Leg("ddp", 2), dropout=0.1)
+    found = run(
+        "chain",
+        Leg("ddp", 2, 3, {"activation_checkpointing": True}),
+        Leg("ddp", 2, 5),
+        Leg("ddp", 2, model={"activation_checkpointing": True}),
+        dropout=0.1,
+    )
+    assert_close(found, expected, TOLERANCE)
+    assert len(continued(found)) == 2

@@ -15,34 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.draws import words
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, DataError
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.negatives.config import MiningConfig, check_mining
-from raytriever.negatives.filters import (
-    ANSWER,
-    KEPT,
-    REASONS,
-    choose,
-    hold_to_scores,
-    open_verdicts,
-    tally,
-)
-from raytriever.negatives.known import RELEVANT
-from raytriever.negatives.texts import holds_answer
-from raytriever.retrieval.mine_finders import CHOICE, Finder
+from raytriever.negatives.filters import KEPT, REASONS
+from raytriever.retrieval.mine_filtering import Filtering
 from raytriever.retrieval.mine_scales import Embeddings, Judge
 from raytriever.retrieval.mine_sources import Sources
-from raytriever.tracking.progress import Progress
 
-# Candidates of a block: some hundred megabytes of positions, scores, ranks and verdicts.
-_BLOCK = 1 << 22
 REPEATED = "found by another method too"
 
 
@@ -107,10 +93,10 @@ def mine(
     check_data(dataset, split, config)
     positives = dataset.positives(split)
     sources = Sources(dataset, positives, config, embeddings, bm25, judge, seed, round)
-    filtered = _Filtered(dataset, config, sources, seed, round)
+    filtering = Filtering(dataset, config, sources, seed, round)
     parts, counts = [], {}
     for method in config.methods:
-        kept, reasons = filtered.run(method)
+        kept, reasons = filtering.run(method)
         parts.append(kept)
         counts[method] = reasons
     queries, documents, ranks, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -144,67 +130,3 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
     rows = dataset.negatives
     if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
         raise ConfigError(f"{dataset.name} brings no gold negatives along", "--method gold", "choose other methods")
-
-
-@dataclass(frozen=True)
-class _Filtered:
-    """Runs a method's candidates through the filters."""
-
-    dataset: RetrievalDataset
-    config: MiningConfig
-    sources: Sources
-    seed: int
-    round: int
-
-    def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
-        """The kept (place of the query in the split, document, rank, score), and how many got each verdict."""
-        finder, config, known = self.sources.finder(method), self.config, self.sources.known
-        # Only rankings have ranges: what a data set brings along is taken whole.
-        ends = {"gold": (0, len(self.dataset.documents)), "random": (0, config.depth - config.range_min)}.get(
-            method, (config.range_min, config.depth)
-        )
-        order = np.argsort(known.counts, kind="stable")
-        kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
-        with Progress(f"mine {method}", len(order), "query") as progress:
-            start = 0
-            while start < len(order):
-                size = max(1, _BLOCK // (ends[1] + int(known.counts[order[start]])))
-                rows = order[start : start + size]
-                found, scores = finder(rows, min(ends[1], len(self.dataset.documents)))
-                verdicts, ranks = open_verdicts(found, known.padded(rows), *ends)
-                scores = self._judge(finder, rows, found, scores, verdicts)
-                draws = None
-                if config.sampling_strategy == "random":
-                    keys = self.sources.keys[rows]
-                    draws = words(self.seed, np.full(len(rows), self.round), keys, CHOICE, np.arange(found.shape[1]))
-                choose(verdicts, config.num_negatives, draws)
-                counts += tally(verdicts)
-                row, place = np.nonzero(verdicts == KEPT)
-                kept.append((rows[row], found[row, place], ranks[row, place], scores[row, place]))
-                start += len(rows)
-                progress.advance(len(rows))
-        return tuple(np.concatenate(column) for column in zip(*kept, strict=True)), counts
-
-    def _judge(
-        self, finder: Finder, rows: ndarray, found: ndarray, scores: ndarray, verdicts: ndarray
-    ) -> Float32[ndarray, "block places"]:
-        """Remove what holds an answer or scores too high; the scores of what is left, on the table's scale."""
-        config, scale = self.config, self.sources.scale
-        if config.drop_answers:
-            self._drop_answers(rows, found, verdicts)
-        if scale.name and scale.name != finder.scale:
-            scores = scale.pairs(rows, np.where(verdicts == KEPT, found, -1))
-        if config.holds_to_scores:
-            documents, reasons = self.sources.known.padded(rows)
-            lowest = np.nanmin(scale.pairs(rows, np.where(reasons == RELEVANT, documents, -1)), axis=1)
-            hold_to_scores(verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin)
-        return scores
-
-    def _drop_answers(self, rows: ndarray, found: ndarray, verdicts: ndarray) -> None:
-        for place, row in enumerate(rows):
-            answers = self.sources.answers_of(int(row))
-            if not answers:
-                continue
-            for column in np.flatnonzero(verdicts[place] == KEPT):
-                if holds_answer(self.sources.passage(int(found[place, column])), answers):
-                    verdicts[place, column] = ANSWER

@@ -19,7 +19,8 @@ from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.negatives.config import METHODS, MiningConfig
-from raytriever.retrieval import mine as module
+from raytriever.negatives.filters import REASONS
+from raytriever.retrieval import mine_filtering
 from raytriever.retrieval.mine import Mined, mine
 from raytriever.retrieval.mine_scales import Embeddings
 
@@ -60,7 +61,7 @@ def literal(
         for query in dataset.judgements["train"].queries.tolist()
     }
     texts = [text.strip().lower() for text in dataset.documents.texts]
-    table, counts = {}, dict.fromkeys(module.REASONS, 0)
+    table, counts = {}, dict.fromkeys(REASONS, 0)
     for place, (query, relevant) in enumerate(sorted(of.items())):
         lowest = min(scores[place][document] for document in relevant)
         ranking = sorted(range(len(texts)), key=lambda d: (scores[place][d], dataset.documents.ids[d]), reverse=True)
@@ -183,12 +184,17 @@ def test_the_same_whatever_the_blocks(
     gardens: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
-    monkeypatch.setattr(module, "_BLOCK", 30)
+    monkeypatch.setattr(mine_filtering, "BLOCK", 30)
     again = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
     assert again.table.digest == once.table.digest
     assert again.counts == once.counts
     assert mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=5).table.digest != once.table.digest
-    assert mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4, round=1).table.digest != once.table.digest
+    for method in ("dense", "random"):
+        found = [
+            mine(gardens[0], "train", replace(EVERY, method=method), embeddings=gardens[1], seed=4, round=n).table
+            for n in (0, 1)
+        ]
+        assert found[0].digest != found[1].digest
 
 
 def test_what_a_query_gets_follows_from_its_id_not_its_place(gardens: tuple[RetrievalDataset, Embeddings]) -> None:

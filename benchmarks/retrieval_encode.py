@@ -214,7 +214,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     grown = psutil.Process().memory_info().rss - before
     over.set()
     thread.join()
-    told = ray._private.internal_api.memory_summary(stats_only=True)
+    told = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
     ray.shutdown()
     ends = sorted(shard.stat().st_mtime for shard in (made.path / "shards").iterdir())
     size = sum(file.stat().st_size for file in [*made.path.rglob("*.npy"), *Path(str(dataset.place)).rglob("*.npy")])

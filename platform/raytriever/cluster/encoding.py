@@ -85,6 +85,9 @@ def _session(config: EncodeConfig) -> AbstractContextManager[None]:
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         return nullcontext()
+    # Else the driver is warned of every pool's actors that their arguments are in the object store, where Ray Data puts
+    # them. What goes wrong reaches us as an exception.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     most = int(config.actors.rpartition(":")[2]) if config.actors else 1
     return ray_session(most * config.actor_cpus)
 

@@ -1,90 +1,129 @@
-"""The pictures of a run: ROC curves, the scores of positives and negatives, the loss."""
+"""Pictures of scores: ROC curves with their bands, both pools' histograms, and what share of scores is relevant."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-import matplotlib
-
-matplotlib.use("Agg")  # no display is needed or touched
-
-import matplotlib.pyplot as plt
 import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from numpy import ndarray
 
 from raytriever.metrics.auc import auc
-from raytriever.retrieval.evaluate import Evaluation
-from raytriever.storage import disk_errors
+from raytriever.metrics.histograms import ScoreHistograms, score_histograms
+from raytriever.metrics.proportions import wilson
+from raytriever.metrics.roc import roc_curve
+from raytriever.retrieval.figures_style import COLOURS, WIDTH, label, lines, picture
 
-ROC_POINTS = 2000
+ROC_POINTS = 150
+BINS = 60
+FEWEST = 5  # scores in a bin whose share of positives is drawn
+PANEL = 1.7  # inches of height
+NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
 
 
-def save_roc(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
-    """The share of positives against the share of negatives above every threshold, one curve a system."""
-    figure, axes = plt.subplots(figsize=(5, 5))
-    for name, found in evaluations.items():
-        false_share, true_share = _roc(found.positive_scores, found.negative_scores)
-        axes.plot(
-            false_share,
-            true_share,
-            label=f"{name}, AUC {auc(found.positive_scores, found.negative_scores):.3f}",
+class Pools(Protocol):
+    """The pooled scores of one system: an `Evaluation`, or what was read back of one."""
+
+    @property
+    def positive_scores(self) -> Float[ndarray, " positives"]:
+        """Of all positives of all queries."""
+
+    @property
+    def negative_scores(self) -> Float[ndarray, " negatives"]:
+        """Of each query's highest-scoring non-positives."""
+
+
+def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
+    """The share of positives against the share of negatives above every threshold, one curve a system.
+
+    Each curve has its 95 % band, which holds the whole curve at once.
+
+    Args:
+        path: of the PNG; the SVG stands beside it.
+        systems: by name; one whose pools are not both filled has no curve and is left out.
+        title: above the picture.
+    """
+    with picture(path, WIDTH, WIDTH) as figure:
+        axes = figure.add_subplot()
+        for (name, pools), (colour, dash) in zip(_filled(systems).items(), lines(), strict=False):
+            curve = roc_curve(pools.positive_scores, pools.negative_scores, ROC_POINTS)
+            area = auc(pools.positive_scores, pools.negative_scores)
+            axes.plot(
+                curve.false_positive_rate,
+                curve.true_positive_rate,
+                color=colour,
+                linestyle=dash,
+                label=f"{label(name)}  {area:.3f}",
+            )
+            axes.fill_between(curve.false_positive_rate, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
+        axes.set(
+            xlabel="negatives above the threshold",
+            ylabel="positives above the threshold",
+            title=title or "ROC, all queries pooled",
+            xlim=(0, 1),
+            ylim=(0, 1.01),
+            aspect="equal",
         )
-    axes.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
-    axes.set(
-        xlabel="negatives above the threshold",
-        ylabel="positives above the threshold",
-        title="ROC, all queries pooled",
-    )
-    axes.legend(loc="lower right")
-    _save(figure, path)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="lower right", title="AUC")
 
 
-def save_score_histograms(path: Path, evaluations: Mapping[str, Evaluation]) -> None:
-    """How far the scores of positives and of hard negatives lie apart, one panel a system."""
-    figure, panels = plt.subplots(1, len(evaluations), figsize=(4.5 * len(evaluations), 3.5), squeeze=False)
-    for axes, (name, found) in zip(panels[0], evaluations.items(), strict=True):
-        low = min(found.positive_scores.min(), found.negative_scores.min())
-        high = max(found.positive_scores.max(), found.negative_scores.max())
-        bins = np.linspace(low, high, 60)
-        for label, pool in (
-            ("500 best non-positives", found.negative_scores),
-            ("positives", found.positive_scores),
-        ):
-            axes.hist(pool, bins, density=True, alpha=0.6, label=label)
-        axes.set(title=name, xlabel="score", ylabel="density")
-        axes.margins(y=0.3)  # room for the legend above the bars
-        axes.legend(loc="upper right")
-    _save(figure, path)
+def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
+    """How far the scores of positives and of the best non-positives lie apart, one panel a system, below each other."""
+    filled = _filled(systems)
+    with picture(path, WIDTH, 0.6 + PANEL * max(1, len(filled))) as figure:
+        for row, (name, pools) in enumerate(filled.items()):
+            axes = figure.add_subplot(len(filled), 1, row + 1)
+            found = score_histograms(pools.positive_scores, pools.negative_scores, BINS)
+            for text, counts, colour in (
+                ("best non-positives", found.negatives, NEGATIVE),
+                ("positives", found.positives, POSITIVE),
+            ):
+                density = counts / max(1, counts.sum()) / np.diff(found.edges)
+                axes.stairs(density, found.edges, fill=True, color=colour, alpha=0.35, label=text)
+                axes.stairs(density, found.edges, color=colour, linewidth=1.2)
+            axes.set_title(label(name, 48), loc="left")
+            axes.set_ylabel("density")
+            if row == 0:
+                axes.legend(loc="upper right")
+        _finish(figure, title or "Scores of positives and of the best non-positives", "score")
 
 
-def save_losses(path: Path, losses: Sequence[tuple[int, float]], dev_losses: Sequence[tuple[int, float]]) -> None:
-    """The loss of every step and the dev loss of every look."""
-    figure, axes = plt.subplots(figsize=(6, 3.5))
-    for points, label, style in ((losses, "train", "-"), (dev_losses, "dev", "o-")):
-        if points:
-            steps, values = zip(*points, strict=True)
-            axes.plot(steps, values, style, label=label, linewidth=1.2, markersize=4)
-    axes.set(xlabel="step", ylabel="loss", title="loss")
-    axes.legend()
-    _save(figure, path)
+def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
+    """What share of the pairs that score so is relevant, with Wilson's 95 % bounds, one panel a system.
+
+    A score that means the same for all queries gives a steep rise from 0 to 1: a threshold there parts relevant from
+    other documents. Bins are of equal width; those of fewer than five scores are not drawn.
+    """
+    filled = _filled(systems)
+    with picture(path, WIDTH, 0.6 + PANEL * max(1, len(filled))) as figure:
+        for row, (name, pools) in enumerate(filled.items()):
+            axes = figure.add_subplot(len(filled), 1, row + 1)
+            middles, shares, low, high = _shares(score_histograms(pools.positive_scores, pools.negative_scores, BINS))
+            axes.plot(middles, shares, color=POSITIVE, marker="o", markersize=3)
+            axes.fill_between(middles, low, high, color=POSITIVE, alpha=0.2, linewidth=0)
+            axes.set_title(label(name, 48), loc="left")
+            axes.set(ylabel="share relevant", ylim=(-0.02, 1.02))
+        _finish(figure, title or "Share of relevant pairs among those that score so", "score")
 
 
-def _roc(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
-    """The curve at thresholds spread evenly over the ranks of both pools."""
-    thresholds = np.sort(np.concatenate([positives, negatives]))
-    thresholds = thresholds[np.linspace(0, len(thresholds) - 1, min(ROC_POINTS, len(thresholds))).astype(int)]
-
-    def share_above(pool: ndarray) -> ndarray:
-        above = 1 - np.searchsorted(np.sort(pool), thresholds, side="left") / len(pool)
-        return np.concatenate([above, [0.0]])
-
-    return share_above(negatives), share_above(positives)
+def _shares(found: ScoreHistograms) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    whole = found.positives + found.negatives
+    kept = np.flatnonzero(whole >= FEWEST)
+    bounds = np.array([wilson(int(found.positives[bin]), int(whole[bin])) for bin in kept]).reshape(-1, 2)
+    middles = (found.edges[:-1] + found.edges[1:]) / 2
+    return middles[kept], found.positives[kept] / whole[kept], bounds[:, 0], bounds[:, 1]
 
 
-def _save(figure: Figure, path: Path) -> None:
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)
+def _filled(systems: Mapping[str, Pools]) -> dict[str, Pools]:
+    return {name: pools for name, pools in systems.items() if len(pools.positive_scores) and len(pools.negative_scores)}
+
+
+def _finish(figure: Figure, title: str, below: str) -> None:
+    figure.suptitle(title, fontsize=11)
+    if figure.axes:
+        figure.axes[-1].set_xlabel(below)

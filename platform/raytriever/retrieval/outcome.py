@@ -7,8 +7,10 @@ from pathlib import Path
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.retrieval.evaluate import Evaluation
-from raytriever.retrieval.figures import save_losses, save_roc, save_score_histograms
-from raytriever.retrieval.report import write_report
+from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
+from raytriever.retrieval.figures_models import save_curves
+from raytriever.retrieval.report import Page, Picture, write_page
+from raytriever.retrieval.report_tables import result_tables
 from raytriever.retrieval.run_file import write_run
 
 Curve = Sequence[tuple[int, float]]
@@ -24,7 +26,7 @@ def write_outcome(
     dev_losses: Curve,
     config_yaml: str,
 ) -> None:
-    """Write `runs/*.trec`, `figures/*.png` and `report.html`.
+    """Write `runs/*.trec`, `figures/*` (PNG and SVG) and `report.html`.
 
     Args:
         folder: the run directory.
@@ -39,16 +41,23 @@ def write_outcome(
     for name, evaluation in found.items():
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
     dense = {name: found[name] for name in ("before", "after")}
-    figures = {
-        "ROC curve": folder / "figures" / "roc.png",
-        "Scores of positives and of the best non-positives": folder / "figures" / "scores.png",
-        "Loss": folder / "figures" / "loss.png",
+    figures = folder / "figures"
+    save_roc(figures / "roc.png", dense)
+    save_score_histograms(figures / "scores.png", dense)
+    save_calibration(figures / "calibration.png", dense)
+    save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
+    captions = {
+        "roc": "ROC curves with 95 % bands",
+        "scores": "Scores of positives and of the best non-positives",
+        "calibration": "Share of relevant pairs among those that score so",
+        "loss": "Loss",
     }
-    roc, scores, loss = figures.values()
-    save_roc(roc, dense)
-    save_score_histograms(scores, dense)
-    save_losses(loss, losses, dev_losses)
     queries, documents = len(found["after"].queries), len(dataset.documents)
-    about = f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents."
-    rows = {name: evaluation.metrics for name, evaluation in found.items()}
-    write_report(folder / "report.html", title, [about], rows, figures, config_yaml)
+    page = Page(
+        title,
+        [f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents."],
+        result_tables({name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()}),
+        [Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
+        settings=config_yaml,
+    )
+    write_page(folder / "report.html", page)

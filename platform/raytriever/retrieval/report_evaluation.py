@@ -1,0 +1,144 @@
+"""The pictures and the page of an evaluation, from what stands in its directory alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.errors import StorageError
+from raytriever.retrieval.evaluation_results import read_results
+from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
+from raytriever.retrieval.figures_models import save_gains
+from raytriever.retrieval.report import Page, Picture, write_page
+from raytriever.retrieval.report_queries import chosen_queries
+from raytriever.retrieval.report_tables import Values, datasets_of, metric_title, metrics_of, result_tables
+
+REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "scores"
+GAIN_METRICS = ("auc", "mrr", "ndcg")  # those of Figure 4, whatever their cutoffs
+
+
+@dataclass(frozen=True)
+class StoredPools:
+    """The pooled scores of one model on one data set, as kept in `scores/`."""
+
+    positive_scores: Float32[ndarray, " positives"]
+    negative_scores: Float32[ndarray, " negatives"]
+
+
+def write_evaluation_report(folder: Path, title: str = "Evaluation") -> Path:
+    """Write `figures/*` and `report.html` into an evaluation's directory; answers the page.
+
+    Args:
+        folder: holds `results.json`, and perhaps `per_query/` and `scores/`.
+        title: heading of the page.
+
+    Raises:
+        StorageError: a file is missing, torn or of another format, or the disk is full.
+    """
+    results = read_results(folder)
+    models, significance = results["models"], results["significance"]
+    pictures = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
+    for dataset in datasets_of(models):
+        pictures += score_pictures(folder, dataset, list(models))
+    page = Page(
+        title,
+        [*_about(results["about"]), *map(str, results.get("missing", ()))],
+        result_tables(models, significance),
+        pictures,
+        read_queries(folder),
+    )
+    write_page(folder / REPORT, page)
+    return folder / REPORT
+
+
+def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
+    """Gain bars over each baseline: AUC, MRR and nDCG as in Figure 4, or all metrics where there is none of them."""
+    measured = metrics_of(models)
+    metrics = [name for name in measured if name.split("_")[0] in GAIN_METRICS] or measured
+    pictures = []
+    for baseline in baselines:
+        for metric in metrics:
+            gains = _gains(models, metric, baseline)
+            if any(gains.values()):
+                number = f"-{baselines.index(baseline) + 1}" if len(baselines) > 1 else ""
+                path = figures / f"gain-{metric}{number}.png"
+                save_gains(path, gains, metric_title(metric), baseline)
+                caption = f"Gain in {metric_title(metric)} over {baseline}"
+                pictures.append(Picture(caption, path.with_suffix(".svg"), "Gains"))
+    return pictures
+
+
+def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
+    """ROC curves, histograms and calibration of one data set, of the models whose scores are kept."""
+    pools = {name: found for name in models if (found := _pools(folder / SCORES / f"{dataset}.{name}.npz")) is not None}
+    if not pools:
+        return []
+    figures = folder / FIGURES
+    drawn = {
+        f"roc.{dataset}": (save_roc, "ROC curves with 95 % bands"),
+        f"scores.{dataset}": (save_score_histograms, "Scores of positives and of the best non-positives"),
+        f"calibration.{dataset}": (save_calibration, "Share of relevant pairs among those that score so"),
+    }
+    pictures = []
+    for name, (draw, caption) in drawn.items():
+        draw(figures / f"{name}.png", pools, f"{caption.split(' with')[0]}, {dataset}" if draw is save_roc else "")
+        pictures.append(Picture(f"{caption}, {dataset}", figures / f"{name}.svg", dataset))
+    return pictures
+
+
+def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a page shows of `per_query/`, by data set.
+
+    Raises:
+        StorageError: a file is not what an evaluation writes.
+    """
+    found = {}
+    for path in sorted((folder / PER_QUERY).glob("*.json")):
+        try:
+            found[path.stem] = chosen_queries(json.loads(path.read_bytes()))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise StorageError("does not hold per-query values", str(path), "evaluate again") from error
+    return found
+
+
+def _pools(path: Path) -> StoredPools | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return StoredPools(arrays["positives"], arrays["negatives"])
+    except (ValueError, KeyError, OSError, EOFError) as error:
+        raise StorageError("does not hold scores", str(path), "evaluate again") from error
+
+
+def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:
+    gains: dict[str, dict[str, float]] = {}
+    for model, sets in models.items():
+        if model == baseline:
+            continue
+        gains[model] = {}
+        for dataset, values in sets.items():
+            ours, theirs = values.get(metric), models[baseline].get(dataset, {}).get(metric)
+            if ours is not None and theirs is not None:
+                gains[model][dataset] = ours - theirs
+    return gains
+
+
+def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The models that others were tested against; the first one where nothing was."""
+    named = dict.fromkeys(str(row["against"]) for row in significance)
+    return [name for name in named if name in models] or list(models)[:1]
+
+
+def _about(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{name}: {one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
+        for name, one in about.items()
+    ]

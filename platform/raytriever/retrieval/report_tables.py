@@ -1,0 +1,134 @@
+"""Results as tables of a page: models by data sets for each metric, all metrics in one, and what is significant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raytriever.metrics.comparison import FIRST_MARKS, LEVEL, SECOND_MARKS
+from raytriever.retrieval.report import Cell, Table
+from raytriever.retrieval.table import TITLES
+
+Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
+Rows = Sequence[Mapping[str, Any]]
+
+
+def metric_title(name: str) -> str:
+    """A metric as people write it: `nDCG@10`."""
+    return TITLES.get(name, name.replace("_at_", "@"))
+
+
+def metrics_of(models: Values) -> list[str]:
+    """The metrics that any model has, in the order they come."""
+    return list(dict.fromkeys(name for sets in models.values() for values in sets.values() for name in values))
+
+
+def datasets_of(models: Values) -> list[str]:
+    """The data sets that any model was measured on, in the order they come."""
+    return list(dict.fromkeys(name for sets in models.values() for name in sets))
+
+
+def result_tables(models: Values, significance: Rows = ()) -> list[Table]:
+    """A table a metric, of models by data sets with their mean; one of all metrics; one of all tests.
+
+    Of one data set the table of all metrics says it all. The best of a data set is bold where models compare.
+    """
+    tables = []
+    if len(datasets_of(models)) > 1:
+        tables = [_metric_table(models, metric, significance) for metric in metrics_of(models)]
+    tables.append(_whole_table(models, significance))
+    if significance:
+        tables.append(_tests(significance))
+    return tables
+
+
+def _metric_table(models: Values, metric: str, significance: Rows) -> Table:
+    datasets = datasets_of(models)
+    columns = [_column(models, dataset, metric, significance) for dataset in datasets]
+    means: dict[str, float | None] = {}
+    for model in models:
+        values = [column[model].value for column in columns]
+        whole = [value for value in values if value is not None]
+        means[model] = sum(whole) / len(whole) if len(whole) == len(values) else None
+    columns.append(_cells(means))
+    rows: list[list[str | Cell]] = [[model, *(column[model] for column in columns)] for model in models]
+    note = _meaning([row for row in significance if row["metric"] == metric])
+    return Table(metric_title(metric), ["model", *datasets, "mean"], rows, note, "Metric")
+
+
+def _whole_table(models: Values, significance: Rows) -> Table:
+    metrics = metrics_of(models)
+    rows: list[list[str | Cell]] = []
+    for dataset in datasets_of(models):
+        columns = [_column(models, dataset, metric, significance) for metric in metrics]
+        measured = [model for model in models if dataset in models[model]]
+        rows += [[dataset, model, *(column[model] for column in columns)] for model in measured]
+    titles = ["data set", "model", *map(metric_title, metrics)]
+    return Table("All metrics", titles, rows, _meaning(significance))
+
+
+def _column(models: Values, dataset: str, metric: str, significance: Rows) -> dict[str, Cell]:
+    """One metric on one data set, by model."""
+    cells = _cells({model: sets.get(dataset, {}).get(metric) for model, sets in models.items()})
+    for row in significance:
+        if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
+            cell = cells[row["model"]]
+            hint = "; ".join(filter(None, [cell.hint, _told(row)]))
+            cells[row["model"]] = replace(cell, mark=cell.mark + str(row["mark"] or ""), hint=hint)
+    return cells
+
+
+def _cells(values: Mapping[str, float | None]) -> dict[str, Cell]:
+    found = [value for value in values.values() if value is not None]
+    best = max(found) if len(found) > 1 else None
+    return {name: replace(_figure(value), best=value is not None and value == best) for name, value in values.items()}
+
+
+def _tests(significance: Rows) -> Table:
+    columns = ["data set", "metric", "model", "against", "difference", "p", "p after Holm", "effect", "mark"]
+    rows: list[list[str | Cell]] = [
+        [
+            str(row["dataset"]),
+            metric_title(str(row["metric"])),
+            str(row["model"]),
+            str(row["against"]),
+            _figure(row["difference"], signed=True),
+            *(_probability(row[name]) for name in ("p", "p_holm")),
+            _figure(row["effect"], signed=True),
+            str(row["mark"] or ""),
+        ]
+        for row in significance
+    ]
+    note = "Effect: the mean of the differences in standard deviations of the differences."
+    return Table("Significance", columns, rows, note)
+
+
+def _figure(value: float | None, *, signed: bool = False) -> Cell:
+    if value is None:
+        return Cell("–")
+    return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
+
+
+def _probability(value: float | None) -> Cell:
+    if value is None:
+        return Cell("–")
+    return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    difference, p = _figure(row["difference"], signed=True).text, _probability(row["p_holm"]).text
+    return f"{difference} against {row['against']}, p after Holm {p}"
+
+
+def _meaning(rows: Rows) -> str:
+    """What the marks stand for, and against which model."""
+    pairs = {}
+    for row in rows:
+        for marks in (FIRST_MARKS, SECOND_MARKS):
+            if row["mark"] in marks:
+                pairs[str(row["against"])] = marks
+    if not pairs:
+        return ""
+    meant = "; ".join(f"{above} significantly above {name}, {below} below" for name, (above, below) in pairs.items())
+    return f"{meant}. Two-sided paired t-test over queries, p < {LEVEL} after Holm's correction over the data sets."

@@ -1,0 +1,70 @@
+"""An evaluation's directory as evaluation writes it, of made-up models, with texts that no page may take for markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOSTILE = "what is <script>window.hacked = 1</script> & <img src=x onerror='window.hacked = 2'> \"quoted\"?"
+ENDS = "</script><script>window.hacked = 3</script><!-- {{title}} 模型"
+METRICS = ("ndcg_at_10", "mrr_at_10")
+
+
+def write_evaluation(
+    folder: Path,
+    models: Sequence[str] = ("bm25", "mini", "mini<b>tuned</b>"),
+    datasets: Sequence[str] = ("letters", "numbers"),
+    queries: int = 40,
+) -> Path:
+    """Write a whole evaluation; the values of a model grow with its place."""
+    rng = np.random.default_rng(3)
+    results: dict[str, Any] = {"format": 1, "models": {}, "significance": [], "about": {}}
+    for sub in ("per_query", "scores"):
+        (folder / sub).mkdir(parents=True, exist_ok=True)
+    for dataset in datasets:
+        results["about"][dataset] = {"queries": queries, "documents": 4000, "split": "test"}
+        per_query: dict[str, Any] = {
+            "queries": [f"q{i}" for i in range(queries)],
+            "texts": [HOSTILE if i == 0 else f"what is number {i} of {dataset}?" for i in range(queries)],
+            "models": {},
+            "relevant": [[[f"d{i}", f"Title {i}", f"Text of {i}. " * 12, 1]] for i in range(queries)],
+        }
+        for place, model in enumerate(models):
+            values = {metric: np.clip(rng.random(queries) * 0.7 + 0.15 * place, 0, 1) for metric in METRICS}
+            values["ndcg_at_10"][0] = 0.0
+            means = {metric: float(of_metric.mean()) for metric, of_metric in values.items()}
+            results["models"].setdefault(model, {})[dataset] = means | {"auc": 0.8 + 0.05 * place}
+            top = [
+                [
+                    [
+                        f"d{i + rank}",
+                        "" if rank else ENDS,
+                        f"Text of {i + rank}. " * 12,
+                        9.5 - rank,
+                        1 if rank == place else None,
+                    ]
+                    for rank in range(5)
+                ]
+                for i in range(queries)
+            ]
+            per_query["models"][model] = {"metrics": {name: v.tolist() for name, v in values.items()}, "top": top}
+            scores = {
+                "positives": rng.normal(0.6 + 0.05 * place, 0.1, queries),
+                "negatives": rng.normal(0.4, 0.1, 2000),
+            }
+            np.savez(
+                folder / "scores" / f"{dataset}.{model.replace('/', '_')}.npz",
+                **{k: v.astype(np.float32) for k, v in scores.items()},
+            )
+            if place:
+                for metric in METRICS:
+                    row = {"dataset": dataset, "metric": metric, "model": model, "against": models[0]}
+                    row |= {"difference": 0.15 * place, "p": 0.001, "p_holm": 0.002, "effect": 0.5, "mark": "+"}
+                    results["significance"].append(row)
+        (folder / "per_query" / f"{dataset}.json").write_text(json.dumps(per_query))
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder

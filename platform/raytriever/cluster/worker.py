@@ -37,6 +37,8 @@ def train_worker(job: Mapping[str, Any]) -> None:
             group.
     """
     mailbox, config, device = job["mailbox"], job["config"], get_device()
+    # transformers may load DeepSpeed long before anything here does, and it would look for a GPU and say so.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
     if not _may_begin(mailbox, device):
         return
     sender = Sender(mailbox)

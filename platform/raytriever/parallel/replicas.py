@@ -38,7 +38,8 @@ class Replicas:
         if workers.size > 1 and any(parameter.requires_grad for parameter in objective.parameters()):
             devices = [device.index] if device.type == "cuda" else None
             # Buffers are constants here; sending them at every step would only cost time.
-            settings: dict[str, Any] = {_SEND_BUFFERS: False}
+            # Gradients are views of what is sent, which saves a copy of the model's size there and back.
+            settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(objective, device_ids=devices, **settings)
 
     def step(self, batch: Batch, learning_rate: float, number: int) -> Update:

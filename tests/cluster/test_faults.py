@@ -1,0 +1,184 @@
+"""What may die under a real Ray, and what the same command makes of it: drivers, workers, nodes, and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+
+STEPS = 200
+SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-steps", str(STEPS)]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Every step's loss, none of them told twice."""
+    entries = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    told = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
+    assert len(told) == len(dict(told)), "a step was told twice"
+    return dict(told)
+
+
+def of_session(session: int, part: str = "") -> list[int]:
+    """Processes of a session whose command line holds `part`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                found += [int(entry.name)] if line and part in line else []
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str]) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert process.poll() is None, process.communicate()[1] if process.stderr else "it ended"
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ended with the test, with all of their sessions."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        for pid in of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder in whose depths a socket still has a name that is short enough."""
+    with TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
+    command_line: Callable, started: list, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = command_line()
+    assert cli.train(*SETTINGS, "--output", "peace").returncode == 0
+
+    monkeypatch.setenv("TMPDIR", str(short_folder))  # where what Ray Train keeps of the run lies
+    started.append(cli.start("train", *cli.settings, *SETTINGS, "--output", "torn"))
+    run = cli.folder / "torn"
+    wait_for((run / "checkpoints" / "step-60").exists, 200, started[0])
+    os.kill(started[0].pid, signal.SIGKILL)
+    started[0].communicate(timeout=60)
+    end = time.monotonic() + 60
+    while of_session(started[0].pid, "RayTrainWorker"):
+        assert time.monotonic() < end, "workers outlive their driver"
+        time.sleep(0.1)
+
+    kept = [file for place in short_folder.glob("raytriever-*") for file in place.rglob("*") if file.is_file()]
+    for number, file in enumerate(kept):
+        file.write_bytes(b"" if number % 2 else file.read_bytes()[: file.stat().st_size // 2] + b"\0{")
+    steps = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    cut = run / "checkpoints" / f"step-{steps[-1]}"
+    [weights] = cut.glob("weights-*")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+    again = cli.train(*SETTINGS, "--output", "torn")
+    assert again.returncode == 0, again.stderr
+    named = [line for line in again.stderr.splitlines() if str(cut) in line]
+    assert len(named) == 1, again.stderr
+    assert "an older checkpoint is used" in named[0]
+    assert f"continuing after step {steps[-2]}" in again.stderr
+    assert losses(run) == losses(cli.folder / "peace")
+    assert set(losses(run)) == set(range(1, STEPS + 1))
+    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("torn", "peace")]
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_workers_that_die_before_any_step_end_the_run_in_one_line(command_line: Callable, started: list) -> None:
+    cli = command_line()
+    started.append(cli.start("train", *cli.settings, *SETTINGS, "--output", "run"))
+    dead: set[int] = set()
+    end = time.monotonic() + 200
+    while started[0].poll() is None:
+        assert time.monotonic() < end, "it goes on for ever"
+        for pid in set(of_session(started[0].pid, "RayTrainWorker")) - dead:
+            os.kill(pid, signal.SIGKILL)
+            dead.add(pid)
+        time.sleep(0.01)
+    _, err = started[0].communicate()
+    assert started[0].returncode == 2, err
+    assert "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: after step 0: worker 0 died, and so it was again and again")
+    assert 3 <= len(dead) <= 8
+
+
+ELASTIC = """
+import sys
+import raytriever.cluster.train
+raytriever.cluster.train.RESIZE_SECONDS = 2.0
+from raytriever.cli.main import run
+sys.exit(run("train", sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, started: list) -> None:
+    cli = command_line()
+    words = [*cli.settings, *SETTINGS, "--max-steps", "3000", "--checkpoint-steps", "10"]
+    peace = cli.start("train", *words, "--output", "peace")
+    started.append(peace)
+    wait_for((cli.folder / "peace" / "checkpoints" / "step-60").exists, 200, peace)
+    os.kill(peace.pid, signal.SIGINT)
+    assert peace.wait(60) == 130
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        with (cli.folder / "err").open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-c", ELASTIC, *words, "--num-workers", "1:2", "--output", "run"],
+                cwd=cli.folder,
+                env=cli.environment | {"RAY_ADDRESS": cluster.address},
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        started.append(process)
+        said = (cli.folder / "err").read_text
+        wait_for(lambda: "2 workers of 1:2" in said(), 200, process)
+        checkpoints = cli.folder / "run" / "checkpoints"
+        wait_for(lambda: list(checkpoints.glob("step-*")), 200, process)
+        cluster.remove_node(node, allow_graceful=False)
+        wait_for(lambda: "1 worker of 1:2" in said(), 200, process)
+        cluster.add_node(num_cpus=1)
+        wait_for(lambda: said().count("2 workers of 1:2") == 2, 200, process)
+        told = said().count("continuing after step")
+        assert told == 2
+        reached = max(losses(cli.folder / "run"))
+        wait_for(lambda: max(losses(cli.folder / "run")) > reached + 20, 200, process)
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        cluster.shutdown()
+    # Whatever the number of workers was, a step is the step of one worker.
+    one, other = losses(cli.folder / "peace"), losses(cli.folder / "run")
+    assert len(other) == max(other)
+    compared = sorted(one.keys() & other.keys())
+    assert len(compared) >= 50
+    assert [other[step] for step in compared] == pytest.approx([one[step] for step in compared], rel=1e-4)

@@ -14,6 +14,7 @@ from numpy import ndarray
 from raytriever.index.arithmetic import factors, query_bounds, quick_precision
 from raytriever.index.forked import refuse_forked
 from raytriever.index.ranking import NONE, Order
+from raytriever.index.score import read_only
 from raytriever.index.sift import Asked, Part, Sieves, hope, settle, sift
 
 QUERY_TILE, DOCUMENT_TILE = 512, 4_096
@@ -54,7 +55,7 @@ class Scan:
     def take(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
         """Search a part, given as positions in the corpus and embeddings."""
         part = Part(
-            _read_only(vectors),
+            read_only(vectors),
             np.empty(len(vectors)),
             np.empty(len(vectors)),
             positions,
@@ -72,7 +73,7 @@ class Scan:
         """Take a part into the rankings of some queries."""
         bounds, sought = self._bounds, self._factors
         asked = Asked(
-            _read_only(self._queries[of]), bounds.a[of], bounds.b[of], bounds.c[of], bounds.rounding, self._excluded[of]
+            read_only(self._queries[of]), bounds.a[of], bounds.b[of], bounds.c[of], bounds.rounding, self._excluded[of]
         )
         sieves = Sieves(
             thresholds=self._thresholds[of],
@@ -129,10 +130,3 @@ class Scan:
             tile = room[: len(block) * right.shape[1]].view(len(block), -1)
             torch.mm(block, right, out=tile)
             yield first, tile.view(signed).numpy().view(bits), np.uint32(shift)
-
-
-def _read_only(vectors: ndarray) -> ndarray:
-    """A view that may not be written, as memory-mapped embeddings may not: compiled code tells the two apart."""
-    view = np.ascontiguousarray(vectors, np.float32).view()
-    view.flags.writeable = False
-    return view

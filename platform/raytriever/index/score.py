@@ -22,11 +22,25 @@ def pair_scores(
     of: Int64[ndarray, " pairs"],
     to: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Scores of given pairs, bit for bit those that a search gives them."""
+    """Scores of given pairs, bit for bit those that a search gives them.
+
+    Raises:
+        IndexError: a position is not among the queries or the documents.
+    """
+    for rows, held in ((of, queries), (to, documents)):
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(held)):
+            raise IndexError(f"positions must be in [0, {len(held)})")
     numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
     scores = np.empty(len(of), np.float32)
-    _score_pairs(queries, documents, of, to, scores)
+    _score_pairs(read_only(queries), read_only(documents), of, to, scores)
     return scores
+
+
+def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
+    """A view that may not be written, as memory-mapped embeddings may not: compiled code tells the two apart."""
+    view = np.ascontiguousarray(vectors, np.float32).view()
+    view.flags.writeable = False
+    return view
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")

@@ -148,23 +148,36 @@ def _hope(line, shift, query, rank, norms, residuals, asked, sieves):  # type: i
 def _sift_line(line, shift, query, base, norms, residuals, asked, part, sieves):  # type: ignore[no-untyped-def]
     if sieves.failed[query]:
         return
-    whole = len(line) // CHUNK
+    # Locals, and calls only where a sieve is full: what is passed costs more than what is done here.
+    rows, scores, count = sieves.rows[query], sieves.scores[query], sieves.counts[query]
+    excluded, positions, threshold = asked.excluded[query], part.positions, sieves.thresholds[query]
+    a, b, c, rounding = asked.a[query], asked.b[query], asked.c[query], asked.rounding
     for chunk in range(len(norms)):
-        start = chunk * CHUNK
-        lowest = _lowest(asked, sieves.thresholds[query], query, norms[chunk], residuals[chunk])
-        if chunk == whole:
-            _take(line, start, len(line), shift, lowest, query, base, asked, part, sieves)
-        elif _reached(line, start, CHUNK, shift, lowest):
-            for piece in range(start, start + CHUNK, PIECE):
-                if _reached(line, piece, PIECE, shift, lowest):
-                    _take(line, piece, piece + PIECE, shift, lowest, query, base, asked, part, sieves)
+        lowest = _lowest(threshold, a * norms[chunk] + b * residuals[chunk] + c, rounding)
+        start, end = chunk * CHUNK, min(chunk * CHUNK + CHUNK, len(line))
+        if end - start == CHUNK and _reached(line, start, CHUNK, shift, lowest) == 0:
+            continue
+        for piece in range(start, end, PIECE):
+            last = min(piece + PIECE, end)
+            if last - piece == PIECE and _reached(line, piece, PIECE, shift, lowest) == 0:
+                continue
+            if count + PIECE > len(rows):
+                sieves.counts[query] = count
+                _make_room(query, asked, part, sieves)
+                count, threshold = sieves.counts[query], sieves.thresholds[query]
+            for place in range(piece, last):
+                # Written whether it is taken or not: a branch would be guessed wrong too often.
+                quick = np.uint32(np.uint32(line[place]) << shift).view(np.float32)
+                rows[count], scores[count] = base + place, quick
+                count += 0 if (quick < lowest) | (positions[base + place] == excluded) else 1
+    sieves.counts[query] = count
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _lowest(asked, threshold, query, norm, residual):  # type: ignore[no-untyped-def]
+def _lowest(threshold, error, rounding):  # type: ignore[no-untyped-def]
     """The least quick score with which a document may reach the threshold."""
-    lowest = threshold - (asked.a[query] * norm + asked.b[query] * residual + asked.c[query])
-    lowest = lowest / (1 + asked.rounding) if lowest > 0 else lowest / (1 - asked.rounding)
+    lowest = threshold - error
+    lowest = lowest / (1 + rounding) if lowest > 0 else lowest / (1 - rounding)
     return np.float32(lowest - abs(lowest) * 1e-6 - 1e-44)
 
 
@@ -179,23 +192,12 @@ def _reached(line, start, length, shift, lowest):  # type: ignore[no-untyped-def
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _take(line, start, end, shift, lowest, query, base, asked, part, sieves):  # type: ignore[no-untyped-def]
-    """Put what reaches it into the sieve."""
-    room = sieves.rows.shape[1]
-    for place in range(start, end):
-        quick = np.uint32(np.uint32(line[place]) << shift).view(np.float32)
-        row = base + place
-        if quick < lowest or part.positions[row] == asked.excluded[query]:
-            continue
-        if sieves.counts[query] == room:
-            _tighten(query, asked, part, sieves)
-            if 4 * sieves.counts[query] > 3 * room:
-                _score(query, 0, len(part.vectors), asked, part, sieves)
-                _merge(query, part, sieves)
-        count = sieves.counts[query]
-        sieves.rows[query, count] = row
-        sieves.scores[query, count] = quick
-        sieves.counts[query] = count + 1
+def _make_room(query, asked, part, sieves):  # type: ignore[no-untyped-def]
+    """Tighten a full sieve; settle it where that does not help."""
+    _tighten(query, asked, part, sieves)
+    if 4 * sieves.counts[query] > 3 * sieves.rows.shape[1]:
+        _score(query, 0, len(part.vectors), asked, part, sieves)
+        _merge(query, part, sieves)
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -159,6 +159,16 @@ def test_a_hope_that_fails_is_searched_again(precision: str, monkeypatch: pytest
     np.testing.assert_array_equal(found[1], everything(queries, documents, 2_000, ties, None)[1])
 
 
+def test_more_documents_that_score_alike_than_are_ever_held(precision: str) -> None:
+    rng = np.random.default_rng(1)
+    documents = np.repeat(rng.standard_normal((3, 12)).astype(np.float32), 1_000, axis=0)
+    queries, ties = rng.standard_normal((4, 12)).astype(np.float32), rng.permutation(3_000)
+    exclude = np.array([5, 1_005, 2_005, -1])
+    found = top_k(queries, documents, 5, ties, exclude)
+    for one, other in zip(found, everything(queries, documents, 5, ties, exclude), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_scores_are_dot_products_rounded_once() -> None:
     rng = np.random.default_rng(5)
     for width in (1, 7, 8, 63, 384, 1_024):

@@ -18,10 +18,12 @@ from raytriever.index.protocol import ExactIndex, Index
 def embeddings(rng: np.random.Generator, count: int, kind: str) -> ndarray:
     if kind == "ties":
         return rng.integers(-1, 2, (count, 8)).astype(np.float32)
+    if kind == "copies":  # more of them tie than FAISS is asked for
+        return rng.standard_normal((3, 8)).astype(np.float32)[rng.integers(0, 3, count)]
     return rng.standard_normal((count, 8)).astype(np.float32) * (1e30 if kind == "huge" else 1)
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "huge"])
+@pytest.mark.parametrize("kind", ["plain", "ties", "copies", "huge"])
 @pytest.mark.parametrize("k", [1, 10_000])
 def test_indexes_have_the_bytes_of_the_exact_search(kind: str, k: int) -> None:
     rng = np.random.default_rng(k)

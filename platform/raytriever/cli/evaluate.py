@@ -1,4 +1,4 @@
-"""`evaluate`: one model on one or several data sets."""
+"""`evaluate`: models side by side on data sets."""
 
 from __future__ import annotations
 
@@ -9,42 +9,85 @@ from raytriever.cli.arguments import Parser, add_settings, given, warn
 from raytriever.data.config import DataConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.retrieval.evaluation_config import EvaluationConfig
 from raytriever.training.config import TrainingConfig
 
 
 def main(words: list[str]) -> None:
     """Parse, evaluate, print."""
     arguments = _parser().parse(words)
-    config = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
     data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
     training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    for settings in (config, data, training):
+    config = dataclasses.replace(EvaluationConfig(), **given(arguments, EvaluationConfig))
+    for settings in (model, data, training, config):
         check_options(settings)
 
-    from raytriever.retrieval.evaluation_job import run_evaluation
-    from raytriever.retrieval.table import metrics_table
+    from raytriever.retrieval.evaluate import Protocol
+    from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models
+    from raytriever.retrieval.evaluation_calibration import read_aims
+    from raytriever.retrieval.evaluation_job import EvaluationJob, run_evaluation
+    from raytriever.retrieval.evaluation_results import RESULTS
+    from raytriever.retrieval.evaluation_sets import sets_of
+    from raytriever.retrieval.evaluation_text import evaluation_text
+    from raytriever.retrieval.metric_words import read_metrics
+    from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
 
+    models = evaluated_models(arguments.models, model)
     output = Path(arguments.output)
-    results = run_evaluation(
-        config, arguments.datasets, arguments.split, output, training.precision, data.max_bad_rows, warn
+    job = EvaluationJob(
+        models=models,
+        sets=sets_of(arguments.datasets, config.split),
+        baselines=baselines_of(arguments.baseline, models),
+        protocol=Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id),
+        aims=read_aims(arguments.calibrate),
+        calibration_split=config.calibration_split,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
     )
-    for dataset, metrics in results.rows.items():
-        print(f"\n{arguments.split} split of {dataset}")
-        print(metrics_table(metrics))
-    for line in results.quarantined:
-        print(line)
-    print(f"\n{output / 'results.json'}")
+    results = run_evaluation(
+        job, output, arguments.fresh, lambda: MlflowTracker(tracking_uri(), output.resolve().name), warn
+    )
+    print(evaluation_text(results))
+    print(f"\n{output / RESULTS}")
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="evaluate", description="Measure a model on data sets, beside BM25.")
+    parser = Parser(prog="evaluate", description="Measure models side by side on data sets.")
     parser.add_argument(
-        "--datasets", nargs="+", metavar="PATH", required=True, help="`pydocs`, or folders in BEIR layout"
+        "--model",
+        nargs="+",
+        dest="models",
+        metavar="MODEL",
+        default=[ModelConfig().model],
+        help="`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL calls one NAME (default: minilm)",
     )
-    parser.add_argument("--split", default="test", metavar="NAME", help="the judged split (default: test)")
+    parser.add_argument(
+        "--datasets",
+        nargs="+",
+        metavar="PATH",
+        required=True,
+        help="as --dataset of the other jobs; a folder of data sets is one, the mean over them",
+    )
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="the models that the others are compared with, one or two (default: the first)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        nargs="+",
+        default=[],
+        metavar="AIM",
+        help="thresholds for a wanted precision=0.9 or recall=0.8, chosen on --calibration-split, checked on --split",
+    )
     parser.add_argument("--output", default="results", metavar="DIR", help="where results go (default: results)")
+    parser.add_argument("--fresh", action="store_true", help="replace another evaluation that stands there")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
-    add_settings(parser, ModelConfig, "model", only=READING)
+    add_settings(parser, EvaluationConfig, "measuring")
+    add_settings(parser, ModelConfig, "models, all of them", only=[name for name in READING if name != "model"])
     add_settings(parser, DataConfig, "data", only=["max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

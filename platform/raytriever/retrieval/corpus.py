@@ -36,13 +36,16 @@ CACHE_BYTES = 4 * 2**30
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
-def embed_corpus(config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> EmbeddingStore:
+def embed_corpus(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, run: Runner = in_this_process
+) -> EmbeddingStore:
     """All passages of a data set in the cache, encoded now or found there.
 
     Args:
         config: names the directory the weights came from.
         retriever: loaded from there.
         dataset: whose documents are encoded, in their order.
+        run: who encodes; `cluster.encode` knows of actors.
 
     Raises:
         ModelError: an embedding is not finite.
@@ -50,7 +53,7 @@ def embed_corpus(config: ModelConfig, retriever: Retriever, dataset: RetrievalDa
     folder = cache_folder() / "embeddings"
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     place = folder / plan.key[:32]
-    store = embed(EmbeddingWork(place, plan), config, retriever, dataset)
+    store = embed(EmbeddingWork(place, plan), config, retriever, dataset, run)
     os.utime(place)
     _prune(folder, keep=place)
     return store

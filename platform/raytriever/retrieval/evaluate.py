@@ -1,8 +1,8 @@
 """What a retriever is worth on one split: ranking metrics, and the AUC of its pooled scores.
 
 1. Every query of the split that has a relevant document is searched in the whole corpus; a document that bears the
-   query's own id is left out, as BEIR does.
-2. nDCG@10, MRR@10 and Recall@100 are means over those queries; one without results counts 0.
+   query's own id is left out, of its judgements too, as BEIR does for its results.
+2. Ranking metrics are means over those queries (`metrics.registry`); one without results counts 0.
 3. AUC compares the scores of all positives with each query's 500 highest-scoring non-positives, all queries in one
    pool (Optimizing What Matters, section 5.1), so it also tells whether scores of different queries compare.
    Judged non-relevant documents are non-positives too.
@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +18,18 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import DataError
 from raytriever.index.exact import tie_order, top_k
+from raytriever.index.score import pair_scores
 from raytriever.metrics.auc import auc
-from raytriever.metrics.registry import measure_ranking
+from raytriever.metrics.auc_per_query import auc_per_query
+from raytriever.metrics.registry import DEFAULT_METRICS, measure_ranking, ranking_metric
 from raytriever.metrics.relevance import Relevance
+from raytriever.retrieval.answer_accuracy import ACCURACY, accuracy_per_query, cutoff_of
 
 AUC_NEGATIVES = 500
 RUN_DEPTH = 100
+AUC, QUERY_AUC = "auc", "query_auc"
 
 # Queries by position, how many results: scores and documents, best first, -1 where there are fewer.
 Search = Callable[[ndarray, int], tuple[ndarray, ndarray]]
@@ -33,24 +38,54 @@ Score = Callable[[ndarray, ndarray], ndarray]
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """What is measured, and what counts.
+
+    Args:
+        metrics: names as in `metrics.registry`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        depth: how many results a query keeps, for run files; metrics with a larger cutoff get more.
+        level: the grade from which on a document is relevant, at least 1; nDCG takes grades as they are.
+        drop_own: whether a document that bears the query's own id is left out.
+    """
+
+    metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
+    depth: int = RUN_DEPTH
+    level: int = 1
+    drop_own: bool = True
+
+    @property
+    def ranking_metrics(self) -> tuple[str, ...]:
+        """Those that a ranking and judgements decide."""
+        return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and ACCURACY not in name)
+
+    @property
+    def kept(self) -> int:
+        """How deep a ranking must be for all metrics with a cutoff, and for the run file."""
+        return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """One system on one split; queries are positions in the data set, in the order of `per_query` and `ranking`."""
+    """One system on one split; queries are positions in the data set, in the order of `per_query` and `ranking`.
+
+    `positive_queries` and `negative_queries` say to which of them, from 0, a pooled score belongs; `metrics` are the
+    means over the queries and the pooled AUC.
+    """
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]
     scores: Float32[ndarray, "queries depth"]
     positive_scores: Float32[ndarray, " positives"]
     negative_scores: Float32[ndarray, " negatives"]
+    positive_queries: Int64[ndarray, " positives"]
+    negative_queries: Int64[ndarray, " negatives"]
     per_query: dict[str, Float64[ndarray, " queries"]]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Means over the queries, and the pooled AUC."""
-        means = {name: float(values.mean()) for name, values in self.per_query.items()}
-        return means | {"auc": auc(self.positive_scores, self.negative_scores)}
+    metrics: dict[str, float]
 
 
-def evaluate(dataset: RetrievalDataset, split: str, search: Search, score: Score) -> Evaluation:
+def evaluate(
+    dataset: RetrievalDataset, split: str, search: Search, score: Score, protocol: Protocol | None = None
+) -> Evaluation:
     """Search every judged query of a split and measure the result.
 
     Args:
@@ -58,28 +93,68 @@ def evaluate(dataset: RetrievalDataset, split: str, search: Search, score: Score
         split: its name.
         search: finds the best documents of queries.
         score: scores given pairs.
-    """
-    positives = dataset.positives(split)
-    counts = np.diff(positives.offsets)
-    depth = min(len(dataset.documents), max(RUN_DEPTH, AUC_NEGATIVES + int(counts.max())) + 1)
-    scores, ranking = search(positives.queries, depth)
-    own = _own_documents(dataset, positives.queries)
-    scores, ranking = _without(scores, ranking, own)
+        protocol: what is measured.
 
-    owner = np.repeat(np.arange(len(positives)), counts)
-    kept = positives.documents != own[owner]
-    relevance = Relevance(owner[kept], positives.documents[kept], _grades(dataset, split)[kept], len(positives))
-    is_positive = relevance.gains(ranking) > 0
-    negative = ~is_positive & (ranking >= 0)
+    Raises:
+        DataError: no query of the split has a relevant document, or answers are asked for and there are none.
+    """
+    protocol = protocol or Protocol()
+    queries, relevance = judged_queries(dataset, split, protocol)
+    positive = relevance.scores >= protocol.level
+    owner, documents = relevance.queries[positive], relevance.documents[positive]
+    most = int(np.bincount(owner).max())
+    depth = min(len(dataset.documents), max(protocol.kept, AUC_NEGATIVES + most) + 1)
+    scores, ranking = search(queries, depth)
+    if protocol.drop_own:
+        scores, ranking = _without(scores, ranking, own_documents(dataset, queries))
+
+    positives = Relevance(owner, documents, np.ones(len(owner), np.int64), len(queries))
+    negative = (positives.gains(ranking) == 0) & (ranking >= 0)
     negative &= np.cumsum(negative, axis=1) <= AUC_NEGATIVES
-    return Evaluation(
-        queries=positives.queries,
-        ranking=ranking[:, :RUN_DEPTH],
-        scores=scores[:, :RUN_DEPTH].astype(np.float32),
-        positive_scores=score(positives.queries[owner[kept]], positives.documents[kept]),
-        negative_scores=scores[negative],
-        per_query=measure_ranking(ranking, relevance),
+    pools = (
+        score(queries[owner], documents),
+        scores[negative].astype(np.float32),
+        owner,
+        np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
     )
+    per_query = measure_ranking(ranking, relevance, protocol.ranking_metrics, protocol.level)
+    if QUERY_AUC in protocol.metrics:
+        per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
+    cutoffs = [cutoff for name in protocol.metrics if (cutoff := cutoff_of(name))]
+    per_query |= accuracy_per_query(dataset, split, queries, ranking, cutoffs)
+    # A query all of whose documents are relevant has no AUC of its own.
+    means = {name: float(np.nanmean(values)) for name, values in per_query.items()}
+    if AUC in protocol.metrics:
+        means[AUC] = auc(pools[0], pools[1])
+    return Evaluation(
+        queries,
+        ranking[:, : protocol.kept],
+        scores[:, : protocol.kept].astype(np.float32),
+        *pools,
+        {name: per_query[name] for name in protocol.metrics if name in per_query},
+        {name: means[name] for name in protocol.metrics},
+    )
+
+
+def judged_queries(
+    dataset: RetrievalDataset, split: str, protocol: Protocol
+) -> tuple[Int64[ndarray, " queries"], Relevance]:
+    """The queries of a split that have a relevant document, as positions, and all that is judged for them.
+
+    Raises:
+        DataError: there is none.
+    """
+    rows = dataset.judgements[split]
+    if protocol.drop_own:
+        asked, place = np.unique(rows.queries, return_inverse=True)
+        rows = rows.where(rows.documents != own_documents(dataset, asked)[place])
+    queries = np.unique(rows.queries[rows.scores >= protocol.level])
+    if not len(queries):
+        what = "a relevant document" if protocol.level == 1 else f"a document of grade {protocol.level} or more"
+        where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
+        raise DataError(f"no query has {what}", where, remedy if protocol.level == 1 else "lower --relevance-level")
+    rows = rows.where(np.isin(rows.queries, queries))
+    return queries, Relevance(np.searchsorted(queries, rows.queries), rows.documents, rows.scores, len(queries))
 
 
 def evaluate_embeddings(
@@ -87,6 +162,7 @@ def evaluate_embeddings(
     split: str,
     queries: Float32[ndarray, "split_queries width"],
     documents: Float32[ndarray, "documents width"],
+    protocol: Protocol | None = None,
 ) -> Evaluation:
     """`evaluate` for a dense retriever: the queries of `dataset.positives(split)`, in that order, and all documents."""
     ties = tie_order(dataset.documents.ids)
@@ -97,22 +173,23 @@ def evaluate_embeddings(
         return top_k(queries[row[wanted]], documents, depth, ties)
 
     def score(of: ndarray, to: ndarray) -> ndarray:
-        return np.einsum("pw,pw->p", queries[row[of]], documents[to])
+        return pair_scores(queries, documents, row[of], to)
 
-    return evaluate(dataset, split, search, score)
-
-
-def _grades(dataset: RetrievalDataset, split: str) -> ndarray:
-    scores = dataset.judgements[split].scores
-    return scores[scores > 0]
+    return evaluate(dataset, split, search, score, protocol)
 
 
-def _own_documents(dataset: RetrievalDataset, queries: ndarray) -> ndarray:
+def own_documents(dataset: RetrievalDataset, queries: Iterable[int]) -> Int64[ndarray, " queries"]:
     """For each query the document with the same id, or -2, which stands for none and is never ranked."""
-    names = [dataset.queries.ids[query] for query in queries]
+    names = [dataset.queries.ids[int(query)] for query in queries]
     wanted = set(names)
     place = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
     return np.array([place.get(name, -2) for name in names], dtype=np.int64)
+
+
+def _cutoff(name: str) -> int | None:
+    if name in (AUC, QUERY_AUC):
+        return None
+    return cutoff_of(name) or ranking_metric(name)[1]
 
 
 def _without(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:

@@ -1,77 +1,233 @@
-"""Measure one model on several data sets, each beside BM25, and write `results.json`, TREC runs and figures."""
+"""Measure models side by side on several data sets, and write an evaluation directory, whole or not at all."""
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy import ndarray
 
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.open import open_dataset
 from raytriever.data.processes import in_processes
-from raytriever.errors import ConfigError
-from raytriever.models.config import ModelConfig
+from raytriever.metrics.threshold import Aim
 from raytriever.models.precision import choose_precision
+from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
-from raytriever.retrieval.evaluate import Evaluation
-from raytriever.retrieval.figures import save_roc, save_score_histograms
+from raytriever.retrieval.evaluate import Evaluation, Protocol, judged_queries
+from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
+from raytriever.retrieval.evaluation_calibration import calibration_rows
+from raytriever.retrieval.evaluation_files import write_set, write_whole
+from raytriever.retrieval.evaluation_results import Results, check_output
+from raytriever.retrieval.evaluation_sets import EvaluationSet
+from raytriever.retrieval.evaluation_significance import significance_rows
 from raytriever.retrieval.loading import load_for_encoding
-from raytriever.retrieval.run_file import write_run
-from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
-from raytriever.storage import check_writable, write_atomically
+from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
+from raytriever.retrieval.systems import DenseSystem, Workers, evaluate_bm25
+from raytriever.storage import check_writable, committed_directory
+from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
+
+Say = Callable[[str], None]
 
 
-@dataclass
-class Results:
-    """Metrics by data set and system, and a line for every data set that had bad rows."""
+@dataclass(frozen=True)
+class EvaluationJob:
+    """What is to be measured, all of it checked by those who made it.
 
-    rows: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    quarantined: list[str] = field(default_factory=list)
+    Args:
+        models: at least one.
+        sets: the data sets.
+        baselines: names of the models that the others are compared with.
+        protocol: what is measured.
+        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
+        calibration_split: another split of the data sets.
+        precision: arithmetic of encoding, `fp32` or `bf16`; None for what suits the device.
+        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
+        missing: lines on data sets of a suite that are not there.
+    """
+
+    models: Sequence[EvaluatedModel]
+    sets: Sequence[EvaluationSet]
+    baselines: Sequence[str]
+    protocol: Protocol = field(default_factory=Protocol)
+    aims: Sequence[tuple[Aim, float]] = ()
+    calibration_split: str = "dev"
+    precision: str | None = None
+    max_bad_rows: float = 0.01
+    missing: Sequence[str] = field(default_factory=tuple)
+
+    def asked(self, precision: str) -> dict[str, Any]:
+        """What decides the results, as `results.json` keeps it."""
+        return {
+            "models": {model.name: asdict(model.config) if model.config else BM25 for model in self.models},
+            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.sets},
+            "baselines": list(self.baselines),
+            **asdict(self.protocol),
+            "metrics": list(self.protocol.metrics),
+            "calibrate": [f"{aim}={wanted:g}" for aim, wanted in self.aims],
+            "calibration_split": self.calibration_split if self.aims else None,
+            "precision": precision,
+        }
+
+    def splits(self, one: EvaluationSet) -> list[str]:
+        """The splits of a data set that are opened."""
+        return list(dict.fromkeys([one.split, *([self.calibration_split] if self.aims else [])]))
 
 
 def run_evaluation(
-    config: ModelConfig,
-    datasets: Sequence[str],
-    split: str,
+    job: EvaluationJob,
     output: Path,
-    precision: str | None,
-    max_bad_rows: float,
-    say: Callable[[str], None],
+    fresh: bool,
+    tracker: Callable[[], Tracker],
+    say: Say,
+    workers: Workers | None = None,
+    report: Callable[[Path], None] | None = None,
 ) -> Results:
-    """Evaluate; everything is opened and checked before the first text is encoded."""
-    check_writable(output)
+    """Evaluate; everything is opened and checked before the first text is encoded.
+
+    Args:
+        job: what is measured.
+        output: the directory of the evaluation; results of the same command are replaced.
+        fresh: whether those of another one are, too.
+        tracker: opens the run that keeps the results.
+        say: hears what is being done.
+        workers: who encodes and searches.
+        report: makes figures and a page of the directory, before it is committed.
+
+    Raises:
+        UserError: something a user can mend; see `errors`.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    opened = [open_dataset(name, [split], max_bad_rows=max_bad_rows, run=in_processes) for name in datasets]
-    names = [dataset.name for dataset in opened]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"two data sets are called {name!r}", "--datasets", "give them one by one, each with its own --output"
-            )
-    chosen = choose_precision(precision, device)
-    retriever = load_for_encoding(config, chosen, device)
-    results = Results()
-    for dataset in opened:
-        say(f"{dataset.name}: {len(dataset.documents):,} documents; BM25, then {config.model} ({chosen} on {device})")
-        found: dict[str, Evaluation] = {
-            "bm25": evaluate_bm25(dataset, split, Bm25Index(dataset.passages())),
-            config.model: evaluate_retriever(dataset, split, config, retriever),
-        }
-        folder = output / dataset.name
-        left_out = dataset.quarantine.write(folder)
-        if left_out.total:
-            results.quarantined.append(str(left_out))
-        for system, evaluation in found.items():
-            tag = Path(system).name
-            write_run(folder / f"{tag}.trec", evaluation, dataset, tag)
-        save_roc(folder / "figures" / "roc.png", found)
-        save_score_histograms(folder / "figures" / "scores.png", found)
-        results.rows[dataset.name] = {system: evaluation.metrics for system, evaluation in found.items()}
-    models = {
-        system: {dataset: rows[system] for dataset, rows in results.rows.items()} for system in ("bm25", config.model)
+    precision = choose_precision(job.precision, device)
+    asked = job.asked(precision)
+    check_output(output, asked, fresh)
+    check_writable(output)
+    opened = [_open(job, one) for one in job.sets]
+    retrievers = {
+        model.name: load_for_encoding(model.config, precision, device) for model in job.models if model.config
     }
-    content = {"split": split, "precision": chosen, "models": models}
-    write_atomically(output / "results.json", json.dumps(content, indent=2) + "\n")
+    results = Results(missing=list(job.missing), systems=_systems(job.models, retrievers, precision))
+    values: dict[str, dict[str, dict[str, ndarray]]] = {model.name: {} for model in job.models}
+    run = tracker()
+    with closing(run), committed_directory(output, {"kind": "evaluation"}, replace=True) as aside:
+        for one, datasets in zip(job.sets, opened, strict=True):
+            said = f"{sum(len(dataset.documents) for dataset in datasets):,} documents, split {one.split}"
+            say(f"{one.name}: {said} ({precision} on {device})")
+            seconds: dict[str, float] = {}
+            parts = [
+                _measure(job, one, name, dataset, retrievers, workers or Workers(), seconds)
+                for name, dataset in zip(one.parts, datasets, strict=True)
+            ]
+            measured = MeasuredSet(one, parts)
+            write_set(aside, measured, job.protocol, seconds)
+            _take(results, measured, values)
+            results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
+            for part in parts:
+                left_out = part.dataset.quarantine.write(aside / measured.label(part))
+                if left_out.total and left_out.path:
+                    told = replace(left_out, path=output / left_out.path.relative_to(aside))
+                    results.quarantined.append(str(told))
+            run.describe(asked, _record(measured), {"raytriever.stage": "evaluate"})
+        results.significance = significance_rows(values, job.baselines)
+        write_whole(aside, results, asked, job.sets[0].split, job.baselines)
+        if report is not None:
+            report(aside)
+        _log(run, results, aside)
     return results
+
+
+def _open(job: EvaluationJob, one: EvaluationSet) -> list[RetrievalDataset]:
+    splits = job.splits(one)
+    found = []
+    for place in one.parts.values():
+        dataset = open_dataset(place, splits, max_bad_rows=job.max_bad_rows, run=in_processes)
+        for split in splits:
+            judged_queries(dataset, split, job.protocol)
+        found.append(dataset)
+    return found
+
+
+def _measure(
+    job: EvaluationJob,
+    one: EvaluationSet,
+    name: str,
+    dataset: RetrievalDataset,
+    retrievers: dict[str, Retriever],
+    workers: Workers,
+    seconds: dict[str, float],
+) -> MeasuredPart:
+    part = MeasuredPart(name, dataset, {})
+    for model in job.models:
+        began = time.monotonic()
+        measure = _system(model, dataset, retrievers, workers)
+        part.evaluations[model.name] = measure(one.split, job.protocol)
+        if job.aims:
+            part.choosing[model.name] = measure(job.calibration_split, replace(job.protocol, metrics=("auc",)))
+        seconds[model.name] = seconds.get(model.name, 0.0) + time.monotonic() - began
+    return part
+
+
+def _system(
+    model: EvaluatedModel, dataset: RetrievalDataset, retrievers: dict[str, Retriever], workers: Workers
+) -> Callable[[str, Protocol], Evaluation]:
+    if model.config is not None:
+        return DenseSystem(dataset, model.config, retrievers[model.name], workers).evaluate
+    index = Bm25Index(dataset.passages())
+    return lambda split, protocol: evaluate_bm25(dataset, split, index, protocol)
+
+
+def _take(results: Results, measured: MeasuredSet, values: dict[str, dict[str, dict[str, ndarray]]]) -> None:
+    """What stays of a data set when its files are written."""
+    about, name = measured.about, measured.about.name
+    for model in measured.parts[0].evaluations:
+        results.models.setdefault(model, {})[name] = measured.metrics(model)
+        values[model][name] = measured.per_query(model)
+        if about.is_divided:
+            for part in measured.parts:
+                results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
+    first = next(iter(measured.parts[0].evaluations))
+    results.about[name] = {
+        "queries": sum(len(part.evaluations[first].queries) for part in measured.parts),
+        "documents": sum(len(part.dataset.documents) for part in measured.parts),
+        "split": about.split,
+        **({"parts": [measured.label(part) for part in measured.parts]} if about.is_divided else {}),
+    }
+
+
+def _systems(models: Sequence[EvaluatedModel], retrievers: dict[str, Retriever], precision: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for model in models:
+        if model.config is None:
+            found[model.name] = {"model": BM25}
+            continue
+        retriever = retrievers[model.name]
+        found[model.name] = {"model": model.config.model, "width": retriever.width, "precision": precision}
+        found[model.name] |= asdict(retriever.description)
+    return found
+
+
+def _record(measured: MeasuredSet) -> DatasetRecord:
+    counts: dict[str, int] = {}
+    for part in measured.parts:
+        for name, count in part.dataset.counts().items():
+            counts[name] = counts.get(name, 0) + count
+    first = measured.parts[0].dataset
+    return DatasetRecord(measured.about.name, next(iter(measured.about.parts.values())), first.digest, counts)
+
+
+def _log(run: Tracker, results: Results, folder: Path) -> None:
+    now = time.time_ns() // 1_000_000
+    run.log(
+        [
+            Point(f"{model}/{dataset}/{name}", value, 0, now)
+            for model, rows in results.models.items()
+            for dataset, metrics in rows.items()
+            for name, value in metrics.items()
+        ]
+    )
+    for child in sorted(folder.iterdir()):
+        run.log_file(child)

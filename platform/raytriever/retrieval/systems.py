@@ -2,31 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
 import numpy as np
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.index.exact import tie_order
+from raytriever.index.score import pair_scores
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
-from raytriever.retrieval.corpus import embed_corpus
+from raytriever.retrieval.corpus import Runner, embed_corpus
+from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.evaluate import Evaluation, evaluate, evaluate_embeddings
+from raytriever.retrieval.encode_shard import in_this_process
+from raytriever.retrieval.evaluate import Evaluation, Protocol, evaluate
+from raytriever.retrieval.search_store import search_store
+
+# As `search_store.search_store`: a store, queries, k, ties; scores and documents.
+StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who encodes and who searches; by default this process."""
+
+    encode: Runner = in_this_process
+    search: StoreSearch = search_store
+
+
+@dataclass(frozen=True)
+class DenseSystem:
+    """A dense retriever on one data set, its corpus encoded once for all splits."""
+
+    dataset: RetrievalDataset
+    config: ModelConfig
+    retriever: Retriever
+    workers: Workers = Workers()
+
+    @cached_property
+    def _store(self) -> EmbeddingStore:
+        return embed_corpus(self.config, self.retriever, self.dataset, self.workers.encode)
+
+    @cached_property
+    def _ties(self) -> Int64[ndarray, " documents"]:
+        return tie_order(self.dataset.documents.ids)
+
+    def evaluate(self, split: str, protocol: Protocol | None = None) -> Evaluation:
+        """Encode the split's queries, search the store exactly, measure.
+
+        Raises:
+            ModelError: an embedding is not finite.
+            DataError: as `evaluate.evaluate`.
+        """
+        positions = self.dataset.positives(split).queries
+        embeddings = encode_texts(self.retriever, self._texts(positions), "query", "queries")
+        row = np.full(len(self.dataset.queries), -1)
+        row[positions] = np.arange(len(positions))
+
+        def search(wanted: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+            return self.workers.search(self._store, embeddings[row[wanted]], depth, self._ties)
+
+        def score(of: ndarray, to: ndarray) -> Float32[ndarray, " pairs"]:
+            documents, place = np.unique(to, return_inverse=True)
+            return pair_scores(embeddings, self._store.read(documents), row[of], place)
+
+        return evaluate(self.dataset, split, search, score, protocol)
+
+    def _texts(self, positions: ndarray) -> list[str]:
+        return [self.dataset.queries.texts[query] for query in positions]
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
     """Encode the corpus and the split's queries, search exactly, measure; `retriever` was loaded by `config`."""
-    queries = [dataset.queries.texts[query] for query in dataset.positives(split).queries]
-    return evaluate_embeddings(
-        dataset,
-        split,
-        encode_texts(retriever, queries, "query", "queries"),
-        embed_corpus(config, retriever, dataset).array(),
-    )
+    return DenseSystem(dataset, config, retriever).evaluate(split)
 
 
-def evaluate_bm25(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Evaluation:
+def evaluate_bm25(
+    dataset: RetrievalDataset, split: str, index: Bm25Index, protocol: Protocol | None = None
+) -> Evaluation:
     """The lexical yardstick, by the same protocol."""
     texts = dataset.queries.texts
     ties = tie_order(dataset.documents.ids)
@@ -37,10 +95,13 @@ def evaluate_bm25(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Ev
         return np.take_along_axis(scores, order, 1), np.take_along_axis(documents, order, 1)
 
     def score(of: ndarray, to: ndarray) -> ndarray:
+        queries, place, counts = np.unique(of, return_inverse=True, return_counts=True)
+        wanted = np.full((len(queries), counts.max()), -1)
+        order = np.argsort(place, kind="stable")
+        column = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        wanted[place[order], column] = to[order]
         found = np.empty(len(of), np.float32)
-        for query in np.unique(of):
-            pairs = of == query
-            found[pairs] = index.scores(texts[query])[to[pairs]]
+        found[order] = index.scores_of([texts[query] for query in queries], wanted)[place[order], column]
         return found
 
-    return evaluate(dataset, split, search, score)
+    return evaluate(dataset, split, search, score, protocol)

@@ -7,12 +7,25 @@ from collections.abc import Mapping
 TITLES = {"ndcg_at_10": "nDCG@10", "mrr_at_10": "MRR@10", "recall_at_100": "Recall@100", "auc": "AUC"}
 
 
-def metrics_table(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """One line a system under a header line; four decimals."""
+def metrics_table(
+    rows: Mapping[str, Mapping[str, float]],
+    titles: Mapping[str, str] = TITLES,
+    marks: Mapping[tuple[str, str], str] | None = None,
+) -> str:
+    """One line a system under a header line; four decimals.
+
+    Args:
+        rows: metrics by system.
+        titles: of the metrics, in print.
+        marks: of significance, by system and metric; they stand behind the figures.
+    """
     names = list(next(iter(rows.values())))
     width = max(len(system) for system in rows)
-    header = " " * width + "".join(f"{TITLES.get(name, name):>12}" for name in names)
-    lines = [
-        f"{system:<{width}}" + "".join(f"{metrics[name]:>12.4f}" for name in names) for system, metrics in rows.items()
-    ]
+    behind = max((len(mark) for mark in (marks or {}).values()), default=0)
+
+    def cell(system: str, name: str) -> str:
+        return f"{rows[system][name]:>12.4f}{(marks or {}).get((system, name), ''):<{behind}}"
+
+    header = " " * width + "".join(f"{titles.get(name, name):>12}" + " " * behind for name in names)
+    lines = [f"{system:<{width}}" + "".join(cell(system, name) for name in names) for system in rows]
     return "\n".join([header, *lines])

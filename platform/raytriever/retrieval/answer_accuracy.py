@@ -1,0 +1,57 @@
+"""Acc@k over a data set's answers: whether one of the k best passages holds an answer (Karpukhin et al., 2020, DPR)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import DataError
+from raytriever.metrics.accuracy import accuracy
+from raytriever.metrics.relevance import PerQuery
+from raytriever.negatives.texts import holds_answer, normalised
+
+ACCURACY = "accuracy_at_"
+
+
+def cutoff_of(name: str) -> int | None:
+    """The cutoff of `accuracy_at_K`; None for any other name."""
+    cutoff = name.removeprefix(ACCURACY)
+    return int(cutoff) if name.startswith(ACCURACY) and cutoff.isascii() and cutoff.isdecimal() else None
+
+
+def accuracy_per_query(
+    dataset: RetrievalDataset, split: str, queries: ndarray, ranking: ndarray, cutoffs: Collection[int]
+) -> dict[str, PerQuery]:
+    """1 where one of the K best passages holds an answer, else 0, by name; nothing where no cutoff is asked for.
+
+    Passages are read from the best on until one holds an answer, titles included.
+
+    Args:
+        dataset: with answers.
+        split: named where there are none.
+        queries: positions in the data set.
+        ranking: their documents, `[queries, depth]`, best first, -1 for none.
+        cutoffs: the K, each at most the depth.
+
+    Raises:
+        DataError: the data set brings no answers, or none of one of the queries.
+    """
+    if not cutoffs:
+        return {}
+    answers = dataset.answers
+    hits = np.zeros((len(queries), max(cutoffs)), bool)
+    for row, query in enumerate(queries.tolist()):
+        wanted = [normalised(answer) for answer in answers.of(query)] if answers is not None else []
+        if not wanted:
+            where = f"{dataset.name}, split {split!r}"
+            raise DataError(
+                f"query {dataset.queries.ids[query]!r} has no answers", where, "leave acc@K out of --metrics"
+            )
+        for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
+            if document >= 0 and holds_answer(normalised(dataset.passage_text(document)), wanted):
+                hits[row, rank] = True
+                break
+    return {f"{ACCURACY}{cutoff}": accuracy(hits, cutoff) for cutoff in cutoffs}

@@ -1,0 +1,24 @@
+"""The settings of an evaluation. Imports nothing heavy: the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytriever.options import option
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Which split is measured, by what, and what counts."""
+
+    split: str = option("test", "the judged split")
+    metrics: str = option(
+        "ndcg@10,mrr@10,recall@100,auc",
+        "what is measured, separated by commas: ndcg, mrr, recall, map, precision, r-precision, judged, acc (holds an "
+        "answer), auc, query-auc, with cutoffs such as @10",
+    )
+    relevance_level: int = option(1, "grade from which on a document is relevant; TREC DL's passages want 2", minimum=1)
+    drop_own_id: bool = option(
+        True, "leave a document with the query's own id out, as BEIR does; --no-drop-own-id where ids only look alike"
+    )
+    calibration_split: str = option("dev", "the split on which --calibrate chooses thresholds")

@@ -1,0 +1,111 @@
+"""`results.json`: what an evaluation found, and whether a directory holds one.
+
+    {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
+     "significance": [...], "calibration": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}},
+     "asked": {...}}
+
+`asked` is what the command asked for: the same command given again replaces its results, any other one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytriever.errors import ConfigError, StorageError
+from raytriever.storage import disk_errors
+
+RESULTS, FORMAT = "results.json", 1
+Rows = dict[str, dict[str, dict[str, float]]]
+
+
+@dataclass
+class Results:
+    """What an evaluation found; `quarantined` and `missing` are lines for whoever asked.
+
+    Args:
+        models: metrics by model and data set.
+        parts: metrics by model and part, of divided data sets.
+        about: of each data set its queries, documents and split, and its parts.
+        significance: a row for each data set, metric, model and baseline.
+        calibration: a row for each data set, model and aim.
+        systems: of each model how it reads texts, and the width of its embeddings.
+    """
+
+    models: Rows = field(default_factory=dict)
+    parts: Rows = field(default_factory=dict)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    significance: list[dict[str, Any]] = field(default_factory=list)
+    calibration: list[dict[str, Any]] = field(default_factory=list)
+    systems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    quarantined: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def content(self, asked: Mapping[str, Any]) -> str:
+        """The text of `results.json`; what has no value (NaN) is null."""
+        parts = ("models", "parts", "about", "significance", "calibration", "systems", "missing")
+        whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(asked)}
+        return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The content of a directory's `results.json`.
+
+    Raises:
+        StorageError: there is none, it is torn, or of another format.
+    """
+    path = folder / RESULTS
+    try:
+        with disk_errors(path):
+            content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise StorageError("holds no results.json", str(folder), "name the --output of jobs/evaluate.py") from error
+    except ValueError as error:
+        raise StorageError(f"is not JSON ({error})", str(path), "evaluate again into another directory") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        told = f"format {found}" if found else "an older format, without a number"
+        raise StorageError(
+            f"is of {told}; this version reads format {FORMAT}", str(path), "evaluate again into another directory"
+        )
+    return dict(content)
+
+
+def check_output(output: Path, asked: Mapping[str, Any], fresh: bool) -> None:
+    """Refuse a directory that holds something else than an evaluation of the same models and data sets.
+
+    Args:
+        output: may exist or not.
+        asked: what this evaluation is of.
+        fresh: whether an evaluation of others is replaced.
+
+    Raises:
+        ConfigError: it holds something else, or other results.
+        StorageError: it holds results of another format.
+    """
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not (output / RESULTS).is_file():
+        raise ConfigError("is not empty and holds no evaluation", f"--output {output}", "give another directory")
+    if fresh:
+        return
+    there = read_results(output).get("asked") or {}
+    wanted = json.loads(json.dumps(asked))
+    for name in sorted(there.keys() | wanted.keys()):
+        if there.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"holds another evaluation ({name}: {there.get(name)} there and {wanted.get(name)} here)",
+                f"--output {output}",
+                "give another --output, or --fresh to replace it",
+            )
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and value != value else value

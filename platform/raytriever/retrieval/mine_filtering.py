@@ -35,19 +35,17 @@ class Filtering:
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
         """The kept (place of the query in the split, document, rank, score), and how many got each verdict."""
         finder, config, known = self.sources.finder(method), self.config, self.sources.known
-        # Only rankings have ranges: what a data set brings along is taken whole.
-        ends = {"gold": (0, len(self.dataset.documents)), "random": (0, config.depth - config.range_min)}.get(
-            method, (config.range_min, config.depth)
-        )
+        first, end = self._ranks(method)
         order = np.argsort(known.counts, kind="stable")
         kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
-        with Progress(f"mine {method}", len(order), "query") as progress:
+        with Progress(f"mine {method}", len(order), "text") as progress:
             start = 0
             while start < len(order):
-                size = max(1, BLOCK // (ends[1] + int(known.counts[order[start]])))
-                rows = order[start : start + size]
-                found, scores = finder(rows, min(ends[1], len(self.dataset.documents)))
-                verdicts, ranks = open_verdicts(found, known.padded(rows), *ends)
+                # A block is as wide as its last query needs, whose known documents are the most.
+                cells = (end + known.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
+                rows = order[start : start + max(1, int(np.searchsorted(cells, BLOCK, side="right")))]
+                found, scores = finder(rows, min(end, len(self.dataset.documents)))
+                verdicts, ranks = open_verdicts(found, known.padded(rows), first, end)
                 scores = self._judge(finder, rows, found, scores, verdicts)
                 draws = None
                 if config.sampling_strategy == "random":
@@ -60,6 +58,15 @@ class Filtering:
                 start += len(rows)
                 progress.advance(len(rows))
         return tuple(np.concatenate(column) for column in zip(*kept, strict=True)), counts
+
+    def _ranks(self, method: str) -> tuple[int, int]:
+        """The first rank of a method that counts, and the one at which it ends; only rankings have a range."""
+        if method == "gold":
+            assert self.dataset.negatives is not None
+            return 0, int(np.bincount(self.dataset.negatives.queries).max())
+        if method == "random":
+            return 0, self.config.depth - self.config.range_min
+        return self.config.range_min, self.config.depth
 
     def _judge(
         self, finder: Finder, rows: ndarray, found: ndarray, scores: ndarray, verdicts: ndarray

@@ -21,6 +21,7 @@ STAGES = {
     "train": "train an encoder and measure it before and after",
     "evaluate": "measure a model on data sets",
     "encode": "encode the passages or the queries of a data set",
+    "compare": "write one page over finished runs",
     "search": "find the best passages for a query",
     "mine": "find hard negatives and write a table of them",
 }

@@ -18,7 +18,7 @@ from raytriever.metrics.roc import roc_curve
 from raytriever.retrieval.figures_style import COLOURS, WIDTH, label, lines, picture
 
 ROC_POINTS = 150
-BINS = 60
+BINS = 40
 FEWEST = 5  # scores in a bin whose share of positives is drawn
 PANEL = 1.7  # inches of height
 NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
@@ -75,7 +75,7 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
 def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
     """How far the scores of positives and of the best non-positives lie apart, one panel a system, below each other."""
     filled = _filled(systems)
-    with picture(path, WIDTH, 0.6 + PANEL * max(1, len(filled))) as figure:
+    with picture(path, WIDTH, 0.9 + PANEL * max(1, len(filled))) as figure:
         for row, (name, pools) in enumerate(filled.items()):
             axes = figure.add_subplot(len(filled), 1, row + 1)
             found = score_histograms(pools.positive_scores, pools.negative_scores, BINS)
@@ -88,8 +88,8 @@ def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str =
                 axes.stairs(density, found.edges, color=colour, linewidth=1.2)
             axes.set_title(label(name, 48), loc="left")
             axes.set_ylabel("density")
-            if row == 0:
-                axes.legend(loc="upper right")
+        if filled:
+            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         _finish(figure, title or "Scores of positives and of the best non-positives", "score")
 
 

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.retrieval.evaluate import Evaluation
+from raytriever.retrieval.evaluate import Evaluation, Protocol
+from raytriever.retrieval.evaluation_sets import EvaluationSet
+from raytriever.retrieval.evaluation_significance import significance_rows
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_curves
+from raytriever.retrieval.file_names import safe_name
+from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
+from raytriever.retrieval.per_query_file import per_query_content
 from raytriever.retrieval.report import Page, Picture, write_page
+from raytriever.retrieval.report_evaluation import PER_QUERY, read_queries
 from raytriever.retrieval.report_tables import result_tables
 from raytriever.retrieval.run_file import write_run
+from raytriever.storage import write_atomically
 
 Curve = Sequence[tuple[int, float]]
 
@@ -26,14 +33,14 @@ def write_outcome(
     dev_losses: Curve,
     config_yaml: str,
 ) -> None:
-    """Write `runs/*.trec`, `figures/*` (PNG and SVG) and `report.html`.
+    """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
     Args:
         folder: the run directory.
         title: heading of the page.
         split: what was measured.
         dataset: opened with that split.
-        found: evaluations by system; `before` and `after` are drawn.
+        found: evaluations by system; `before` and `after` are drawn, and tested against each other.
         losses: by step.
         dev_losses: by step.
         config_yaml: the resolved settings, shown on the page.
@@ -52,12 +59,23 @@ def write_outcome(
         "calibration": "Share of relevant pairs among those that score so",
         "loss": "Loss",
     }
+    measured = MeasuredSet(
+        EvaluationSet(dataset.name, {dataset.name: dataset.name}, split),
+        [MeasuredPart(dataset.name, dataset, dict(found))],
+    )
+    per_query = per_query_content(measured, Protocol())
+    write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
+    values = {name: {dataset.name: evaluation.per_query} for name, evaluation in found.items()}
     queries, documents = len(found["after"].queries), len(dataset.documents)
     page = Page(
         title,
         [f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents."],
-        result_tables({name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()}),
+        result_tables(
+            {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()},
+            significance_rows(values, ["before"]),
+        ),
         [Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
-        settings=config_yaml,
+        read_queries(folder),
+        config_yaml,
     )
     write_page(folder / "report.html", page)

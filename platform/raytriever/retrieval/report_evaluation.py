@@ -16,6 +16,7 @@ from raytriever.errors import StorageError
 from raytriever.retrieval.evaluation_results import read_results
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_gains
+from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_queries import chosen_queries
 from raytriever.retrieval.report_tables import Values, datasets_of, metric_title, metrics_of, result_tables
@@ -32,8 +33,8 @@ class StoredPools:
     negative_scores: Float32[ndarray, " negatives"]
 
 
-def write_evaluation_report(folder: Path, title: str = "Evaluation") -> Path:
-    """Write `figures/*` and `report.html` into an evaluation's directory; answers the page.
+def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
+    """Write `figures/*` and `report.html` into an evaluation's directory.
 
     Args:
         folder: holds `results.json`, and perhaps `per_query/` and `scores/`.
@@ -55,7 +56,6 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> Path:
         read_queries(folder),
     )
     write_page(folder / REPORT, page)
-    return folder / REPORT
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
@@ -77,7 +77,11 @@ def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> li
 
 def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
     """ROC curves, histograms and calibration of one data set, of the models whose scores are kept."""
-    pools = {name: found for name in models if (found := _pools(folder / SCORES / f"{dataset}.{name}.npz")) is not None}
+    pools = {
+        name: found
+        for name in models
+        if (found := _pools(folder / SCORES / f"{dataset}.{safe_name(name)}.npz")) is not None
+    }
     if not pools:
         return []
     figures = folder / FIGURES

@@ -7,16 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from raytriever.metrics.comparison import FIRST_MARKS, LEVEL, SECOND_MARKS
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.retrieval import metric_words
 from raytriever.retrieval.report import Cell, Table
-from raytriever.retrieval.table import TITLES
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
 Rows = Sequence[Mapping[str, Any]]
 
 
 def metric_title(name: str) -> str:
-    """A metric as people write it: `nDCG@10`."""
-    return TITLES.get(name, name.replace("_at_", "@"))
+    """A metric as people write it: `nDCG@10`; one that another version measured as it stands."""
+    try:
+        return metric_words.metric_title(name)
+    except MetricInputError:
+        return name
 
 
 def metrics_of(models: Values) -> list[str]:

@@ -1,0 +1,79 @@
+"""`compare`: one page over finished runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raytriever.cli.arguments import Parser
+from raytriever.errors import ConfigError
+from raytriever.storage import check_writable
+
+if TYPE_CHECKING:
+    from raytriever.retrieval.compare_run import FinishedRun
+
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
+
+
+def main(words: list[str]) -> None:
+    """Parse, read, write, print."""
+    arguments = _parser().parse(words)
+    output = Path(arguments.output)
+    if output.is_dir():
+        raise ConfigError("is a directory", f"--output {output}", "name the HTML file to write")
+    check_writable(output.parent)
+
+    from raytriever.retrieval.compare import write_comparison
+
+    write_comparison(output, _named(_read(arguments.runs)))
+    print(f"{output} in a browser")
+
+
+def _read(given: Sequence[str]) -> Iterator[FinishedRun]:
+    """Every run that was asked for, in that order."""
+    from raytriever.retrieval.compare_mlflow import MlflowRuns
+    from raytriever.retrieval.compare_read import read_directory
+    from raytriever.retrieval.file_names import distinct_names
+
+    names = iter(distinct_names([word for word in given if Path(word).is_dir()]))
+    for word in given:
+        if Path(word).is_dir():
+            yield read_directory(Path(word), next(names))
+        elif _RUN_ID.fullmatch(word):
+            yield MlflowRuns().by_id(word)
+        elif _FILTER.search(word):
+            yield from MlflowRuns().by_filter(word)
+        else:
+            raise ConfigError(
+                f"{word!r} is neither a directory nor an MLflow run",
+                remedy="give a directory, the 32 digits of an id, or a filter as \"params.loss.loss = 'mw'\"",
+            )
+
+
+def _named(runs: Iterator[FinishedRun]) -> list[FinishedRun]:
+    """The runs, those of a name that was there before numbered."""
+    import dataclasses
+
+    found: list[FinishedRun] = []
+    for run in runs:
+        names = {one.name for one in found}
+        name, number = run.name, 2
+        while name in names:
+            name, number = f"{run.name} {number}", number + 1
+        found.append(dataclasses.replace(run, name=name))
+    return found
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="compare", description="Write one page over finished runs of training and of evaluation.")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a run's directory, its id in MLflow, or a filter of MLflow's search"
+    )
+    parser.add_argument(
+        "--output", default="report.html", metavar="FILE", help="the page to write (default: report.html)"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    return parser

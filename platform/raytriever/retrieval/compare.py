@@ -1,0 +1,148 @@
+"""One page over several finished runs: figures, differing settings, curves, significance, queries.
+
+A training run is one row of the tables under its own name; BM25 and the untrained encoder, with which it was measured,
+are rows of their own, once where runs agree on them. The models of an evaluation keep their names where no other run
+has one of the same name. Tests are against the first row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from raytriever.retrieval.compare_run import Figures, FinishedRun
+from raytriever.retrieval.evaluation_significance import significance_rows
+from raytriever.retrieval.figures_models import save_curves
+from raytriever.retrieval.report import Page, Picture, Table, write_page
+from raytriever.retrieval.report_evaluation import gain_pictures
+from raytriever.retrieval.report_queries import chosen_queries
+from raytriever.retrieval.report_tables import result_tables
+
+CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
+
+
+def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
+    """Write the page.
+
+    Args:
+        path: of the HTML file.
+        runs: at least one, of different names.
+
+    Raises:
+        StorageError: the disk is full or forbidden.
+    """
+    names = row_names(runs)
+    figures = _figures(runs, names)
+    queries, untested = _queries(runs, names)
+    significance = _significance(queries, list(figures))
+    tables = [*result_tables(figures, significance), *_settings(runs)]
+    about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *untested]
+    with TemporaryDirectory() as folder:
+        pictures = gain_pictures(Path(folder), figures, list(figures)[:1]) if len(figures) > 1 else []
+        for name, caption in CURVES.items():
+            curves = {run.name: run.curves[name] for run in runs if run.curves.get(name)}
+            if curves:
+                save_curves(Path(folder) / f"{name}.png", curves, name)
+                pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
+        write_page(path, Page("Comparison of runs", about, tables, pictures, _shown(queries)))
+
+
+def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
+    """How the model of each run is called in tables, by the run's place and the model's own name."""
+    names: dict[tuple[int, str], str] = {}
+    seen: dict[str, Any] = {}
+    own = Counter(model for run in runs if not run.trained for model in run.figures)
+    # What was trained comes before what it is compared with.
+    for place, run in enumerate(runs):
+        for model in run.figures:
+            if run.trained and model == "after":
+                names[place, model] = run.name
+            elif not run.trained:
+                names[place, model] = model if own[model] == 1 else f"{run.name}: {model}"
+    for place, run in enumerate(runs):
+        for model, figures in run.figures.items():
+            if run.trained and model != "after":
+                same = seen.setdefault(model, figures) == figures and model not in own
+                names[place, model] = model if same else f"{run.name}: {model}"
+    return names
+
+
+def _figures(runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str]) -> Figures:
+    """The rows, baselines first."""
+    rows: Figures = {}
+    trained = {name for (place, model), name in names.items() if runs[place].trained and model == "after"}
+    for (place, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
+        for dataset, values in runs[place].figures[model].items():
+            rows.setdefault(name, {})[_label(runs, dataset, runs[place].splits.get(dataset, ""))] = dict(values)
+    return rows
+
+
+def _label(runs: Sequence[FinishedRun], dataset: str, split: str) -> str:
+    """A data set's name, with the split where runs were measured on several."""
+    splits = {run.splits[dataset] for run in runs if dataset in run.splits}
+    return f"{dataset} ({split})" if len(splits) > 1 else dataset
+
+
+def _queries(
+    runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Per-query values of all runs together by data set, and lines on runs whose queries are others."""
+    merged: dict[str, dict[str, Any]] = {}
+    told = []
+    for place, run in enumerate(runs):
+        for dataset, found in run.queries.items():
+            label = _label(runs, dataset, run.splits.get(dataset, ""))
+            whole = merged.setdefault(label, {**found, "models": {}})
+            if set(found["queries"]) != set(whole["queries"]):
+                told.append(f"{label}: {run.name} was measured on other queries than the runs before it; not tested.")
+                continue
+            row = {query: number for number, query in enumerate(found["queries"])}
+            order = [row[query] for query in whole["queries"]]
+            for model, values in found["models"].items():
+                name = names.get((place, model))
+                if name is not None:
+                    whole["models"][name] = {
+                        "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
+                        "top": [values["top"][i] for i in order],
+                    }
+    return {label: whole for label, whole in merged.items() if whole["models"]}, told
+
+
+def _significance(queries: Mapping[str, Mapping[str, Any]], models: Sequence[str]) -> list[dict[str, Any]]:
+    """Every model against the first one, over the data sets and metrics that both have per query."""
+    rows: list[dict[str, Any]] = []
+    baseline, *others = models
+    for model in others:
+        pair: dict[str, dict[str, dict[str, Any]]] = {baseline: {}, model: {}}
+        for dataset, whole in queries.items():
+            if not {baseline, model} <= whole["models"].keys():
+                continue
+            shared = [n for n in whole["models"][model]["metrics"] if n in whole["models"][baseline]["metrics"]]
+            for name in (baseline, model):
+                values = whole["models"][name]["metrics"]
+                pair[name][dataset] = {metric: np.array(values[metric], dtype=np.float64) for metric in shared}
+        common = set.intersection(*(set(one) for one in pair[model].values())) if pair[model] else set()
+        if common:
+            kept = {n: {d: {m: v[m] for m in v if m in common} for d, v in sets.items()} for n, sets in pair.items()}
+            rows += significance_rows(kept, [baseline])
+    return rows
+
+
+def _shown(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {dataset: chosen_queries(whole) for dataset, whole in queries.items()}
+
+
+def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
+    """The settings in which runs differ; what one has not stays empty."""
+    if len(runs) < 2:
+        return []
+    every = list(dict.fromkeys(name for run in runs for name in run.settings))
+    differ = [name for name in every if len({run.settings.get(name) for run in runs}) > 1]
+    rows = [[name, *(run.settings.get(name, "") for run in runs)] for name in differ]
+    note = "" if rows else "The runs have the same settings."
+    return [Table("Settings that differ", ["setting", *(run.name for run in runs)], rows, note)]

@@ -1,0 +1,107 @@
+"""Finished runs from MLflow: by their ids, or all that a filter finds."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from raytriever.errors import ConfigError
+from raytriever.retrieval.compare_read import CURVES
+from raytriever.retrieval.compare_run import Figures, FinishedRun
+from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, tracking_uri
+
+SYSTEMS = ("bm25", "before", "after")
+MOST = 20  # runs of a filter
+REASON_CHARACTERS = 200
+
+
+class MlflowRuns:
+    """The runs of the tracking server or database that `tracking_uri` names.
+
+    Raises:
+        ConfigError: there is none, or it does not answer.
+    """
+
+    def __init__(self) -> None:
+        self._uri = tracking_uri()
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+        if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
+            # MLflow would make an empty one.
+            raise ConfigError("no such database", self._uri, "name the server or database by MLFLOW_TRACKING_URI")
+        from mlflow import MlflowClient
+
+        with self._telling("does not answer"):
+            self._client = MlflowClient(tracking_uri=self._uri)
+
+    def by_id(self, run_id: str) -> FinishedRun:
+        """One run.
+
+        Raises:
+            ConfigError: there is none of this id, or it has no figures.
+        """
+        with self._telling(f"does not know the run {run_id!r}"):
+            return self._read(self._client.get_run(run_id))
+
+    def by_filter(self, words: str) -> list[FinishedRun]:
+        """The newest runs that a filter finds, with figures of their own; as in the search field of MLflow's UI.
+
+        Raises:
+            ConfigError: it is no filter, or finds nothing.
+        """
+        with self._telling(f"does not understand {words!r}"):
+            experiment = self._client.get_experiment_by_name(EXPERIMENT)
+            where = [experiment.experiment_id] if experiment else []
+            found = self._client.search_runs(where, words, max_results=MOST, order_by=["attributes.start_time DESC"])
+            runs = [self._read(run) for run in found if _figures(run)]
+        if not runs:
+            raise ConfigError(f"no finished run matches {words!r}", self._uri, "try the filter in MLflow's UI")
+        return runs[::-1]
+
+    def _read(self, run: Any) -> FinishedRun:
+        figures = _figures(run)
+        if not figures:
+            raise ConfigError(f"run {run.info.run_id} has no figures", self._uri, "name a finished run")
+        curves = {
+            name: sorted(
+                {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}.items()
+            )
+            for name in CURVES
+            if name in run.data.metrics
+        }
+        dataset = next(iter(figures.values()))
+        split = str(run.data.params.get("data.test_split", "test"))
+        name = str(run.info.run_name or run.info.run_id)
+        return FinishedRun(name, figures, dict.fromkeys(dataset, split), dict(run.data.params), curves, trained=True)
+
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (MlflowException, SQLAlchemyError) as error:
+            reason = textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ...")
+            raise ConfigError(
+                f"MLflow {what} ({reason})", self._uri, "give an id or a filter of MLflow's UI"
+            ) from error
+
+
+def _figures(run: Any) -> Figures:
+    """A training run logs `SYSTEM/METRIC` when it ends."""
+    inputs = run.inputs.dataset_inputs if run.inputs else []
+    dataset = str(inputs[0].dataset.name) if inputs else "data set"
+    figures: Figures = {}
+    for system in SYSTEMS:
+        values = {
+            name.removeprefix(f"{system}/"): float(value)
+            for name, value in run.data.metrics.items()
+            if name.startswith(f"{system}/")
+        }
+        if values:
+            figures[system] = {dataset: dict(values)}
+    return figures if "after" in figures else {}

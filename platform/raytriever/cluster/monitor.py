@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.cluster.news import GivenUp, News, Notice, Saving, StepNews
 from raytriever.cluster.restarts import Restarts
@@ -162,7 +163,9 @@ def listening(hear: Callable[[Any], None]) -> Iterator[Listening]:
     Raises:
         Exception: whatever `hear` raised; it is raised again at the end of the block.
     """
-    mailbox = Mailbox.remote()  # type: ignore[attr-defined]
+    # Where the driver is: any other node may be lost without the run.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    mailbox = Mailbox.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     over, broken = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, given, warn
 from raytriever.data.config import DataConfig
+from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.retrieval.encode_config import EncodeConfig, check_encode
 from raytriever.retrieval.evaluation_config import EvaluationConfig
 from raytriever.training.config import TrainingConfig
 
@@ -20,33 +22,42 @@ def main(words: list[str]) -> None:
     data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
     training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
     config = dataclasses.replace(EvaluationConfig(), **given(arguments, EvaluationConfig))
-    for settings in (model, data, training, config):
+    encoding = dataclasses.replace(EncodeConfig(), **given(arguments, EncodeConfig))
+    for settings in (model, data, training, config, encoding):
         check_options(settings)
+    check_encode(encoding)
 
+    from raytriever.cluster.evaluating import evaluate_in_session
+    from raytriever.retrieval.beir_suite import named
     from raytriever.retrieval.evaluate import Protocol
     from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models
     from raytriever.retrieval.evaluation_calibration import read_aims
-    from raytriever.retrieval.evaluation_job import EvaluationJob, run_evaluation
+    from raytriever.retrieval.evaluation_job import EvaluationJob, with_suite
     from raytriever.retrieval.evaluation_results import RESULTS
     from raytriever.retrieval.evaluation_sets import sets_of
     from raytriever.retrieval.evaluation_text import evaluation_text
     from raytriever.retrieval.metric_words import read_metrics
     from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
 
+    if not arguments.datasets and not config.suite:
+        raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
     models = evaluated_models(arguments.models, model)
     output = Path(arguments.output)
+    protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     job = EvaluationJob(
         models=models,
-        sets=sets_of(arguments.datasets, config.split),
+        sets=[named(one) for one in sets_of(arguments.datasets, config.split)],
         baselines=baselines_of(arguments.baseline, models),
-        protocol=Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id),
+        protocol=protocol,
         aims=read_aims(arguments.calibrate),
         calibration_split=config.calibration_split,
         precision=training.precision,
         max_bad_rows=data.max_bad_rows,
     )
-    results = run_evaluation(
-        job, output, arguments.fresh, lambda: MlflowTracker(tracking_uri(), output.resolve().name), warn
+    if config.suite:
+        job = with_suite(job, Path(config.data_root) if config.data_root else None, warn)
+    results = evaluate_in_session(
+        job, encoding, output, arguments.fresh, lambda: MlflowTracker(tracking_uri(), output.resolve().name), warn
     )
     print(evaluation_text(results))
     print(f"\n{output / RESULTS}")
@@ -66,7 +77,7 @@ def _parser() -> Parser:
         "--datasets",
         nargs="+",
         metavar="PATH",
-        required=True,
+        default=[],
         help="as --dataset of the other jobs; a folder of data sets is one, the mean over them",
     )
     parser.add_argument(
@@ -89,5 +100,6 @@ def _parser() -> Parser:
     add_settings(parser, EvaluationConfig, "measuring")
     add_settings(parser, ModelConfig, "models, all of them", only=[name for name in READING if name != "model"])
     add_settings(parser, DataConfig, "data", only=["max_bad_rows"])
+    add_settings(parser, EncodeConfig, "encoding", only=["actors", "actor_gpus", "actor_cpus"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

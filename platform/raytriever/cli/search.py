@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 
 from raytriever.cli.arguments import Parser, add_settings, given
@@ -21,9 +22,15 @@ def main(words: list[str]) -> None:
     if arguments.top < 1:
         raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
 
+    if arguments.threshold is not None and math.isnan(arguments.threshold):
+        raise ConfigError("is no number", "--threshold", "give a score, such as 0.5")
+
     from raytriever.retrieval.search import search_dataset
 
-    for hit in search_dataset(config, arguments.dataset, arguments.query, arguments.top):
+    hits = search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)
+    if not hits:
+        print(f"no passage scores {arguments.threshold:g} or more")
+    for hit in hits:
         print(
             f"{hit.score:8.4f}  {hit.document_id}"
             + (f"  {hit.title}" if hit.title not in ("", hit.document_id) else "")
@@ -36,6 +43,12 @@ def _parser() -> Parser:
     parser.add_argument("query", help="what is looked for")
     parser.add_argument("--dataset", default="pydocs", metavar="PATH", help="`pydocs`, or a folder in BEIR layout")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="SCORE",
+        help="show nothing that scores below it, such as one of jobs/evaluate.py --calibrate",
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, ModelConfig, "model", only=READING)
     return parser

@@ -54,8 +54,8 @@ def run_encoding(
         UserError: something a user can mend; see `errors`.
     """
     check_writable(output)
-    with _session(config):
-        pool = _pool(config)
+    with encoding_session(config):
+        pool = encoding_pool(config)
         on_gpus = pool.gpus > 0 if pool else torch.cuda.is_available()
         # This process may be on a node without any of the cluster's GPUs.
         here = torch.device("cuda" if torch.cuda.is_available() and pool is None else "cpu")
@@ -80,7 +80,7 @@ def run_encoding(
     return Encoded(store, str(left_out) if left_out.total else None)
 
 
-def _session(config: EncodeConfig) -> AbstractContextManager[None]:
+def encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     """Ray, where actors are asked for or would be of use."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
@@ -92,7 +92,8 @@ def _session(config: EncodeConfig) -> AbstractContextManager[None]:
     return ray_session(most * config.actor_cpus)
 
 
-def _pool(config: EncodeConfig) -> ActorPool | None:
+def encoding_pool(config: EncodeConfig) -> ActorPool | None:
+    """The actors that were asked for, or that the cluster has room for; None outside a Ray session."""
     if not ray.is_initialized():
         return None
     there = ray.cluster_resources()

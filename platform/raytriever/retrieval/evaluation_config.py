@@ -21,4 +21,8 @@ class EvaluationConfig:
     drop_own_id: bool = option(
         True, "leave a document with the query's own id out, as BEIR does; --no-drop-own-id where ids only look alike"
     )
+    suite: str | None = option(
+        None, "all data sets of a benchmark, by name; what is missing is told", choices=("beir",)
+    )
+    data_root: str = option("", "folder of local copies of the suite's data sets, each under its name there")
     calibration_split: str = option("dev", "the split on which --calibrate chooses thresholds")

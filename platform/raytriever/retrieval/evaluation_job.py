@@ -14,16 +14,18 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.open import open_dataset
 from raytriever.data.processes import in_processes
+from raytriever.errors import DataError
 from raytriever.metrics.threshold import Aim
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
+from raytriever.retrieval.beir_suite import beir_suite
 from raytriever.retrieval.evaluate import Evaluation, Protocol, judged_queries
 from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
 from raytriever.retrieval.evaluation_calibration import calibration_rows
 from raytriever.retrieval.evaluation_files import write_set, write_whole
 from raytriever.retrieval.evaluation_results import Results, check_output
-from raytriever.retrieval.evaluation_sets import EvaluationSet
+from raytriever.retrieval.evaluation_sets import EvaluationSet, check_names
 from raytriever.retrieval.evaluation_significance import significance_rows
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
@@ -104,9 +106,10 @@ def run_evaluation(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
     asked = job.asked(precision)
+    check_names(job.sets)
     check_output(output, asked, fresh)
     check_writable(output)
-    opened = [_open(job, one) for one in job.sets]
+    opened = [open_set(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.sets]
     retrievers = {
         model.name: load_for_encoding(model.config, precision, device) for model in job.models if model.config
     }
@@ -140,15 +143,40 @@ def run_evaluation(
     return results
 
 
-def _open(job: EvaluationJob, one: EvaluationSet) -> list[RetrievalDataset]:
-    splits = job.splits(one)
+def open_set(
+    one: EvaluationSet, splits: Sequence[str], protocol: Protocol, max_bad_rows: float
+) -> list[RetrievalDataset]:
+    """The parts of a data set, each with queries to be measured in each split.
+
+    Raises:
+        DataError: a part or a split is not there, or no query of it has a relevant document.
+    """
     found = []
     for place in one.parts.values():
-        dataset = open_dataset(place, splits, max_bad_rows=job.max_bad_rows, run=in_processes)
+        dataset = open_dataset(place, splits, max_bad_rows=max_bad_rows, run=in_processes)
         for split in splits:
-            judged_queries(dataset, split, job.protocol)
+            judged_queries(dataset, split, protocol)
         found.append(dataset)
     return found
+
+
+def with_suite(job: EvaluationJob, root: Path | None, say: Say) -> EvaluationJob:
+    """The job over the data sets of BEIR too, those that are there; what is missing is said, and told in the results.
+
+    Raises:
+        DataError: none is there.
+    """
+
+    def opens(one: EvaluationSet) -> None:
+        open_set(one, job.splits(one), job.protocol, job.max_bad_rows)
+
+    found, missing = beir_suite(root, opens)
+    for line in missing:
+        say(f"MISSING: {line}")
+    if not found:
+        where = f"--data-root {root}" if root else "--suite beir"
+        raise DataError("no data set of the suite is there", where, "give --data-root, the folder that holds them")
+    return replace(job, sets=[*job.sets, *found], missing=missing)
 
 
 def _measure(

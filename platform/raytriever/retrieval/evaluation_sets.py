@@ -40,19 +40,22 @@ class EvaluationSet:
 
 
 def sets_of(sources: Sequence[str], split: str) -> list[EvaluationSet]:
-    """The data sets that were named, one by one.
+    """The data sets that were named, one by one; nothing is opened."""
+    return [_set_of(source, split) for source in sources]
+
+
+def check_names(sets: Sequence[EvaluationSet]) -> None:
+    """Refuse data sets that could not be told apart in tables and file names.
 
     Raises:
         ConfigError: two of them have the same name.
     """
-    found = [_set_of(source, split) for source in sources]
-    names = [one.name for one in found]
+    names = [one.name for one in sets]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
                 f"two data sets are called {name!r}", "--datasets", "give them one by one, each with its own --output"
             )
-    return found
 
 
 def parts_of(source: str) -> list[str]:

@@ -26,8 +26,10 @@ class Hit:
     text: str
 
 
-def search_dataset(config: ModelConfig, dataset_name: str, query: str, top: int) -> list[Hit]:
-    """The `top` passages with the highest scores, best first."""
+def search_dataset(
+    config: ModelConfig, dataset_name: str, query: str, top: int, threshold: float | None = None
+) -> list[Hit]:
+    """The `top` passages with the highest scores, best first; none below the threshold, where one is given."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_for_encoding(config, choose_precision(None, device), device)
@@ -38,4 +40,5 @@ def search_dataset(config: ModelConfig, dataset_name: str, query: str, top: int)
     return [
         Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
         for score, place in zip(scores[0], found[0], strict=True)
+        if threshold is None or score >= threshold
     ]

@@ -1,0 +1,42 @@
+"""An evaluation whose corpora are encoded and searched by actors, where a cluster is joined or actors are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import ray
+
+from raytriever.cluster.encode import ActorPool, in_actors
+from raytriever.cluster.encoding import encoding_pool, encoding_session
+from raytriever.cluster.search import SearchPool, search_in_actors
+from raytriever.retrieval.encode_config import EncodeConfig
+from raytriever.retrieval.evaluation_job import EvaluationJob, Say, run_evaluation
+from raytriever.retrieval.evaluation_results import Results
+from raytriever.retrieval.report_evaluation import write_evaluation_report
+from raytriever.retrieval.systems import Workers
+from raytriever.tracking.tracker import Tracker
+
+
+def evaluate_in_session(
+    job: EvaluationJob, config: EncodeConfig, output: Path, fresh: bool, tracker: Callable[[], Tracker], say: Say
+) -> Results:
+    """`run_evaluation` by this process, or by the actors that `config` asks for, with the same figures.
+
+    Embeddings are kept in the cache, which every node sees under the same path.
+
+    Raises:
+        UserError: something a user can mend; see `errors`.
+    """
+    with encoding_session(config):
+        pool = encoding_pool(config)
+        workers = _workers(pool) if pool else Workers()
+        return run_evaluation(job, output, fresh, tracker, say, workers, write_evaluation_report)
+
+
+def _workers(pool: ActorPool) -> Workers:
+    there = ray.cluster_resources()
+    fits = int(there.get("GPU", 0) / pool.gpus if pool.gpus else there.get("CPU", 1) / pool.cpus)
+    searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
+    return Workers(in_actors(pool), partial(search_in_actors, pool=searchers))

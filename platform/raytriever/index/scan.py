@@ -106,7 +106,7 @@ class Scan:
         sample = min(max(1_024, size // 32), DOCUMENT_TILE)
         expected = k * sample / size
         rank = ceil(expected + 4 * sqrt(expected) + 3)
-        if 2 * rank * size / sample > k * (1 + log(size / k)):
+        if 4 * sample > size or 2 * rank * size / sample > k * (1 + log(size / k)):
             return
         rows = np.arange(sample) * (size // sample)
         right = self._measured(part, rows)

@@ -59,6 +59,8 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/retrieval_encode.py
 	$(BIN)/python benchmarks/retrieval_search.py
 	$(BIN)/python benchmarks/retrieval_mine.py
+	$(BIN)/python benchmarks/workers.py
+	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/quickstart.py
 

@@ -145,7 +145,7 @@ def kill(run: Run, count: int, last: int) -> list[float]:
     while len(found) < count:
         time.sleep(chance.uniform(0, PAUSE))
         workers = run.workers()
-        if run.process.poll() is not None or max(run.steps()) > last:
+        if not workers or run.process.poll() is not None or max(run.steps()) > last:
             break
         os.kill(chance.choice(workers), signal.SIGKILL)
         found.append(time.time())

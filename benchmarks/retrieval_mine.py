@@ -125,7 +125,8 @@ def once(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
         began = time.perf_counter(), time.process_time()
         mined = ours(dataset, queries, documents)
         took = time.perf_counter() - began[0], time.process_time() - began[1]
-        texts, passages = dataset.queries.texts, dataset.passages()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        texts, passages = list(dataset.queries.texts), list(dataset.passages())
         first: dict[str, int] = {}
         for query in dataset.positives("train").queries.tolist():
             first.setdefault(texts[query], query)
@@ -135,9 +136,9 @@ def once(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
                 found.setdefault(texts[query], []).append(passages[document])
     else:
         answer, *took = theirs(dataset, queries, documents, arguments.way)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         columns = [answer[f"negative_{n + 1}"] for n in range(NEGATIVES)] if arguments.way != "triplet" else []
         found = dict(zip(answer["query"], map(list, zip(*columns, strict=True)), strict=True)) if columns else {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (folder / f"{arguments.way}.json").write_text(json.dumps(found))
     return {"seconds": took[0], "processor": took[1], "grown": (peak - before) / 1e3, "peak": peak / 1e3}
 

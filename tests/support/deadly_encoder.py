@@ -31,7 +31,8 @@ class Deadly(Retriever):
 
 @dataclass(frozen=True)
 class LoadDeadly:
-    """Loads a tiny encoder that dies of a character, and takes some time for a batch."""
+    """Loads a tiny encoder that dies of a character, and takes some time for a batch; notes in a file in which
+    process."""
 
     model: str
     poison: str
@@ -39,6 +40,8 @@ class LoadDeadly:
     seconds: float = 0.0
 
     def __call__(self) -> Retriever:
+        with self.deaths.with_suffix(".loaded").open("a") as stream:
+            stream.write(f"{os.getpid()}\n")
         retriever = load_retriever(ModelConfig(self.model))
         retriever.__class__ = Slow if self.seconds else Deadly
         retriever.poison = retriever.tokenizer.convert_tokens_to_ids(self.poison)

@@ -125,6 +125,7 @@ def test_from_strategy_to_strategy(run: Callable[..., list[Told]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_adapters_go_on_to_the_bit(run: Callable[..., list[Told]], strategy: str) -> None:
     lora = {"lora_rank": 2, "lora_dropout": 0.1}
@@ -138,6 +139,7 @@ def test_adapters_go_on_to_the_bit(run: Callable[..., list[Told]], strategy: str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_activations_may_be_checkpointed_from_some_step_on(run: Callable[..., list[Told]]) -> None:
     (expected,) = run("whole", Leg("ddp", 2), dropout=0.1)
     found = run(

@@ -138,11 +138,16 @@ def _shown(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
-    """The settings in which runs differ; what one has not stays empty."""
-    if len(runs) < 2:
-        return []
-    every = list(dict.fromkeys(name for run in runs for name in run.settings))
-    differ = [name for name in every if len({run.settings.get(name) for run in runs}) > 1]
-    rows = [[name, *(run.settings.get(name, "") for run in runs)] for name in differ]
-    note = "" if rows else "The runs have the same settings."
-    return [Table("Settings that differ", ["setting", *(run.name for run in runs)], rows, note)]
+    """The settings in which runs of one kind differ; what one has not stays empty."""
+    tables = []
+    for trained, kind in ((True, "training"), (False, "evaluation")):
+        members = [run for run in runs if run.trained == trained]
+        if len(members) < 2:
+            continue
+        every = list(dict.fromkeys(name for run in members for name in run.settings))
+        differ = [name for name in every if len({run.settings.get(name) for run in members}) > 1]
+        rows = [[name, *(run.settings.get(name, "") for run in members)] for name in differ]
+        note = "" if rows else "They have the same settings."
+        columns = ["setting", *(run.name for run in members)]
+        tables.append(Table(f"Settings of {kind} that differ", columns, rows, note))
+    return tables

@@ -45,15 +45,15 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """
     results = read_results(folder)
     models, significance = results["models"], results["significance"]
-    pictures = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
-    for dataset in datasets_of(models):
-        pictures += score_pictures(folder, dataset, list(models))
+    queries = read_queries(folder)
+    of_scores = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
+    of_gains = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
     page = Page(
         title,
         [*_about(results["about"]), *map(str, results.get("missing", ()))],
         result_tables(models, significance),
-        pictures,
-        read_queries(folder),
+        [*of_gains, *of_scores],
+        queries,
     )
     write_page(folder / REPORT, page)
 

@@ -1,0 +1,66 @@
+"""`compare` from the command line: what it refuses, and runs that MLflow keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
+from raytriever.tracking.tracker import DatasetRecord, Point
+
+Mistake = Callable[..., str]
+ID = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "the following arguments are required: RUN"),
+        (["nowhere"], "'nowhere' is neither a directory nor an MLflow run; give a directory"),
+        ([ID], "no such database; name the server or database by MLFLOW_TRACKING_URI"),
+        (["params.loss.loss = 'mw'"], "no such database"),
+        (["."], ".: holds no run; name a directory"),
+        ([".", "--output", "."], "--output .: is a directory; name the HTML file to write"),
+        ([".", "--outpt", "x"], "--outpt: unknown flag; did you mean '--output'?"),
+    ],
+)
+def test_a_mistake_is_one_line(mistake: Mistake, words: list[str], told: str) -> None:
+    assert told in mistake("compare", *words)
+
+
+@pytest.mark.slow
+def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = []
+    for number, loss in enumerate(("mw", "infonce")):
+        tracker = MlflowTracker(tracking_uri(), f"run of {loss}")
+        tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {})
+        points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
+        points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 8, 9) for system in ("before", "after")]
+        tracker.log(points)
+        tracker.finish("FINISHED")
+        ids.append(tracker.run_id)
+    empty = MlflowTracker(tracking_uri(), "empty")
+    empty.finish("FAILED")
+    assert run("compare", [*ids, "--output", "page.html"]) == 0
+    text = Path("page.html").read_text()
+    for shown in (">run of mw<", ">run of infonce<", ">0.4000<", "loss.loss", ">letters<", "Loss of every step"):
+        assert shown in text
+    assert run("compare", ["metrics.`after/ndcg_at_10` > 0.35", "--output", "one.html"]) == 0
+    assert "1 runs: run of infonce." in Path("one.html").read_text()
+    capsys.readouterr()
+    for word, told in (
+        (ID, f"does not know the run '{ID}'"),
+        (empty.run_id, "has no figures; name a finished run"),
+        ("metrics.nothing = ", "does not understand"),
+        ("metrics.nothing > 3", "no finished run matches"),
+    ):
+        assert run("compare", [word, "--output", "two.html"]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert err.count("\n") == 1
+    assert not Path("two.html").exists()
+    assert json.loads(text.split('id="data">')[1].split("</script>")[0]) == {"queries": {}}

@@ -22,6 +22,18 @@ def cutoff_of(name: str) -> int | None:
     return int(cutoff) if name.startswith(ACCURACY) and cutoff.isascii() and cutoff.isdecimal() else None
 
 
+def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> None:
+    """Raise `DataError` unless each of the queries, positions in the data set, has an answer."""
+    there = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
+    without = np.setdiff1d(queries, there)
+    if len(without):
+        raise DataError(
+            f"query {dataset.queries.ids[int(without[0])]!r} has no answers",
+            f"{dataset.name}, split {split!r}",
+            "leave acc@K out of --metrics, or add answers.jsonl (docs/formats.md)",
+        )
+
+
 def accuracy_per_query(
     dataset: RetrievalDataset, split: str, queries: ndarray, ranking: ndarray, cutoffs: Collection[int]
 ) -> dict[str, PerQuery]:
@@ -37,19 +49,16 @@ def accuracy_per_query(
         cutoffs: the K, each at most the depth.
 
     Raises:
-        DataError: the data set brings no answers, or none of one of the queries.
+        DataError: as `check_answers`.
     """
     if not cutoffs:
         return {}
+    check_answers(dataset, split, queries)
     answers = dataset.answers
+    assert answers is not None
     hits = np.zeros((len(queries), max(cutoffs)), bool)
     for row, query in enumerate(queries.tolist()):
-        wanted = [normalised(answer) for answer in answers.of(query)] if answers is not None else []
-        if not wanted:
-            where = f"{dataset.name}, split {split!r}"
-            raise DataError(
-                f"query {dataset.queries.ids[query]!r} has no answers", where, "leave acc@K out of --metrics"
-            )
+        wanted = [normalised(answer) for answer in answers.of(query)]
         for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
             if document >= 0 and holds_answer(normalised(dataset.passage_text(document)), wanted):
                 hits[row, rank] = True

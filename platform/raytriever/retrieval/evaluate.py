@@ -25,7 +25,7 @@ from raytriever.metrics.auc import auc
 from raytriever.metrics.auc_per_query import auc_per_query
 from raytriever.metrics.registry import DEFAULT_METRICS, measure_ranking, ranking_metric
 from raytriever.metrics.relevance import Relevance
-from raytriever.retrieval.answer_accuracy import ACCURACY, accuracy_per_query, cutoff_of
+from raytriever.retrieval.answer_accuracy import accuracy_per_query, cutoff_of
 
 AUC_NEGATIVES = 500
 RUN_DEPTH = 100
@@ -56,7 +56,12 @@ class Protocol:
     @property
     def ranking_metrics(self) -> tuple[str, ...]:
         """Those that a ranking and judgements decide."""
-        return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and ACCURACY not in name)
+        return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and not cutoff_of(name))
+
+    @property
+    def wants_answers(self) -> bool:
+        """Whether Acc@K is among them, for which every query needs answers."""
+        return any(cutoff_of(name) for name in self.metrics)
 
     @property
     def kept(self) -> int:

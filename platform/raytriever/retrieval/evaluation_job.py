@@ -19,6 +19,7 @@ from raytriever.metrics.threshold import Aim
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
+from raytriever.retrieval.answer_accuracy import check_answers
 from raytriever.retrieval.beir_suite import beir_suite
 from raytriever.retrieval.evaluate import Evaluation, Protocol, judged_queries
 from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
@@ -155,7 +156,9 @@ def open_set(
     for place in one.parts.values():
         dataset = open_dataset(place, splits, max_bad_rows=max_bad_rows, run=in_processes)
         for split in splits:
-            judged_queries(dataset, split, protocol)
+            queries, _ = judged_queries(dataset, split, protocol)
+            if split == one.split and protocol.wants_answers:
+                check_answers(dataset, split, queries)
         found.append(dataset)
     return found
 

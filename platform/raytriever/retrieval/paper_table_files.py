@@ -10,6 +10,8 @@ from raytriever.retrieval.paper_table import Figure, PaperTable
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    "<": "$<$",
+    ">": "$>$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }

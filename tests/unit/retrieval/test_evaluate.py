@@ -1,17 +1,20 @@
 """The evaluation protocol against its definition, one query at a time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from raytriever.data.answers import Answers
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.errors import DataError
 from raytriever.metrics.auc import auc
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval import evaluate as module
-from raytriever.retrieval.evaluate import evaluate_embeddings
+from raytriever.retrieval.evaluate import Evaluation, Protocol, evaluate_embeddings
 from raytriever.retrieval.run_file import write_run
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 
@@ -55,6 +58,45 @@ def test_pools_and_metrics_follow_the_protocol(depth: int, monkeypatch: pytest.M
     assert found.queries.tolist() == [0, 1, 2, 4]
     assert 9 not in found.ranking[1]
     assert found.ranking[0].tolist() == np.argsort(-(queries[0] @ documents.T))[: found.ranking.shape[1]].tolist()
+
+
+def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
+    rng = np.random.default_rng(1)
+    queries, documents = (rng.normal(size=(n, 4)).astype(np.float32) for n in (4, 12))
+    # Query 1 bears the id of document 9; query 2 is judged relevant to its own id alone; query 3 has grade 1 at most.
+    rows = [(0, 3, 1), (0, 8, 2), (0, 5, 0), (1, 9, 2), (1, 4, 2), (2, 10, 2), (3, 7, 1)]
+    dataset = dataset_of(["a", "d9", "d10", "d"], [f"d{i}" for i in range(12)], rows)
+
+    def measured(**settings: object) -> Evaluation:
+        return evaluate_embeddings(dataset, "test", queries, documents, Protocol(("judged_at_12",), **settings))
+
+    assert measured().queries.tolist() == [0, 1, 3]
+    assert measured(level=2).queries.tolist() == [0, 1]
+    assert measured(level=2, drop_own=False).queries.tolist() == [0, 1, 2]
+    assert len(measured(drop_own=False).positive_scores) == 6
+    strict = measured(level=2)
+    assert (len(strict.positive_scores), strict.positive_queries.tolist()) == (2, [0, 1])
+    assert len(strict.negative_scores) == 11 + 10
+    assert strict.per_query["judged_at_12"].tolist() == [3 / 12, 1 / 11]
+    with pytest.raises(DataError, match="made, split 'test': no query has a document of grade 3 or more; lower --rel"):
+        measured(level=3)
+
+
+def test_accuracy_is_whether_an_answer_stands_among_the_best() -> None:
+    dataset = dataset_of(["a", "b"], ["x", "y", "z"], [(0, 0, 1), (1, 1, 1)])
+    ranks = np.array([[0.3, 0.2, 0.1], [0.1, 0.2, 0.3]], np.float32)
+    answers = Answers(np.array([0, 0, 1]), ["text Y", "nothing", "of x"])
+    protocol = Protocol(("accuracy_at_1", "accuracy_at_2", "accuracy_at_3"))
+    found = evaluate_embeddings(replace(dataset, answers=answers), "test", ranks, np.eye(3, dtype=np.float32), protocol)
+    assert found.metrics == {"accuracy_at_1": 0.0, "accuracy_at_2": 0.5, "accuracy_at_3": 0.5}
+    with pytest.raises(DataError, match="query 'b' has no answers; leave acc@K out of --metrics"):
+        evaluate_embeddings(
+            replace(dataset, answers=Answers(np.array([0]), ["y"])),
+            "test",
+            ranks,
+            np.eye(3, dtype=np.float32),
+            protocol,
+        )
 
 
 def test_run_files_are_read_by_trec_eval(tmp_path: Path) -> None:

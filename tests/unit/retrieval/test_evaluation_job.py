@@ -1,0 +1,225 @@
+"""One evaluation of two models on a data set and one of two parts: its files against trec_eval, and each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.metrics.auc import auc
+from raytriever.models.config import ModelConfig
+from raytriever.retrieval.evaluate import Protocol
+from raytriever.retrieval.evaluated_models import evaluated_models
+from raytriever.retrieval.evaluation_job import EvaluationJob, run_evaluation
+from raytriever.retrieval.evaluation_results import check_output, read_results
+from raytriever.retrieval.evaluation_sets import sets_of
+from raytriever.storage import read_manifest
+from raytriever.tracking.tracker import DatasetRecord, Point
+
+METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map", "auc", "query_auc")
+TREC = {"ndcg_at_10": "ndcg_cut_10", "recall_at_5": "recall_5", "map": "map"}
+
+
+@dataclass
+class Kept:
+    """A tracker that keeps what it is told."""
+
+    points: dict[str, float] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    status: str = ""
+    run_id: str = "kept"
+
+    def child(self, run_name: str, run_id: str | None = None) -> Kept:
+        return Kept()
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        assert dataset.counts["test_queries"]
+
+    def log(self, points: Sequence[Point]) -> None:
+        self.points |= {point.name: point.value for point in points}
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        self.files.append(path.name)
+
+    def finish(self, status: str) -> None:
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Done:
+    """The evaluation, what it was asked, and where its data sets are, by the names of run files."""
+
+    output: Path
+    job: EvaluationJob
+    tracker: Kept
+    places: dict[str, Path]
+    again: Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("evaluation")
+    forums = folder / "forums"
+    for name in ("one", "two"):
+        shutil.copytree(tiny_dataset, forums / name)
+    few = forums / "two" / "qrels" / "test.tsv"
+    graded = ["q128\td128\t2", "q128\td3\t1", "q128\td4\t0", *few.read_text().split("\n")[2:9]]
+    few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
+    job = EvaluationJob(
+        evaluated_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        sets_of([str(tiny_dataset), str(forums)], "test"),
+        ["bm25"],
+        Protocol(METRICS),
+        aims=[("recall", 0.8), ("precision", 1.0)],
+        precision="fp32",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(folder / "cache"))
+
+        def again(tracker: Kept, fresh: bool = False, changed: EvaluationJob = job, report: Any = None) -> Any:
+            return run_evaluation(changed, folder / "out", fresh, lambda: tracker, lambda _: None, report=report)
+
+        tracker = Kept()
+        again(tracker)
+        places = {"letters": tiny_dataset, "forums-one": forums / "one", "forums-two": forums / "two"}
+        yield Done(folder / "out", job, tracker, places, again)
+
+
+def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float]]:
+    with (done.output / "runs" / f"{model}.{name}.trec").open() as stream:
+        run = pytrec_eval.parse_run(stream)
+    qrels: dict[str, dict[str, int]] = {}
+    for line in (done.places[name] / "qrels" / "test.tsv").read_text().splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        qrels.setdefault(query, {})[document] = int(grade)
+    return dict(pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recall.5", "map"}).evaluate(run))
+
+
+@pytest.mark.parametrize("model", ["bm25", "tiny"])
+def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
+    results = read_results(done.output)
+    for name, where in (("letters", "models"), ("forums-one", "parts"), ("forums-two", "parts")):
+        theirs = by_trec_eval(done, model, name)
+        for ours, trec in TREC.items():
+            mean = np.mean([values[trec] for values in theirs.values()])
+            assert results[where][model][name][ours] == pytest.approx(mean, abs=1e-6)
+    assert results["parts"]["tiny"]["forums-two"]["ndcg_at_10"] < 0.95
+    # By query, and by MTEB's names and rounding.
+    told = json.loads((done.output / "per_query" / "letters.json").read_bytes())
+    theirs = by_trec_eval(done, model, "letters")
+    for query, value in zip(told["queries"], told["models"][model]["metrics"]["map"], strict=True):
+        assert value == pytest.approx(theirs[query]["map"], abs=1e-6)
+    mteb = json.loads((done.output / "mteb" / model / "letters.json").read_bytes())
+    [scores] = mteb["scores"]["test"]
+    assert mteb["task_name"] == "letters"
+    assert scores["main_score"] == scores["ndcg_at_10"] == round(results["models"][model]["letters"]["ndcg_at_10"], 5)
+    assert scores["recall_at_5"] == round(results["models"][model]["letters"]["recall_at_5"], 5)
+
+
+def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
+    results = read_results(done.output)
+    about = results["about"]["forums"]
+    assert (about["queries"], about["documents"], about["parts"]) == (40, 320, ["forums-one", "forums-two"])
+    for model in ("bm25", "tiny"):
+        for metric in METRICS:
+            parts = [results["parts"][model][name][metric] for name in about["parts"]]
+            assert results["models"][model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
+    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "map")]
+    apart = results["models"]["tiny"]["forums"]["map"] - results["models"]["bm25"]["forums"]["map"]
+    assert row["difference"] == pytest.approx(apart, abs=1e-9)
+
+
+def test_the_directory_is_what_was_agreed(done: Done) -> None:
+    results = read_results(done.output)
+    assert read_manifest(done.output)["meta"] == {"kind": "evaluation"}
+    assert list(results["models"]) == ["bm25", "tiny"]
+    assert list(results["models"]["tiny"]["letters"]) == list(METRICS)
+    assert results["systems"]["tiny"]["width"] == 32
+    named = {"dataset", "metric", "model", "against", "difference", "p", "p_holm", "effect", "mark"}
+    assert all(named <= row.keys() for row in results["significance"])
+    assert len(results["significance"]) == 2 * (len(METRICS) - 1)
+    for model in ("bm25", "tiny"):
+        with np.load(done.output / "scores" / f"forums.{model}.npz", allow_pickle=False) as pools:
+            assert len(pools["positives"]) == 41
+            assert pools["negative_queries"].max() == 39
+        with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
+            found = auc(pools["positives"], pools["negatives"])
+        assert found == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
+    told = json.loads((done.output / "per_query" / "forums.json").read_bytes())
+    place = told["queries"].index("two/q128")
+    assert [row[0] for row in told["relevant"][place]] == ["d128", "d3"]
+    assert told["relevant"][place][0][3] == 2
+    top = told["models"]["bm25"]["top"][place]
+    assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
+    assert done.tracker.status == "FINISHED"
+    assert done.tracker.points["tiny/forums/map"] == results["models"]["tiny"]["forums"]["map"]
+    assert {"results.json", "table.md", "table.tex", "runs", "mteb", "per_query"} <= set(done.tracker.files)
+
+
+def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done) -> None:
+    rows = read_results(done.output)["calibration"]
+    assert len(rows) == 2 * 2 * 2
+    [row] = [one for one in rows if (one["dataset"], one["model"], one["aim"]) == ("letters", "tiny", "recall")]
+    with np.load(done.output / "scores" / "letters.tiny.npz", allow_pickle=False) as pools:
+        above = float((pools["positives"] >= row["threshold"]).mean())
+    assert row["chosen_on"] == "dev"
+    assert row["recall"] >= 0.8
+    assert row["checked"] == pytest.approx(above)
+    assert row["low"] <= above <= row["high"]
+
+
+def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Path) -> None:
+    asked = read_results(done.output)["asked"]
+    check_output(done.output, asked, fresh=False)
+    check_output(tmp_path / "none", asked, fresh=False)
+    with pytest.raises(ConfigError, match=r"holds another evaluation \(metrics: .* there and .* here\)"):
+        check_output(done.output, {**asked, "metrics": ["map"]}, fresh=False)
+    check_output(done.output, {**asked, "metrics": ["map"]}, fresh=True)
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "results.json").write_text('{"split": "test", "models": {}}')
+    with pytest.raises(StorageError, match="an older format, without a number; this version reads format 1; evaluate"):
+        check_output(older, asked, fresh=False)
+    (older / "results.json").unlink()
+    (older / "cat.jpg").touch()
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match="is not empty and holds no evaluation; give another directory"):
+            check_output(older, asked, fresh)
+
+
+def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
+    before = (done.output / "results.json").read_bytes()
+    tracker = Kept()
+
+    def torn(folder: Path) -> None:
+        assert (folder / "table.md").is_file()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        done.again(tracker, report=torn)
+    assert tracker.status == "FAILED"
+    assert (done.output / "results.json").read_bytes() == before
+    assert not list(done.output.parent.glob(".out.aside*"))
+
+
+def test_embeddings_that_are_not_finite_are_told_in_a_line(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    broken = Path(shutil.copytree(tiny_encoder, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"][:] = np.nan
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    models = evaluated_models([str(broken)], ModelConfig())
+    changed = replace(done.job, models=models, baselines=["broken"], sets=done.job.sets[:1])
+    before = (done.output / "results.json").read_bytes()
+    with pytest.raises(ModelError, match="not finite"):
+        done.again(Kept(), fresh=True, changed=changed)
+    assert (done.output / "results.json").read_bytes() == before

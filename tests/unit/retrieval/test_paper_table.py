@@ -1,0 +1,62 @@
+"""Tables as papers print them: what is bold, underlined and marked, and how it is written."""
+
+from __future__ import annotations
+
+from raytriever.retrieval.paper_table import PaperTable, paper_tables
+from raytriever.retrieval.paper_table_files import latex, markdown
+
+MODELS = {
+    "one": {"a": {"ndcg_at_10": 0.5, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.25, "auc": 0.8}},
+    "two": {"a": {"ndcg_at_10": 0.6, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.2, "auc": 0.7}},
+    "three": {"a": {"ndcg_at_10": 0.4, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.250001, "auc": 0.6}},
+}
+MARKS = {("a", "two", "ndcg_at_10"): "+◇", ("b_c", "two", "ndcg_at_10"): "-"}
+
+
+def rows_of(table: PaperTable) -> dict[str, list[tuple[str, int | None, str]]]:
+    return {name: [(one.text, one.place, one.mark) for one in figures] for name, figures in table.rows}
+
+
+def test_few_data_sets_stand_beside_each_other() -> None:
+    [table] = paper_tables(MODELS, MARKS, "test", ["one", "three"])
+    assert table.groups == [("a", 2), ("b_c", 2), ("Average", 2)]
+    assert table.columns == ["Model", *["nDCG@10", "AUC"] * 3]
+    rows = rows_of(table)
+    assert rows["two"][0] == ("60.00", 0, "+◇")
+    assert rows["one"][0] == ("50.00", 1, "")
+    assert rows["three"][0] == ("40.00", None, "")
+    # What prints alike is alike, and where all are alike none is best.
+    assert [rows[model][2][:2] for model in MODELS] == [("25.00", 0), ("20.00", 1), ("25.00", 0)]
+    assert [rows[model][1][:2] for model in MODELS] == [("90.00", None)] * 3
+    assert rows["one"][4][0] == "37.50"
+    assert "+ and -: significantly above and below one. ◆ and ◇: significantly above and below three." in table.caption
+
+
+def test_many_data_sets_stand_below_each_other_in_a_table_a_metric() -> None:
+    many = {model: {f"d{i}": rows["a"] for i in range(5)} for model, rows in MODELS.items()}
+    tables = paper_tables(many, {}, "test", ["one"])
+    assert [table.caption.split(".")[0] for table in tables] == ["nDCG@10", "AUC"]
+    assert tables[0].columns == ["Data set", *MODELS]
+    assert [name for name, _ in tables[0].rows] == ["d0", "d1", "d2", "d3", "d4", "Average"]
+    assert rows_of(tables[0])["Average"] == [("50.00", 1, ""), ("60.00", 0, ""), ("40.00", None, "")]
+    assert "t-test" not in tables[0].caption
+
+
+def test_of_two_models_the_worse_has_no_sign() -> None:
+    two = {model: MODELS[model] for model in ("one", "two")}
+    assert [row[0].place for _, row in paper_tables(two, {}, "test", ["one"])[0].rows] == [None, 0]
+
+
+def test_both_languages_say_the_same() -> None:
+    tables = paper_tables(MODELS, MARKS, "test", ["one", "three"])
+    text = markdown(tables)
+    assert "| Model | a nDCG@10 | AUC | b_c nDCG@10 | AUC | Average nDCG@10 | AUC |" in text
+    assert "| two | **60.00**<sup>+◇</sup> | 90.00 | <u>20.00</u><sup>-</sup> | **70.00** |" not in text
+    assert "| two | **60.00**<sup>+◇</sup> | 90.00 | <u>20.00</u><sup>-</sup> | <u>70.00</u> |" in text
+    tex = latex(tables)
+    assert r" & \multicolumn{2}{c}{a} & \multicolumn{2}{c}{b\_c} & \multicolumn{2}{c}{Average} \\" in tex
+    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5} \cmidrule(lr){6-7}" in tex
+    assert r"two & \textbf{60.00}$^{+\lozenge}$ & 90.00 & \underline{20.00}$^{-}$ & \underline{70.00}" in tex
+    assert r"p $<$ 0.05" in tex
+    assert r"$\blacklozenge$ and $\lozenge$: significantly" in tex
+    assert r"\begin{tabular}{lrrrrrr}" in tex

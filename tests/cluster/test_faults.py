@@ -166,12 +166,13 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
         wait_for(lambda: list(checkpoints.glob("step-*")), 200, process)
         cluster.remove_node(node, allow_graceful=False)
         wait_for(lambda: "1 worker of 1:2" in said(), 200, process)
+        reached = max(losses(cli.folder / "run"))
+        wait_for(lambda: max(losses(cli.folder / "run")) > reached, 200, process)
         cluster.add_node(num_cpus=1)
         wait_for(lambda: said().count("2 workers of 1:2") == 2, 200, process)
-        told = said().count("continuing after step")
-        assert told == 2
         reached = max(losses(cli.folder / "run"))
         wait_for(lambda: max(losses(cli.folder / "run")) > reached + 20, 200, process)
+        assert said().count("continuing after step") == 2
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     finally:

@@ -21,8 +21,9 @@ SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-step
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Every step's loss, none of them told twice."""
-    entries = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    """Every step's loss, none of them told twice; a line that is being written is left out."""
+    lines = (run / "steps.jsonl").read_text().split("\n")[:-1]
+    entries = [json.loads(line) for line in lines]
     told = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
     assert len(told) == len(dict(told)), "a step was told twice"
     return dict(told)

@@ -27,7 +27,7 @@ from raytriever.parallel.shards import Slice, replicated_state, restore_replicat
 from raytriever.parallel.strategy import Update, finite_or_refused
 from raytriever.parallel.zero_state import restore_sharded, sharded_state
 
-# Values sent at a time. DeepSpeed's default of ten times as many reserves 2 GB in float32, which a GPU does not get back.
+# Values sent at a time; DeepSpeed's default of ten times as many reserves 2 GB of float32.
 _BUCKET = 50_000_000
 
 

@@ -200,6 +200,18 @@ def test_scores_beyond_float32_are_infinite_and_still_found() -> None:
     assert scores.tolist() == [[np.inf, np.float32(1e30), -np.inf, -np.inf]]
 
 
+def test_sums_that_overflow_on_the_way_to_a_finite_score_mislead_nobody(precision: str) -> None:
+    """The last 200 documents have the best scores, but sums that begin with what float32 cannot hold."""
+    documents = np.zeros((400, 16), np.float32)
+    documents[:200, 0] = 1e17
+    documents[200:] = np.repeat(np.array([-1e20, 1e20], np.float32), 8)
+    documents[200:, 15] += np.float32(1e18)
+    queries = np.full((1, 16), 1e20, np.float32)
+    scores, found = top_k_of_parts(queries, [(0, documents[:200]), (200, documents[200:])], 3, np.arange(400))
+    assert found.tolist() == [[200, 201, 202]]
+    assert np.isfinite(scores).all()
+
+
 def test_an_excluded_document_leaves_a_gap_at_the_end() -> None:
     documents = np.arange(3, dtype=np.float32)[:, None]
     scores, found = top_k(np.ones((2, 1), np.float32), documents, 3, np.arange(3), np.array([2, -1]))

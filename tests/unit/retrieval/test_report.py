@@ -96,14 +96,14 @@ def test_a_page_holds_all_it_needs_and_hostile_texts_stay_texts(evaluation: Path
 
 
 def test_a_page_of_one_table(tmp_path: Path) -> None:
-    rows = [["a", Cell("0.5", 0.5, "+", "better", best=True)], ["<i>", Cell("–")]]
+    rows = [["a", Cell("0.5", 0.5, "+", "better", best=True)], ["<i>", Cell("<0.1", 0.0)]]
     write_page(
         tmp_path / "p.html", Page("T & {{data}}", ["{{script}}"], [Table("x", ["model", "y"], rows)], settings="<a: 1>")
     )
     text = (tmp_path / "p.html").read_text()
     assert "<h1>T &amp; {{data}}</h1>\n<p>{{script}}</p>" in text
     assert '<td class="best" data-value="0.5" title="better">0.5<sup>+</sup></td>' in text
-    assert '<td class="text" data-value="&lt;i&gt;">&lt;i&gt;</td><td>–<sup></sup></td>' in text
+    assert '<td class="text" data-value="&lt;i&gt;">&lt;i&gt;</td><td data-value="0.0">&lt;0.1<sup></sup></td>' in text
     assert "&lt;a: 1&gt;" in text
     assert 'id="drill"' not in text
 

@@ -1,7 +1,7 @@
 """What a retriever is worth on one split: ranking metrics, and the AUC of its pooled scores.
 
 1. Every query of the split that has a relevant document is searched in the whole corpus; a document that bears the
-   query's own id is left out, of its judgements too, as BEIR does for its results.
+   query's own id is left out of its results, but a judgement of it counts, as in BEIR's evaluator.
 2. Ranking metrics are means over those queries (`metrics.registry`); one without results counts 0.
 3. AUC compares the scores of all positives with each query's 500 highest-scoring non-positives, all queries in one
    pool (Optimizing What Matters, section 5.1), so it also tells whether scores of different queries compare.
@@ -105,13 +105,13 @@ def evaluate(
     """
     protocol = protocol or Protocol()
     queries, relevance = judged_queries(dataset, split, protocol)
-    positive = relevance.scores >= protocol.level
+    own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
+    positive = (relevance.scores >= protocol.level) & (relevance.documents != own[relevance.queries])
     owner, documents = relevance.queries[positive], relevance.documents[positive]
-    most = int(np.bincount(owner).max())
+    most = int(np.bincount(owner, minlength=1).max())
     depth = min(len(dataset.documents), max(protocol.kept, AUC_NEGATIVES + most) + 1)
     scores, ranking = search(queries, depth)
-    if protocol.drop_own:
-        scores, ranking = _without(scores, ranking, own_documents(dataset, queries))
+    scores, ranking = _without(scores, ranking, own)
 
     positives = Relevance(owner, documents, np.ones(len(owner), np.int64), len(queries))
     negative = (positives.gains(ranking) == 0) & (ranking >= 0)
@@ -150,9 +150,6 @@ def judged_queries(
         DataError: there is none.
     """
     rows = dataset.judgements[split]
-    if protocol.drop_own:
-        asked, place = np.unique(rows.queries, return_inverse=True)
-        rows = rows.where(rows.documents != own_documents(dataset, asked)[place])
     queries = np.unique(rows.queries[rows.scores >= protocol.level])
     if not len(queries):
         what = "a relevant document" if protocol.level == 1 else f"a document of grade {protocol.level} or more"
@@ -160,6 +157,13 @@ def judged_queries(
         raise DataError(f"no query has {what}", where, remedy if protocol.level == 1 else "lower --relevance-level")
     rows = rows.where(np.isin(rows.queries, queries))
     return queries, Relevance(np.searchsorted(queries, rows.queries), rows.documents, rows.scores, len(queries))
+
+
+def own_judgements(dataset: RetrievalDataset, split: str, protocol: Protocol) -> int:
+    """How many queries are judged relevant to the document with their own id, which is not to be found."""
+    queries, relevance = judged_queries(dataset, split, protocol)
+    own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
+    return int(((relevance.scores >= protocol.level) & (relevance.documents == own[relevance.queries])).sum())
 
 
 def evaluate_embeddings(

@@ -21,7 +21,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.answer_accuracy import check_answers
 from raytriever.retrieval.beir_suite import beir_suite
-from raytriever.retrieval.evaluate import Evaluation, Protocol, judged_queries
+from raytriever.retrieval.evaluate import Evaluation, Protocol, judged_queries, own_judgements
 from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
 from raytriever.retrieval.evaluation_calibration import calibration_rows
 from raytriever.retrieval.evaluation_files import write_set, write_whole
@@ -121,6 +121,9 @@ def run_evaluation(
         for one, datasets in zip(job.sets, opened, strict=True):
             said = f"{sum(len(dataset.documents) for dataset in datasets):,} documents, split {one.split}"
             say(f"{one.name}: {said} ({precision} on {device})")
+            if own := sum(own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
+                found = f"{own} queries are judged relevant to the document with their own id, which is left out"
+                say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
             seconds: dict[str, float] = {}
             parts = [
                 _measure(job, one, name, dataset, retrievers, workers or Workers(), seconds)

@@ -14,7 +14,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval import evaluate as module
-from raytriever.retrieval.evaluate import Evaluation, Protocol, evaluate_embeddings
+from raytriever.retrieval.evaluate import Evaluation, Protocol, evaluate_embeddings, own_judgements
 from raytriever.retrieval.run_file import write_run
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 
@@ -70,14 +70,18 @@ def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
     def measured(**settings: object) -> Evaluation:
         return evaluate_embeddings(dataset, "test", queries, documents, Protocol(("judged_at_12",), **settings))
 
-    assert measured().queries.tolist() == [0, 1, 3]
-    assert measured(level=2).queries.tolist() == [0, 1]
-    assert measured(level=2, drop_own=False).queries.tolist() == [0, 1, 2]
-    assert len(measured(drop_own=False).positive_scores) == 6
+    assert measured().queries.tolist() == [0, 1, 2, 3]
+    assert measured(level=2).queries.tolist() == [0, 1, 2]
+    assert (len(measured().positive_scores), len(measured(drop_own=False).positive_scores)) == (4, 6)
+    assert own_judgements(dataset, "test", Protocol()) == 2
+    assert own_judgements(dataset, "test", Protocol(drop_own=False)) == 0
     strict = measured(level=2)
     assert (len(strict.positive_scores), strict.positive_queries.tolist()) == (2, [0, 1])
-    assert len(strict.negative_scores) == 11 + 10
-    assert strict.per_query["judged_at_12"].tolist() == [3 / 12, 1 / 11]
+    assert len(strict.negative_scores) == 11 + 10 + 11
+    assert strict.per_query["judged_at_12"].tolist() == [3 / 12, 1 / 11, 0]
+    # As BEIR counts it: what is left out of the results stays among what is to be found.
+    recall = evaluate_embeddings(dataset, "test", queries, documents, Protocol(("recall_at_12",)))
+    assert recall.per_query["recall_at_12"].tolist() == [1, 0.5, 0, 1]
     with pytest.raises(DataError, match="made, split 'test': no query has a document of grade 3 or more; lower --rel"):
         measured(level=3)
 

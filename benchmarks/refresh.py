@@ -92,10 +92,9 @@ def steps_of(run: Path) -> dict[int, dict[str, float]]:
 def costs(run: Path) -> dict[str, End]:
     """What rounds cost the steps beside them, and what became of them."""
     rounds = json.loads((run / "negatives" / "rounds.json").read_text())
-    beside = {
-        step for one in rounds for step in range(one["snapshot"], one["ended"] if one["ended"] else 1 << 30)
-    }  # of one that did not end, all that follow
     measured = {step: told for step, told in steps_of(run).items() if step > 2}  # the first ones touch their memory
+    last = max(measured) + 1  # the end of a round that had none
+    beside = {step for one in rounds for step in range(one["snapshot"], one["ended"] or last)}
     seconds = {step: told["step_seconds"] + told["refresh_wait_seconds"] for step, told in measured.items()}
     alone = median(value for step, value in seconds.items() if step not in beside)
     together = median(value for step, value in seconds.items() if step in beside)

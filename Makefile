@@ -56,6 +56,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/data_feed.py
 	$(BIN)/python benchmarks/grad_cache.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/refresh.py
 	$(BIN)/python benchmarks/retrieval_encode.py
 	$(BIN)/python benchmarks/retrieval_search.py
 	$(BIN)/python benchmarks/retrieval_mine.py

@@ -7,6 +7,7 @@ the hub, where MTEB keeps them in BEIR's layout; the last two may have to downlo
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from raytriever.data.source import IR_DATASETS
 from raytriever.errors import UserError
 from raytriever.retrieval.evaluation_sets import EvaluationSet, sets_of
 
-SUITES = ("beir",)
+REASON_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,14 @@ def beir_suite(root: Path | None, opens: Callable[[EvaluationSet], None]) -> tup
     """
     found, missing = [], []
     for name, member in BEIR.items():
-        reasons = []
+        reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
         for source in _places(root, name, member):
             try:
                 [one] = sets_of([source], member.split)
                 one = replace(one, name=name, task=member.task, parts=_renamed(one, name))
                 opens(one)
             except UserError as error:
-                reasons.append(str(error))
+                reasons.append(textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ..."))
             else:
                 found.append(one)
                 break

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from raytriever.data.source import IR_DATASETS
 from raytriever.errors import ConfigError
-from raytriever.retrieval.file_names import distinct_names
+from raytriever.retrieval.file_names import distinct_names, safe_name
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 
@@ -63,13 +63,15 @@ def parts_of(source: str) -> list[str]:
     if source.startswith(IR_DATASETS):
         return _forums(source.removeprefix(IR_DATASETS))
     folder = Path(source).expanduser()
-    if not folder.is_dir() or _is_beir(folder) or any(one.is_file() for one in folder.iterdir() if _counts(one)):
+    if not folder.is_dir() or _is_beir(folder) or any(_is_data(one) for one in folder.iterdir()):
         return []
     return sorted(str(one) for one in folder.iterdir() if _counts(one) and _is_beir(one))
 
 
 def _set_of(source: str, split: str) -> EvaluationSet:
-    name = source.rstrip("/").removeprefix(IR_DATASETS).rsplit("/", 1)[-1].split("@")[0] or source
+    there = Path(source).expanduser()
+    last = there.resolve().name if there.exists() else source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1]
+    name = safe_name(last if there.exists() else last.split("@")[0])
     places = parts_of(source)
     if not places:
         return EvaluationSet(name, {name: source}, split)
@@ -90,6 +92,11 @@ def _forums(name: str) -> list[str]:
 
 def _is_beir(folder: Path) -> bool:
     return any((folder / name).is_file() for name in CORPUS)
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a file may hold rows; notes beside the parts may not."""
+    return path.is_file() and _counts(path) and path.suffix not in ("", ".md", ".txt")
 
 
 def _counts(path: Path) -> bool:

@@ -94,10 +94,12 @@ def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:
         (tmp_path / "cqadupstack" / name).mkdir(parents=True)
     for name, file in (("tex", "corpus.jsonl.gz"), ("android", "corpus.jsonl")):
         (tmp_path / "cqadupstack" / name / file).touch()
-    [one] = sets_of([f"{tmp_path}/cqadupstack/"], "test")
+    (tmp_path / "cqadupstack" / "README.md").touch()
+    [one] = sets_of([f"{tmp_path}/cqadupstack/tex/.."], "test")
     assert (one.name, list(one.parts), one.is_divided) == ("cqadupstack", ["android", "tex"], True)
     [whole] = sets_of([str(tmp_path / "cqadupstack" / "tex")], "test")
     assert (whole.name, whole.is_divided) == ("tex", False)
+    assert sets_of(["hf://datasets/org/my (1)@main"], "test")[0].name == "my__1_"
     pytest.importorskip("ir_datasets")
     [forums] = sets_of(["ir_datasets:beir/cqadupstack"], "test")
     assert (forums.name, len(forums.parts), forums.parts["tex"]) == (
@@ -126,6 +128,7 @@ def test_of_the_suite_what_is_missing_is_told(tmp_path: Path) -> None:
     assert found[1].parts == {"webis-touche2020": "ir_datasets:beir/webis-touche2020/v2"}
     assert len(missing) == len(BEIR) - 3
     assert "nq (nq: not there)" in missing
+    assert f"fiqa (no folder {tmp_path}/fiqa; fiqa: not there)" in missing
     # What a local folder holds is not looked for elsewhere; what it does not hold is.
     assert f"{tmp_path}/nq" in tried
     assert "ir_datasets:beir/nq" not in tried

@@ -6,6 +6,7 @@ the means over the parts, as BEIR counts CQADupStack.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,10 @@ def parts_of(source: str) -> list[str]:
 
 def _set_of(source: str, split: str) -> EvaluationSet:
     there = Path(source).expanduser()
-    last = there.resolve().name if there.exists() else source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1]
-    name = safe_name(last if there.exists() else last.split("@")[0])
+    if there.exists():
+        name = safe_name(Path(os.path.abspath(there)).name)
+    else:
+        name = safe_name(source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0])
     places = parts_of(source)
     if not places:
         return EvaluationSet(name, {name: source}, split)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.cli.main import run
+
 Mistake = Callable[..., str]
 
 
@@ -63,6 +65,25 @@ def test_an_output_that_holds_something_else(mistake: Mistake, letters: Path, wo
     (work / "out" / "results.json").rename(work / "out" / "notes.txt")
     line = mistake("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
     assert line == "--output out: is not empty and holds no evaluation; give another directory"
+
+
+def test_nothing_below_a_threshold_is_shown(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["what is abc", "--dataset", str(letters), "--model", str(tiny_encoder), "--top", "9"]
+
+    def scores(*more: str) -> list[float]:
+        assert run("search", [*words, *more]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        return [float(line[0]) for line in lines if len(line) == 2 and line[1].startswith("d")]
+
+    found = scores()
+    assert len(found) == 9
+    between = (found[3] + found[4]) / 2
+    assert found[3] > found[4]
+    assert scores("--threshold", str(between)) == found[:4]
+    assert run("search", [*words, "--threshold", "7"]) == 0
+    assert capsys.readouterr().out == "no passage scores 7 or more\n"
 
 
 def test_a_threshold_that_is_no_score(mistake: Mistake, letters: Path) -> None:

@@ -14,7 +14,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.open import open_dataset
 from raytriever.data.processes import in_processes
-from raytriever.errors import DataError
+from raytriever.errors import ConfigError, DataError
 from raytriever.metrics.threshold import Aim
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
@@ -77,8 +77,16 @@ class EvaluationJob:
         }
 
     def splits(self, one: EvaluationSet) -> list[str]:
-        """The splits of a data set that are opened."""
-        return list(dict.fromkeys([one.split, *([self.calibration_split] if self.aims else [])]))
+        """The splits of a data set that are opened.
+
+        Raises:
+            ConfigError: thresholds would be checked on the split on which they are chosen.
+        """
+        if self.aims and one.split == self.calibration_split:
+            raise ConfigError(
+                f"{one.name} is measured on {one.split!r} itself", "--calibration-split", "choose thresholds on another"
+            )
+        return [one.split, *([self.calibration_split] if self.aims else [])]
 
 
 def run_evaluation(

@@ -25,6 +25,10 @@ Mistake = Callable[..., str]
         ),
         ("--datasets LETTERS --relevance-level 0", "--relevance-level: 0 is out of range; give a value at least 1"),
         ("--datasets LETTERS --calibrate f1=0.5", "--calibrate: 'f1=0.5'; write precision=0.9 or recall=0.8"),
+        (
+            "--datasets LETTERS --calibrate recall=1 --calibration-split test",
+            "--calibration-split: letters is measured on",
+        ),
         ("--datasets LETTERS --baseline bm25", "--baseline: 'bm25' is none of the models; choose from minilm"),
         ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; call one otherwise"),
     ],

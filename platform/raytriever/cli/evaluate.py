@@ -29,14 +29,14 @@ def main(words: list[str]) -> None:
 
     from raytriever.cluster.evaluating import evaluate_in_session
     from raytriever.retrieval.beir_suite import named
-    from raytriever.retrieval.evaluate import Protocol
     from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models
     from raytriever.retrieval.evaluation_calibration import read_aims
-    from raytriever.retrieval.evaluation_job import EvaluationJob, with_suite
+    from raytriever.retrieval.evaluation_request import EvaluationJob, with_suite
     from raytriever.retrieval.evaluation_results import RESULTS
     from raytriever.retrieval.evaluation_sets import sets_of
     from raytriever.retrieval.evaluation_text import evaluation_text
     from raytriever.retrieval.metric_words import read_metrics
+    from raytriever.retrieval.protocol import Protocol
     from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
 
     if not arguments.datasets and not config.suite:

@@ -12,7 +12,8 @@ from raytriever.cluster.encode import ActorPool, in_actors
 from raytriever.cluster.encoding import encoding_pool, encoding_session
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.retrieval.encode_config import EncodeConfig
-from raytriever.retrieval.evaluation_job import EvaluationJob, Say, run_evaluation
+from raytriever.retrieval.evaluation_job import run_evaluation
+from raytriever.retrieval.evaluation_request import EvaluationJob, Say
 from raytriever.retrieval.evaluation_results import Results
 from raytriever.retrieval.report_evaluation import write_evaluation_report
 from raytriever.retrieval.systems import Workers

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.retrieval.evaluate import Protocol
 from raytriever.retrieval.evaluation_calibration import calibration_table
 from raytriever.retrieval.evaluation_results import RESULTS, Results
 from raytriever.retrieval.evaluation_significance import marks_of
@@ -17,6 +16,7 @@ from raytriever.retrieval.mteb_file import mteb_content
 from raytriever.retrieval.paper_table import paper_tables
 from raytriever.retrieval.paper_table_files import latex, markdown
 from raytriever.retrieval.per_query_file import per_query_content
+from raytriever.retrieval.protocol import Protocol
 from raytriever.retrieval.run_file import write_run
 from raytriever.storage import disk_errors, write_atomically
 

@@ -9,7 +9,7 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.registry import ranking_metric, title
 from raytriever.options import did_you_mean
 from raytriever.retrieval.answer_accuracy import ACCURACY, cutoff_of
-from raytriever.retrieval.evaluate import AUC, QUERY_AUC
+from raytriever.retrieval.protocol import AUC, QUERY_AUC
 
 METRICS_FLAG = "--metrics"
 # What a word before the cutoff means, in lower case, without blanks, dashes and underscores.

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.metrics.registry import mean, measure_ranking
-from raytriever.retrieval.evaluate import Protocol, judged_queries
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
+from raytriever.retrieval.protocol import Protocol, judged_queries
 
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.retrieval.evaluate import Evaluation, Protocol
+from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluation_sets import EvaluationSet
 from raytriever.retrieval.evaluation_significance import significance_rows
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
@@ -14,6 +14,7 @@ from raytriever.retrieval.figures_models import save_curves
 from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
 from raytriever.retrieval.per_query_file import per_query_content
+from raytriever.retrieval.protocol import Protocol
 from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_evaluation import PER_QUERY, read_queries
 from raytriever.retrieval.report_tables import result_tables

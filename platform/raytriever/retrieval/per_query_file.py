@@ -15,8 +15,9 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.retrieval.evaluate import Evaluation, Protocol, judged_queries
+from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
+from raytriever.retrieval.protocol import Protocol, judged_queries
 
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
 

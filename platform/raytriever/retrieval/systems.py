@@ -20,7 +20,8 @@ from raytriever.retrieval.corpus import Runner, embed_corpus
 from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.encode_shard import in_this_process
-from raytriever.retrieval.evaluate import Evaluation, Protocol, evaluate
+from raytriever.retrieval.evaluate import Evaluation, evaluate
+from raytriever.retrieval.protocol import Protocol
 from raytriever.retrieval.search_store import search_store
 
 # As `search_store.search_store`: a store, queries, k, ties; scores and documents.

@@ -14,7 +14,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval import evaluate as module
-from raytriever.retrieval.evaluate import Evaluation, Protocol, evaluate_embeddings, own_judgements
+from raytriever.retrieval.evaluate import Evaluation, evaluate_embeddings
+from raytriever.retrieval.protocol import Protocol, own_judgements
 from raytriever.retrieval.run_file import write_run
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 

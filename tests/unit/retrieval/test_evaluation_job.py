@@ -16,11 +16,12 @@ import pytrec_eval
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.metrics.auc import auc
 from raytriever.models.config import ModelConfig
-from raytriever.retrieval.evaluate import Protocol
 from raytriever.retrieval.evaluated_models import evaluated_models
-from raytriever.retrieval.evaluation_job import EvaluationJob, run_evaluation
+from raytriever.retrieval.evaluation_job import run_evaluation
+from raytriever.retrieval.evaluation_request import EvaluationJob
 from raytriever.retrieval.evaluation_results import check_output, read_results
 from raytriever.retrieval.evaluation_sets import sets_of
+from raytriever.retrieval.protocol import Protocol
 from raytriever.storage import read_manifest
 from raytriever.tracking.tracker import DatasetRecord, Point
 

@@ -1,0 +1,90 @@
+"""What an evaluation measures, and which queries and judgements count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import DataError
+from raytriever.metrics.registry import DEFAULT_METRICS, ranking_metric
+from raytriever.metrics.relevance import Relevance
+from raytriever.retrieval.answer_accuracy import cutoff_of
+
+RUN_DEPTH = 100
+AUC, QUERY_AUC = "auc", "query_auc"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is measured, and what counts.
+
+    Args:
+        metrics: names as in `metrics.registry`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        depth: how many results a query keeps, for run files; metrics with a larger cutoff get more.
+        level: the grade from which on a document is relevant, at least 1; nDCG takes grades as they are.
+        drop_own: whether a document that bears the query's own id is left out.
+    """
+
+    metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
+    depth: int = RUN_DEPTH
+    level: int = 1
+    drop_own: bool = True
+
+    @property
+    def ranking_metrics(self) -> tuple[str, ...]:
+        """Those that a ranking and judgements decide."""
+        return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and not cutoff_of(name))
+
+    @property
+    def wants_answers(self) -> bool:
+        """Whether Acc@K is among them, for which every query needs answers."""
+        return any(cutoff_of(name) for name in self.metrics)
+
+    @property
+    def kept(self) -> int:
+        """How deep a ranking must be for all metrics with a cutoff, and for the run file."""
+        return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
+
+
+def judged_queries(
+    dataset: RetrievalDataset, split: str, protocol: Protocol
+) -> tuple[Int64[ndarray, " queries"], Relevance]:
+    """The queries of a split that have a relevant document, as positions, and all that is judged for them.
+
+    Raises:
+        DataError: there is none.
+    """
+    rows = dataset.judgements[split]
+    queries = np.unique(rows.queries[rows.scores >= protocol.level])
+    if not len(queries):
+        what = "a relevant document" if protocol.level == 1 else f"a document of grade {protocol.level} or more"
+        where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
+        raise DataError(f"no query has {what}", where, remedy if protocol.level == 1 else "lower --relevance-level")
+    rows = rows.where(np.isin(rows.queries, queries))
+    return queries, Relevance(np.searchsorted(queries, rows.queries), rows.documents, rows.scores, len(queries))
+
+
+def own_judgements(dataset: RetrievalDataset, split: str, protocol: Protocol) -> int:
+    """How many queries are judged relevant to the document with their own id, which is not to be found."""
+    queries, relevance = judged_queries(dataset, split, protocol)
+    own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
+    return int(((relevance.scores >= protocol.level) & (relevance.documents == own[relevance.queries])).sum())
+
+
+def own_documents(dataset: RetrievalDataset, queries: Iterable[int]) -> Int64[ndarray, " queries"]:
+    """For each query the document with the same id, or -2, which stands for none and is never ranked."""
+    names = [dataset.queries.ids[int(query)] for query in queries]
+    wanted = set(names)
+    place = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
+    return np.array([place.get(name, -2) for name in names], dtype=np.int64)
+
+
+def _cutoff(name: str) -> int | None:
+    if name in (AUC, QUERY_AUC):
+        return None
+    return cutoff_of(name) or ranking_metric(name)[1]

@@ -2,7 +2,7 @@
 
 A training run is one row of the tables under its own name; BM25 and the untrained encoder, with which it was measured,
 are rows of their own, once where runs agree on them. The models of an evaluation keep their names where no other run
-has one of the same name. Tests are against the first row.
+has one of the same name. Gains and tests are against the run given first: its trained encoder, or its first model.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     """
     names = row_names(runs)
     figures = _figures(runs, names)
+    baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
     queries, untested = _queries(runs, names)
-    significance = _significance(queries, list(figures))
+    significance = _significance(queries, baseline, [name for name in figures if name != baseline])
     tables = [*result_tables(figures, significance), *_settings(runs)]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *untested]
     with TemporaryDirectory() as folder:
-        pictures = gain_pictures(Path(folder), figures, list(figures)[:1]) if len(figures) > 1 else []
+        pictures = gain_pictures(Path(folder), figures, [baseline])
         for name, caption in CURVES.items():
             curves = {run.name: run.curves[name] for run in runs if run.curves.get(name)}
             if curves:
                 save_curves(Path(folder) / f"{name}.png", curves, name)
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
-        write_page(path, Page("Comparison of runs", about, tables, pictures, _shown(queries)))
+        write_page(path, Page("Comparison of runs", about, tables, pictures, _shown(queries, baseline)))
 
 
 def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
@@ -113,10 +114,11 @@ def _queries(
     return {label: whole for label, whole in merged.items() if whole["models"]}, told
 
 
-def _significance(queries: Mapping[str, Mapping[str, Any]], models: Sequence[str]) -> list[dict[str, Any]]:
-    """Every model against the first one, over the data sets and metrics that both have per query."""
+def _significance(
+    queries: Mapping[str, Mapping[str, Any]], baseline: str, others: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Every other model against the baseline, over the data sets and metrics that both have per query."""
     rows: list[dict[str, Any]] = []
-    baseline, *others = models
     for model in others:
         pair: dict[str, dict[str, dict[str, Any]]] = {baseline: {}, model: {}}
         for dataset, whole in queries.items():
@@ -133,8 +135,13 @@ def _significance(queries: Mapping[str, Mapping[str, Any]], models: Sequence[str
     return rows
 
 
-def _shown(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {dataset: chosen_queries(whole) for dataset, whole in queries.items()}
+def _shown(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:
+    """The page sets models beside the first one, unless told otherwise."""
+    shown = {}
+    for dataset, whole in queries.items():
+        models = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))
+        shown[dataset] = chosen_queries({**whole, "models": models})
+    return shown
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[Table]:

@@ -38,6 +38,7 @@ def save_gains(path: Path, gains: Mapping[str, Mapping[str, float]], metric: str
         axes.set_ylim(len(datasets) - 0.5, -0.5)  # the first on top
         axes.grid(False, axis="y")
         axes.margins(x=0.08)
+        axes.locator_params(axis="x", nbins=5)
         axes.set(xlabel=f"{metric}, above or below {label(baseline)}", title=f"Gain in {metric}")
         if gains:
             figure.legend(loc="outside lower left")
@@ -52,6 +53,7 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str) -> None:
                 steps, values = zip(*points, strict=True)
                 marker = "o" if len(points) < 20 else ""
                 axes.plot(steps, values, color=colour, linestyle=dash, marker=marker, markersize=3.5, label=label(name))
+        axes.locator_params(axis="x", integer=True)
         axes.set(xlabel="step", ylabel=value, title=value)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")

@@ -83,7 +83,7 @@ def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
     ):
         assert shown in text
     assert "training.seed" not in text  # the same in both
-    assert text.count("<figure>") == 1 + 2 + 2  # gains in three metrics less those that nothing can be said of; curves
+    assert text.count("<figure>") == 1 + 2  # gains over mw in its one metric; two curves
     few = write_evaluation(tmp_path / "few", ["other"], ["letters"], queries=7)
     write_comparison(tmp_path / "page.html", [*runs[2:], read_directory(few, "few")])
     assert "few was measured on other queries" in (tmp_path / "page.html").read_text()

@@ -57,7 +57,7 @@ def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
     """How the model of each run is called in tables, by the run's place and the model's own name."""
     names: dict[tuple[int, str], str] = {}
     seen: dict[str, Any] = {}
-    own = Counter(model for run in runs if not run.trained for model in run.figures)
+    own = Counter(name for run in runs for name in ([run.name] if run.trained else run.figures))
     # What was trained comes before what it is compared with.
     for place, run in enumerate(runs):
         for model in run.figures:

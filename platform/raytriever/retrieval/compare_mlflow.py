@@ -72,10 +72,10 @@ class MlflowRuns:
             for name in CURVES
             if name in run.data.metrics
         }
-        dataset = next(iter(figures.values()))
-        split = str(run.data.params.get("data.test_split", "test"))
+        split = str(run.data.params.get("data.test_split") or run.data.params.get("split") or "test")
+        datasets = {dataset: split for sets in figures.values() for dataset in sets}
         name = str(run.info.run_name or run.info.run_id)
-        return FinishedRun(name, figures, dict.fromkeys(dataset, split), dict(run.data.params), curves, trained=True)
+        return FinishedRun(name, figures, datasets, dict(run.data.params), curves, trained="after" in figures)
 
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:
@@ -104,4 +104,11 @@ def _figures(run: Any) -> Figures:
         }
         if values:
             figures[system] = {dataset: dict(values)}
-    return figures if "after" in figures else {}
+    if "after" in figures:
+        return figures
+    figures = {}
+    for key, value in run.data.metrics.items():
+        if key.count("/") == 2:  # an evaluation logs `MODEL/DATASET/METRIC`
+            model, dataset, name = key.split("/")
+            figures.setdefault(model, {}).setdefault(dataset, {})[name] = float(value)
+    return figures

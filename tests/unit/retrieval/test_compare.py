@@ -61,6 +61,8 @@ def test_rows_that_runs_agree_on_stand_once() -> None:
     assert set(row_names(other).values()) == {"bm25", "before", "cl: before", "mw", "cl"}
     measured = [run_of("one", trained=False, bm25=0.4, a=0.5), run_of("two", trained=False, bm25=0.3, b=0.5)]
     assert list(row_names(measured).values()) == ["one: bm25", "a", "two: bm25", "b"]
+    clash = [run_of("one", trained=False, mw=0.4), run_of("mw", before=0.3, after=0.5)]
+    assert list(row_names(clash).values()) == ["one: mw", "mw", "before"]
 
 
 @pytest.mark.slow

@@ -32,8 +32,10 @@ quickstart: $(VENV)/.runs
 # Test processes share the cores; threads that wait by spinning would hold them from each other.
 test test-all: export OMP_WAIT_POLICY = PASSIVE
 
+# Two files at a time, a thread each: most tests wait for processes to start, or are too small for two threads.
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile
 
 test-all: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "not gpu"

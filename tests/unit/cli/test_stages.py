@@ -181,7 +181,10 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
         ("[{name: 1}]", "stage 1 has the name 1; give `name:`"),
         ("[{name: a}, {name: b}, {name: a}]", "two stages are called 'a'; give each a name of its own"),
         ("[{name: a, losses: {loss: mw}}]", "stage 'a': unknown section 'losses'; did you mean 'loss'?"),
-        ("[{name: a, stages: []}]", "stage 'a': unknown section 'stages'; choose from data, loss, model, refresh, training"),
+        (
+            "[{name: a, stages: []}]",
+            "stage 'a': unknown section 'stages'; choose from data, loss, model, refresh, training",
+        ),
         ("[{name: a, loss: {los: mw}}]", "stage 'a': unknown setting 'los'; did you mean 'loss'?"),
         ("[{name: a, loss: mw}]", "stage 'a': section 'loss' holds 'mw'; give `setting: value` lines"),
         ("[{name: a, data: [x]}]", "stage 'a': section 'data' holds ['x']"),

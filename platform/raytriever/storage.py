@@ -129,6 +129,21 @@ def committed_directory(
             shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextmanager
+def one_at_a_time(path: Path | str) -> Iterator[None]:
+    """Wait until no other process of this machine is in such a block for the same path; a death ends a block too."""
+    name = hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:32]
+    lock = cache_folder() / "locks" / name
+    with disk_errors(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_atomically(path: Path | str, content: str | bytes) -> None:
     """Write one file whole or not at all; a file already there is replaced."""
     path = Path(os.path.abspath(path))

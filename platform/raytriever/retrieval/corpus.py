@@ -28,7 +28,7 @@ from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork, sh
 from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode_shard import Corpus, ShardEncoder, in_this_process
 from raytriever.retrieval.loading import load_for_encoding
-from raytriever.storage import cache_folder, sha256_of
+from raytriever.storage import cache_folder, one_at_a_time, sha256_of
 from raytriever.tracking.progress import Progress
 
 CACHE_BYTES = 4 * 2**30
@@ -98,7 +98,7 @@ def embed(
     run: Runner = in_this_process,
     batch_tokens: int | None = None,
 ) -> EmbeddingStore:
-    """The store of a plan: found whole, gone on with, or made.
+    """The store of a plan: found whole, gone on with, or made; another process that is making it is waited for.
 
     Args:
         work: where, and what.
@@ -110,23 +110,24 @@ def embed(
         ModelError: an embedding is not finite, or the encoder's process dies over and over.
         StorageError: the directory holds something else, or cannot be written.
     """
-    try:
-        store = EmbeddingStore.open(work.path)
-        if store.meta["key"] == work.plan.key:
-            return store
-    except StorageError:
-        pass  # not finished, or damaged: the shards that are whole are kept
-    work.begin()
-    plan = work.plan
-    corpus = Corpus(dataset, plan.side)
-    missing = work.missing()
-    there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
-    load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
-    encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)), batch_tokens)
-    encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
-    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
-        run(encoder, missing, progress.advance)
-    return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
+    with one_at_a_time(work.path):
+        try:
+            store = EmbeddingStore.open(work.path)
+            if store.meta["key"] == work.plan.key:
+                return store
+        except StorageError:
+            pass  # not finished, or damaged: the shards that are whole are kept
+        work.begin()
+        plan = work.plan
+        corpus = Corpus(dataset, plan.side)
+        missing = work.missing()
+        there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
+        load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
+        encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)), batch_tokens)
+        encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
+        with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
+            run(encoder, missing, progress.advance)
+        return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
 
 
 def _from_anywhere(name: str) -> str:

@@ -26,7 +26,7 @@ from statistics import median
 from ends import End, parser, report
 
 REPOSITORY = Path(__file__).parent.parent
-INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 100, 15.0, 4.0
+INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 40, 15.0, 4.0
 
 
 def make_encoder(folder: Path) -> Path:
@@ -126,7 +126,7 @@ class Run:
                 continue
         return found
 
-    def wait(self, seconds: float = 600) -> None:
+    def wait(self, seconds: float = 3600) -> None:
         """Until it ends, well."""
         if self.process.wait(seconds):
             raise SystemExit("\n".join(line for _, line in self.said[-20:]))

@@ -27,6 +27,8 @@ from ends import End, parser, report
 
 REPOSITORY = Path(__file__).parent.parent
 INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 40, 15.0, 4.0
+# What a worker had done before it died is heard of for a while.
+LAG = 1.0
 
 
 def make_encoder(folder: Path) -> Path:
@@ -150,7 +152,7 @@ def kill(run: Run, count: int, last: int) -> list[float]:
         os.kill(chance.choice(workers), signal.SIGKILL)
         found.append(time.time())
         # What was kept may lag behind what was heard: a step well behind the death says that the run goes on.
-        while run.process.poll() is None and max(at for at, _ in run.steps().values()) < found[-1] + 1:
+        while run.process.poll() is None and max(at for at, _ in run.steps().values()) < found[-1] + LAG:
             time.sleep(0.1)
     return found
 
@@ -160,8 +162,8 @@ def told(run: Run, kills: list[float]) -> list[Death]:
     heard = run.steps()
     deaths = []
     for at in kills:
-        done = max((step for step, (when, _) in heard.items() if when <= at), default=0)
-        first = min(when for step, (when, _) in heard.items() if when > at)
+        done = max((step for step, (when, _) in heard.items() if when <= at + LAG), default=0)
+        first = min(when for step, (when, _) in heard.items() if when > at + LAG)
         resumed = [
             int(found[1])
             for when, line in run.said

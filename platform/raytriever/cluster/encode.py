@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from numpy import ndarray
 from ray.data import ActorPoolStrategy
 
 from raytriever.cluster.ingest import quiet_context
-from raytriever.errors import UserError
+from raytriever.errors import DataError, ModelError, StorageError, UserError
 from raytriever.retrieval.corpus import Runner
 from raytriever.retrieval.encode_shard import ShardEncoder
 
@@ -71,8 +71,7 @@ def in_actors(pool: ActorPool) -> Runner:
             )
             for row in shards.iter_rows():
                 if row["mistake"]:
-                    mistake: UserError = pickle.loads(row["mistake"])  # noqa: S301  what our own actor sent a moment ago
-                    raise mistake
+                    raise _mistake_of(row["mistake"])
                 advance(len(encoder.work.plan.rows_of(row["shard"])))
 
     return run
@@ -89,9 +88,15 @@ class _Actor:
 
     def __call__(self, batch: dict[str, ndarray]) -> dict[str, ndarray]:
         [number] = batch["shard"]
-        mistake = b""
+        mistake = ""
         try:
             self._encoder(int(number))
         except UserError as error:
-            mistake = pickle.dumps(error)
-        return {"shard": batch["shard"], "mistake": np.array([mistake], dtype=object)}
+            mistake = json.dumps([type(error).__name__, *error.args])
+        return {"shard": batch["shard"], "mistake": np.array([mistake])}
+
+
+def _mistake_of(text: str) -> UserError:
+    """What an actor met, of the kind it was where every process knows that kind."""
+    kind, *told = json.loads(text)
+    return {one.__name__: one for one in (DataError, ModelError, StorageError)}.get(kind, UserError)(*told)

@@ -48,11 +48,6 @@ class Retriever(nn.Module):
         """The number of components of an embedding."""
         return int(self.query.backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
-    def attend_by(self, implementation: str) -> None:
-        """Choose transformers' attention: `sdpa`, which it takes by itself, or `eager`."""
-        for tower in (self.query, self.passage):
-            tower.backbone.set_attn_implementation(implementation)  # type: ignore[operator]
-
     def contents(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
         """The tokens of each text of one side with its prefix, as a preparation would store them: no special
         tokens, nothing cut."""

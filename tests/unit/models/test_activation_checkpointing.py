@@ -66,7 +66,8 @@ def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[
     found = []
     for checkpointing in (False, True):
         retriever = prepared(tiny_encoder, checkpointing, **settings)
-        train_on_cpu(retriever) if attention == "ours" else retriever.attend_by(attention)
+        if attention == "ours":  # transformers takes the other by itself
+            train_on_cpu(retriever)
         found.append(gradients(retriever))
     assert_same(*found)
     without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))

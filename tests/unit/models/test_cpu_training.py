@@ -26,7 +26,7 @@ def retriever_of(encoder: Path, ours: bool, dropout: float) -> Retriever:
     if ours:
         train_on_cpu(retriever)
     else:
-        retriever.attend_by("eager")
+        retriever.query.backbone.set_attn_implementation("eager")
     return retriever.train()
 
 

@@ -29,7 +29,7 @@ TEXTS = 48
 
 def objective(encoder: Path, chunk: Chunk | None) -> Objective:
     retriever = load_retriever(ModelConfig(str(encoder)))
-    retriever.attend_by("eager")
+    retriever.query.backbone.set_attn_implementation("eager")
     return Objective(retriever, build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True)), "fp32", chunk)
 
 

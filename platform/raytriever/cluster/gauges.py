@@ -1,4 +1,4 @@
-"""The newest figures of training as Ray's own metrics, for whoever scrapes the cluster: `ray_raytriever_NAME`."""
+"""The newest figures of a run as Ray's own metrics, for whoever scrapes the cluster: `ray_raytriever_NAME`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "raytriever_"
 
 
 class Gauges:
-    """Sets a gauge for each figure a step is told with; where no Ray runs there is nobody to tell.
+    """Sets a gauge for each figure that is told; where no Ray runs there is nobody to tell.
 
     Args:
         run: the value of every gauge's tag `run`.
@@ -29,13 +29,22 @@ class Gauges:
 
     def set(self, step: int, measured: Mapping[str, float]) -> None:
         """Take the figures of a step, whether it is done for the first time or not."""
-        if not ray.is_initialized():
-            return
         figures = {"step": float(step), **measured}
         if self._saved is not None:
             figures["checkpoint_age_seconds"] = time.monotonic() - self._saved
         for name, value in figures.items():
-            if name not in self._gauges:
-                about = f"{name.replace('_', ' ')} of the newest step of training"
-                self._gauges[name] = Gauge(PREFIX + name, about, tag_keys=("run",))
-            self._gauges[name].set(value, {"run": self._run})
+            self.tell(name, value, f"{name.replace('_', ' ')} of the newest step of training")
+
+    def tell(self, name: str, value: float, about: str) -> None:
+        """Set one gauge, `ray_raytriever_NAME{run=...}`; from any thread.
+
+        Args:
+            name: lower case, with underscores and the unit at the end.
+            value: its newest value.
+            about: what it is, for the scrape's HELP line; the first one told of a name stays.
+        """
+        if not ray.is_initialized():
+            return
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(PREFIX + name, about, tag_keys=("run",))
+        self._gauges[name].set(value, {"run": self._run})

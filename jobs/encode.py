@@ -2,6 +2,7 @@
 
 import sys
 
+import _checkout  # noqa: F401
 from raytriever.cli.main import run
 
 if __name__ == "__main__":

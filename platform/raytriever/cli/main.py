@@ -1,17 +1,23 @@
 """`raytriever STAGE` and `python jobs/STAGE.py`: one entry, one way to end.
 
-A mistake a user can mend ends in one line and exit code 2, an interruption in one line and 130; any other exception
-keeps its traceback, because it is a defect of ours. `--debug` shows the traceback of mistakes too.
+A mistake a user can mend ends in one line and exit code 2, an interruption (Ctrl-C, or SIGTERM: `ray job stop` sends
+that) in one line and 130; any other exception keeps its traceback, because it is a defect of ours. `--debug` shows the
+traceback of mistakes too.
 """
 
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from raytriever import __version__
+from raytriever.cluster.submitted import settle
 from raytriever.errors import ConfigError, UserError
 from raytriever.options import did_you_mean
 
@@ -32,7 +38,9 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in arguments
     try:
-        importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
+        with _ended_as_interrupted():
+            arguments = settle(arguments, lambda line: print(line, file=sys.stderr, flush=True))
+            importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
     except UserError as mistake:
         if debug:
             traceback.print_exc()
@@ -45,6 +53,23 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output went away: nothing more can be said
         return 141
     return 0
+
+
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends what runs as Ctrl-C does: what can be kept is kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def entry() -> None:

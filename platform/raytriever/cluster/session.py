@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import ray
 
+from raytriever.cluster.submitted import SUBMITTED
 from raytriever.errors import ConfigError
 
 
@@ -26,9 +32,10 @@ def ray_session(num_workers: int) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     # Only the first is heard of what Ray logs of itself: progress and errors are told by us.
     common = {"logging_level": logging.ERROR, "log_to_driver": False}
+    ended_by = signal.getsignal(signal.SIGTERM)
     try:
         if address:
-            ray.init(address=address, **common)
+            ray.init(address=address, runtime_env=_runtime_env(), **common)
         else:
             cpus = max(os.cpu_count() or 1, num_workers + 2)
             # `local` keeps out of any other cluster recorded on this machine.
@@ -39,7 +46,22 @@ def ray_session(num_workers: int) -> Iterator[None]:
             f"RAY_ADDRESS={address}",
             "start it with `ray start --head`, or unset RAY_ADDRESS",
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ended_by)  # `ray.init` puts a handler of its own there
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _runtime_env() -> dict[str, Any] | None:
+    """What workers of a joined cluster need besides what they have: the code that this process runs.
+
+    None where that is the installed one, or where the submission names a `PYTHONPATH` itself, which Ray would refuse
+    to be told twice. Only where it is needed: no worker that stands ready is used where it is given.
+    """
+    code = str(Path(__file__).parents[2])
+    if code not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        return None
+    given = json.loads(os.environ.get(SUBMITTED) or "{}").get("runtime_env") or {}
+    return None if "PYTHONPATH" in (given.get("env_vars") or {}) else {"env_vars": {"PYTHONPATH": code}}

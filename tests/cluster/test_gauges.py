@@ -13,7 +13,8 @@ import ray
 from raytriever.cluster.news import Saving, StepNews
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
-from raytriever.tracking.mlflow_tracker import MlflowTracker
+from raytriever.tracking.mlflow_tracker import MlflowServer
+from raytriever.tracking.spool import Spool
 
 
 def scraped() -> dict[tuple[str, str], float]:
@@ -33,7 +34,7 @@ def test_a_scrape_finds_the_newest_figures(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")
     stage = tmp_path / "whole" / "stages" / "2-human"
     stage.mkdir(parents=True)
-    tracker = MlflowTracker(f"sqlite:///{tmp_path}/mlflow.db", "gauges")
+    tracker = Spool.open(MlflowServer(f"sqlite:///{tmp_path}/mlflow.db"), stage, "gauges")
     measured = {"loss": 0.25, "learning_rate": 1e-5, "batch_auc": 0.75, "step_seconds": 0.5}
     with ray_session(num_workers=1), Recorder(tracker, stage, 10) as recorder:
         recorder.hear(StepNews(1, {**measured, "loss": 9.0}))
@@ -48,4 +49,5 @@ def test_a_scrape_finds_the_newest_figures(tmp_path: Path, monkeypatch: pytest.M
     tracker.finish("FINISHED")
     assert found["ray_raytriever_loss", "whole/2-human"] == 0.25
     assert found["ray_raytriever_step_seconds", "whole/2-human"] == 0.5
+    assert found["ray_raytriever_tracking_failures", "whole/2-human"] == 0
     assert 0 <= found["ray_raytriever_checkpoint_age_seconds", "whole/2-human"] < 60

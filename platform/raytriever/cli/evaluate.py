@@ -37,7 +37,7 @@ def main(words: list[str]) -> None:
     from raytriever.retrieval.evaluation_text import evaluation_text
     from raytriever.retrieval.metric_words import read_metrics
     from raytriever.retrieval.protocol import Protocol
-    from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
+    from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 
     if not arguments.datasets and not config.suite:
         raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
     if config.suite:
         job = with_suite(job, Path(config.data_root) if config.data_root else None, warn)
     results = evaluate_in_session(
-        job, encoding, output, arguments.fresh, lambda: MlflowTracker(tracking_uri(), output.resolve().name), warn
+        job, encoding, output, arguments.fresh, lambda: MlflowServer(tracking_uri()).connect(output.resolve().name), warn
     )
     print(evaluation_text(results))
     print(f"\n{output / RESULTS}")

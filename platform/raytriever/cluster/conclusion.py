@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raytriever.cluster.opening import Opened
-from raytriever.cluster.recorder import Recorder
 from raytriever.config import dump_config
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.outcome import write_outcome
+from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import Point, Tracker
 from raytriever.training.run_directory import RunDirectory
 
@@ -34,15 +34,14 @@ def conclude(
         began: `time.monotonic()` when the command began.
     """
     base, dataset = opened.curriculum.base, opened.dataset
-    recorders = [Recorder(tracker, folder, total_steps=0) for folder in folders]
     write_outcome(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
         base.data.test_split,
         dataset,
         found,
-        end_to_end(recorders, "loss"),
-        end_to_end(recorders, "dev_loss"),
+        end_to_end(folders, "loss"),
+        end_to_end(folders, "dev_loss"),
         dump_config(opened.curriculum),
     )
     rows = {name: evaluation.metrics for name, evaluation in found.items()}
@@ -60,11 +59,11 @@ def conclude(
     run.finish({"dataset": dataset.name, "split": base.data.test_split, **rows})
 
 
-def end_to_end(recorders: Sequence[Recorder], name: str) -> list[tuple[int, float]]:
+def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
     """The curves of the stages one behind another: a stage's step 1 follows the last step of the one before."""
-    curve: list[tuple[int, float]] = []
+    whole: list[tuple[int, float]] = []
     done = 0
-    for recorder in recorders:
-        curve += [(done + step, value) for step, value in recorder.curve(name)]
-        done += max((step for step, _ in recorder.curve("loss")), default=0)
-    return curve
+    for folder in folders:
+        whole += [(done + step, value) for step, value in curve(folder, name)]
+        done += max((step for step, _ in curve(folder, "loss")), default=0)
+    return whole

@@ -23,9 +23,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
-from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
+from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.source import git_commit
-from raytriever.tracking.tracker import DatasetRecord, Tracker, closing
+from raytriever.tracking.spool import Spool, send_what_waits
+from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Tracker, closing
 from raytriever.training.run_directory import RunDirectory
 
 
@@ -58,10 +59,13 @@ def run_experiment(
     check_curriculum(curriculum)
     run = open_directory(output, curriculum, fresh)
     if run.state == "finished":
+        send_what_waits(output, tracking_uri(), say)
         figures = run.metrics()
         return Finished(output, {name: figures[name] for name in ("bm25", "before", "after")}, None, anew=False)
     experiment = _Experiment(curriculum, run, say)
-    tracker = MlflowTracker(tracking_uri(), run_name, run.tracking_id())
+    server = MlflowServer(tracking_uri())
+    run.begin(dump_config(curriculum))
+    tracker = Spool.open(server, run.path, run_name)
     with closing(tracker):
         return experiment.execute(tracker, run_name, began)
 
@@ -73,12 +77,10 @@ class _Experiment:
         self.curriculum, self.run, self.say = curriculum, run, say
         self.opened, self.retriever = open_run(curriculum, say)
 
-    def execute(self, tracker: Tracker, run_name: str, began: float) -> Finished:
+    def execute(self, tracker: LastingTracker, run_name: str, began: float) -> Finished:
         opened, base, path = self.opened, self.curriculum.base, self.run.path
         dataset, split = opened.dataset, base.data.test_split
-        self.run.begin(dump_config(self.curriculum))
         left_out = dataset.quarantine.write(path)
-        self.run.keep_tracking_id(tracker.run_id)
         self._describe(tracker)
 
         self.say("BM25")

@@ -11,12 +11,12 @@ from raytriever.cluster.opening import OpenStage
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
 from raytriever.cluster.train import train_on_cluster
-from raytriever.config import Config, dump_config, to_dict
+from raytriever.config import Config, to_dict
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.hard_negatives import hard_negatives
-from raytriever.tracking.tracker import DatasetRecord, Tracker, closing
+from raytriever.tracking.tracker import DatasetRecord, LastingTracker, closing
 from raytriever.training.run_directory import CONFIG, RunDirectory
 
 
@@ -44,7 +44,7 @@ def find_negatives(
 
 
 def train_into(
-    folder: Path, stage: OpenStage, config: Config, negatives: NegativesTable | None, tracker: Tracker
+    folder: Path, stage: OpenStage, config: Config, negatives: NegativesTable | None, tracker: LastingTracker
 ) -> Recorder:
     """Train in a Ray session of its own; checkpoints, `steps.jsonl` and `model/` come to stand in `folder`.
 
@@ -57,7 +57,12 @@ def train_into(
     """
     places = [dataset.place for dataset in stage.material.datasets if dataset.place]
     # The session ends first: what goes on training while the recorder writes would make checkpoints nobody heard of.
-    with Recorder(tracker, folder, stage.total_steps) as recorder, ray_session(config.training.workers[1]):
+    watched = stage.total_steps, config.training.checkpoint_minutes, config.refresh.refresh_every
+    with (
+        Recorder(tracker, folder, stage.total_steps) as recorder,
+        ray_session(config.training.workers[1]),
+        recorder.gauges.training(*watched),
+    ):
         told = max((step for step, _ in recorder.curve("loss")), default=0)
         train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear, told)
     return recorder
@@ -68,20 +73,18 @@ def train_as_child(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: Tracker,
+    tracker: LastingTracker,
     say: Callable[[str], None],
 ) -> None:
     """`train_into` a directory of the stage's own, told to the tracker as a run of its own; `metrics.json` comes last.
 
     Args:
-        run: the stage's directory, new or interrupted.
+        run: the stage's directory, begun.
         stage, config, negatives: see `train_into`.
         tracker: just made for this stage.
         say: hears of rows of its data that were left out.
     """
     with closing(tracker):
-        run.begin(dump_config(config))
-        run.keep_tracking_id(tracker.run_id)
         dataset, data = stage.material.datasets[0], config.data
         left_out = dataset.quarantine.write(run.path)
         if left_out.total:

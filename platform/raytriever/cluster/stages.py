@@ -13,12 +13,12 @@ from pathlib import Path
 
 from raytriever.cluster.opening import Opened, OpenStage
 from raytriever.cluster.stage import find_negatives, train_as_child, train_into
-from raytriever.config import STAGES, naming
+from raytriever.config import STAGES, dump_config, naming
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.storage import MANIFEST, committed_directory
-from raytriever.tracking.tracker import Tracker
+from raytriever.tracking.tracker import LastingTracker
 from raytriever.training.run_directory import RunDirectory
 
 MODEL = "model"
@@ -69,7 +69,7 @@ class Stages:
                     # Refused now, not after the stages before; the first one's own workers refuse in a moment.
                     stage.material.train(self._negatives[number])
 
-    def train(self, tracker: Tracker, run_name: str) -> None:
+    def train(self, tracker: LastingTracker, run_name: str) -> None:
         """Train what is not finished; the last stage's model stands in the run's directory afterwards.
 
         Args:
@@ -82,7 +82,7 @@ class Stages:
             meta = {"config": self._opened.curriculum.hash}
             _copy_model(self._places[-1].path / MODEL, self._run.path / MODEL, meta)
 
-    def _train(self, number: int, tracker: Tracker, run_name: str) -> None:
+    def _train(self, number: int, tracker: LastingTracker, run_name: str) -> None:
         stage, place, negatives = self._opened.stages[number], self._places[number], self._negatives[number]
         config = stage.stage.config
         if place is self._run:
@@ -92,7 +92,8 @@ class Stages:
         if number:
             config = replace(config, model=stage.model_after(self._places[number - 1].path / MODEL))
         with naming(stage.stage):
-            child = tracker.child(f"{run_name}/{place.path.name}", place.tracking_id())
+            place.begin(dump_config(config))
+            child = tracker.child(f"{run_name}/{place.path.name}", place.path)
             train_as_child(place, stage, config, negatives, child, self._say)
 
     def _place(self, number: int, stage: OpenStage) -> RunDirectory:

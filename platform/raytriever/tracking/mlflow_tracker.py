@@ -1,4 +1,4 @@
-"""MLflow behind the tracker: one run, continued by its id, perhaps with children, metrics in batches.
+"""MLflow behind the tracker: one run, continued by its id, perhaps within another, metrics in batches.
 
 The database is named by an absolute address, because Ray's workers and jobs run in directories of their own and a
 relative one would scatter databases over them.
@@ -16,15 +16,19 @@ from typing import Any
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.storage import check_writable
+from raytriever.tracking.masking import masked
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 EXPERIMENT = "raytriever"
 PARENT = "mlflow.parentRunId"
+KEY = "raytriever.key"
 METRICS_A_REQUEST = 1000
 PARAMS_A_REQUEST = 100
 SQLITE = "sqlite:///"
+PARAM_CHARACTERS = 6000  # more are refused
 REASON_CHARACTERS = 300
-FIRST_REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+# Whoever asks decides whether to ask again: a request that is repeated below could make a run twice.
+REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 def tracking_uri() -> str:
@@ -32,22 +36,24 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
-class MlflowTracker:
-    """A `Tracker` over one MLflow run.
+class MlflowServer:
+    """A tracking server or database.
 
     Args:
-        uri: of the tracking server or database.
-        run_name: shown in the UI.
-        run_id: a run to continue; a new one is made when None, or when the server does not know it
-            or has deleted it.
-        parent: the id of the run within which this one is shown.
+        uri: its address; users and passwords in it are never shown.
+
+    Raises:
+        ConfigError: it does not answer.
+        StorageError: the database could not be written.
     """
 
-    def __init__(self, uri: str, run_name: str, run_id: str | None = None, parent: str | None = None) -> None:
+    def __init__(self, uri: str) -> None:
         # Loading a model out of an artifact must never unpickle it.
-        os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+        os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
         # What fails is raised to us too; told by MLflow's log as well, one line would become thirty.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+        for name, value in REQUESTS.items():
+            os.environ.setdefault(name, value)
         if uri.startswith(SQLITE):
             # MLflow would ask a database that cannot be opened for minutes.
             check_writable(Path(uri.removeprefix(SQLITE)).parent)
@@ -56,25 +62,75 @@ class MlflowTracker:
         from sqlalchemy.exc import SQLAlchemyError
 
         self._errors = (MlflowException, SQLAlchemyError)
-        self._not_known = MlflowException
+        self.not_known = MlflowException
         self._uri = uri
-        self._tags = {PARENT: parent} if parent else {}
-        with self._telling(), _impatient():
-            self._client = MlflowClient(tracking_uri=uri)
-            self.run_id = self._continue(run_id) or self._create(uri, run_name)
+        self.shown = masked(uri)
+        with self.telling():
+            self.client = MlflowClient(tracking_uri=uri)
+            self.client.get_experiment_by_name(EXPERIMENT)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def telling(self) -> Iterator[None]:
         """Tell what MLflow raises as one `ConfigError` line."""
         try:
             yield
         except self._errors as error:
-            reason = textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ...")
+            reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
             raise ConfigError(
                 f"MLflow does not answer ({reason})",
-                self._uri,
+                self.shown,
                 "start the server, free its disk, or mend MLFLOW_TRACKING_URI",
             ) from error
+
+    def experiment(self) -> str:
+        """The id of the experiment in which all runs are, made where there is none."""
+        experiment = self.client.get_experiment_by_name(EXPERIMENT)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        # Beside the database, and absolute, so that the UI finds the files from any directory.
+        place = (Path.cwd() / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
+        try:
+            return str(self.client.create_experiment(EXPERIMENT, artifact_location=place))
+        except self.not_known as error:
+            made = self.client.get_experiment_by_name(EXPERIMENT)  # by another run, a moment ago
+            if error.error_code != "RESOURCE_ALREADY_EXISTS" or made is None:
+                raise
+            return str(made.experiment_id)
+
+    def connect(
+        self, run_name: str, run_id: str | None = None, parent: str | None = None, key: str | None = None
+    ) -> MlflowTracker:
+        """A run of this server; see `MlflowTracker`."""
+        return MlflowTracker(self, run_name, run_id, parent, key)
+
+
+class MlflowTracker:
+    """One MLflow run: a `Tracker` that raises where the server fails.
+
+    Args:
+        server: that keeps it.
+        run_name: shown in the UI.
+        run_id: a run to continue; a new one is made when None, or when the server does not know it
+            or has deleted it.
+        parent: the id of the run within which this one is shown.
+        key: a text of the run's own, by which a run is found that was made while its answer was lost.
+
+    Raises:
+        ConfigError: the server does not answer.
+    """
+
+    def __init__(
+        self,
+        server: MlflowServer,
+        run_name: str,
+        run_id: str | None = None,
+        parent: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        self._client, self._telling, self._not_known = server.client, server.telling, server.not_known
+        self._tags = {name: value for name, value in ((PARENT, parent), (KEY, key)) if value}
+        with self._telling():
+            self.run_id = self._continue(run_id) or self._create(server.experiment(), run_name, key)
 
     def _continue(self, run_id: str | None) -> str | None:
         if run_id is None:
@@ -91,19 +147,10 @@ class MlflowTracker:
             self._client.set_tag(run_id, name, value)  # the parent may be another: see above
         return run_id
 
-    def _create(self, uri: str, run_name: str) -> str:
-        experiment = self._client.get_experiment_by_name(EXPERIMENT)
-        if experiment is None:
-            # Beside the database, and absolute, so that the UI finds the files from any directory.
-            place = (Path.cwd() / "mlartifacts").as_uri() if uri.startswith("sqlite:") else None
-            experiment_id = self._client.create_experiment(EXPERIMENT, artifact_location=place)
-        else:
-            experiment_id = experiment.experiment_id
-        return str(self._client.create_run(experiment_id, run_name=run_name, tags=self._tags).info.run_id)
-
-    def child(self, run_name: str, run_id: str | None = None) -> MlflowTracker:
-        """A run of the same database whose parent this one is."""
-        return MlflowTracker(self._uri, run_name, run_id, parent=self.run_id)
+    def _create(self, experiment: str, run_name: str, key: str | None) -> str:
+        if key is not None and (made := self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")):
+            return str(made[0].info.run_id)
+        return str(self._client.create_run(experiment, run_name=run_name, tags=self._tags).info.run_id)
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log flattened settings as params, the data set as an input, and tags."""
@@ -114,7 +161,7 @@ class MlflowTracker:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         known = self._client.get_run(self.run_id).data.params  # params cannot change: log the missing ones
-        params = [Param(name, value) for name, value in flatten(config).items() if name not in known]
+        params = [Param(name, value[:PARAM_CHARACTERS]) for name, value in flatten(config).items() if name not in known]
         for start in range(0, len(params), PARAMS_A_REQUEST):
             self._client.log_batch(self.run_id, params=params[start : start + PARAMS_A_REQUEST])
         self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
@@ -153,21 +200,6 @@ class MlflowTracker:
         """Set the run's final status."""
         with self._telling():
             self._client.set_terminated(self.run_id, status)
-
-
-@contextmanager
-def _impatient() -> Iterator[None]:
-    """Ask a server twice, not for minutes: at the start of a run, one that does not answer is a wrong address.
-
-    Later requests get MLflow's own patience, which outlasts the restart of a server; what a user has set counts.
-    """
-    ours = {name: value for name, value in FIRST_REQUESTS.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

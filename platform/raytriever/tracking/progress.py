@@ -86,3 +86,8 @@ class Progress:
             if len(line) + 2 + len(note) <= LINE_COLUMNS:
                 line += f", {note}"
         print(line, file=self._stream, flush=True)
+
+
+def say(text: str) -> None:
+    """A line on standard error that tears no bar, whoever shows one; from any thread."""
+    tqdm.write(text, file=sys.stderr)

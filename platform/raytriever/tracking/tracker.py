@@ -29,27 +29,51 @@ class Point:
     milliseconds: int
 
 
+@dataclass(frozen=True)
+class Backlog:
+    """What a run has told and its server does not have yet.
+
+    Args:
+        points: how many points wait.
+        files: how many files.
+        seconds: since the oldest of the points was told, 0 where none waits.
+        failures: requests that failed since the run began or went on.
+    """
+
+    points: int = 0
+    files: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+
+
 class Tracker(Protocol):
     """Where a run's settings, numbers and files go; one writer a run, on the driver."""
-
-    @property
-    def run_id(self) -> str:
-        """The name under which the run can be continued."""
-
-    def child(self, run_name: str, run_id: str | None = None) -> Tracker:
-        """A run within this one, with settings, numbers and files of its own; `run_id` continues one."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log the resolved settings, the data and the tags; said again on a continued run, changes nothing."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """Log metric values in one request."""
+        """Log metric values."""
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Keep a file, or a directory with all it holds, as an artifact."""
 
     def finish(self, status: str) -> None:
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
+
+
+class LastingTracker(Tracker, Protocol):
+    """A tracker that keeps beside the run what it is told, until its server has it; see `spool.Spool`."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The server's name of the run; None as long as the server has not made it."""
+
+    def child(self, run_name: str, folder: Path) -> LastingTracker:
+        """A run within this one, with settings, numbers and files of its own, kept in a run directory of its own."""
+
+    def backlog(self) -> Backlog:
+        """What waits, of this run and of those within it."""
 
 
 @contextmanager

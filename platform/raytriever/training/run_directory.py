@@ -19,7 +19,7 @@ from raytriever.errors import ConfigError, StorageError
 from raytriever.storage import check_writable, write_atomically
 from raytriever.training.config import MAY_CHANGE
 
-CONFIG, IDENTITY, METRICS = "config.yaml", "run.json", "metrics.json"
+CONFIG, METRICS = "config.yaml", "metrics.json"
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,6 @@ class RunDirectory:
         if self.state == "new" and (self.path / CONFIG).is_file():
             shutil.rmtree(self.path)
         write_atomically(self.path / CONFIG, config_yaml)
-
-    def tracking_id(self) -> str | None:
-        """The id under which the tracker knows this run, if it was begun before."""
-        if self.state == "new" or not (self.path / IDENTITY).is_file():
-            return None  # what an older run left is not this one's
-        return str(_read_json(self.path / IDENTITY, "tracking_id")["tracking_id"])
-
-    def keep_tracking_id(self, tracking_id: str) -> None:
-        """Remember the tracker's id for a continued run."""
-        write_atomically(self.path / IDENTITY, json.dumps({"tracking_id": tracking_id}) + "\n")
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Write the figures that close the run."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.tracking.mlflow_tracker import MlflowTracker, tracking_uri
+from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 Mistake = Callable[..., str]
@@ -36,14 +36,14 @@ def test_a_mistake_is_one_line(mistake: Mistake, words: list[str], told: str) ->
 def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = []
     for number, loss in enumerate(("mw", "infonce")):
-        tracker = MlflowTracker(tracking_uri(), f"run of {loss}")
+        tracker = MlflowServer(tracking_uri()).connect(f"run of {loss}")
         tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {})
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
         points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 8, 9) for system in ("before", "after")]
         tracker.log(points)
         tracker.finish("FINISHED")
         ids.append(tracker.run_id)
-    empty = MlflowTracker(tracking_uri(), "empty")
+    empty = MlflowServer(tracking_uri()).connect("empty")
     empty.finish("FAILED")
     assert run("compare", [*ids, "--output", "page.html"]) == 0
     text = Path("page.html").read_text()

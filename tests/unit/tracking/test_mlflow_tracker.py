@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from pathlib import Path
@@ -13,7 +12,8 @@ from mlflow import MlflowClient
 
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.tracking import mlflow_tracker
-from raytriever.tracking.mlflow_tracker import MlflowTracker, flatten, tracking_uri
+from raytriever.tracking.masking import masked
+from raytriever.tracking.mlflow_tracker import MlflowServer, flatten, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
 
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160, "train_queries": 96})
@@ -46,7 +46,7 @@ def test_the_database_is_named_absolutely(folder: Path, uri: str, monkeypatch: p
 def test_settings_data_numbers_and_files_of_a_run(
     uri: str, client: MlflowClient, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker: Tracker = MlflowTracker(uri, "first")
+    tracker: Tracker = MlflowServer(uri).connect("first")
     config = {"loss": {"loss": "mw", "temperature": 0.01}, "training": {"epochs": None}}
     tracker.describe(config, DATA, {"config_hash": "cafe"})
     # Batches are cut where the server would refuse them: here after two.
@@ -80,11 +80,11 @@ def test_settings_data_numbers_and_files_of_a_run(
 
 
 def test_a_run_is_continued_by_its_id(uri: str, client: MlflowClient) -> None:
-    first = MlflowTracker(uri, "continued")
+    first = MlflowServer(uri).connect("continued")
     first.describe({"loss": {"loss": "mw"}}, DATA, {"config_hash": "a"})
     first.log([Point("loss", 0.5, 1, 1)])
     first.finish("KILLED")
-    again = MlflowTracker(uri, "continued", first.run_id)
+    again = MlflowServer(uri).connect("continued", first.run_id)
     assert again.run_id == first.run_id
     assert client.get_run(first.run_id).info.status == "RUNNING"
     # Said again, with a setting that a newer version added and one that it writes differently.
@@ -97,31 +97,43 @@ def test_a_run_is_continued_by_its_id(uri: str, client: MlflowClient) -> None:
 
 
 def test_a_run_that_is_not_there_any_more_is_begun_anew(uri: str, client: MlflowClient) -> None:
-    unknown = MlflowTracker(uri, "unknown", "0" * 32)
+    unknown = MlflowServer(uri).connect("unknown", "0" * 32)
     assert unknown.run_id != "0" * 32
     assert client.get_run(unknown.run_id).info.status == "RUNNING"
     client.delete_run(unknown.run_id)
-    deleted = MlflowTracker(uri, "deleted", unknown.run_id)
+    deleted = MlflowServer(uri).connect("deleted", unknown.run_id)
     assert deleted.run_id != unknown.run_id
     deleted.log([Point("loss", 0.5, 1, 1)])
 
 
-def test_a_child_is_a_run_of_its_own_within_its_parent(uri: str, client: MlflowClient) -> None:
-    parent: Tracker = MlflowTracker(uri, "whole")
-    child = parent.child("whole/1-first")
-    child.log([Point("loss", 0.5, 1, 1)])
-    child.finish("FINISHED")
-    run = client.get_run(child.run_id)
-    assert (run.info.run_name, run.info.status) == ("whole/1-first", "FINISHED")
-    assert run.data.tags["mlflow.parentRunId"] == parent.run_id
-    assert run.info.experiment_id == client.get_run(parent.run_id).info.experiment_id
-    assert client.get_run(parent.run_id).info.status == "RUNNING"
-    assert client.get_metric_history(parent.run_id, "loss") == []
+def test_a_run_within_another(uri: str, client: MlflowClient) -> None:
+    server = MlflowServer(uri)
+    parent, other = server.connect("whole"), server.connect("another")
+    child = server.connect("whole/1-first", None, parent.run_id)
+    assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
     assert "mlflow.parentRunId" not in client.get_run(parent.run_id).data.tags
     # Continued under a parent that was begun anew, it goes where its siblings will be.
-    other = MlflowTracker(uri, "whole")
-    assert other.child("whole/1-first", child.run_id).run_id == child.run_id
+    assert server.connect("whole/1-first", child.run_id, other.run_id).run_id == child.run_id
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == other.run_id
+
+
+def test_a_run_whose_making_was_not_heard_of_is_found_by_its_key(uri: str, client: MlflowClient) -> None:
+    server = MlflowServer(uri)
+    made = server.connect("once", key="cafe")
+    assert server.connect("once", key="cafe").run_id == made.run_id
+    assert server.connect("once", key="beef").run_id != made.run_id
+    client.delete_run(made.run_id)
+    assert server.connect("once", key="cafe").run_id != made.run_id
+
+
+def test_a_point_that_is_sent_twice_is_kept_once(uri: str, client: MlflowClient) -> None:
+    tracker = MlflowServer(uri).connect("twice")
+    values = [0.5, 0.5, float("nan"), float("inf"), -0.0, 1e-300]
+    points = [Point("loss", value, step, 1000 + step) for step, value in enumerate(values)]
+    tracker.log(points[:4])
+    tracker.log(points)
+    history = client.get_metric_history(tracker.run_id, "loss")
+    assert [metric.step for metric in history] == list(range(6))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +142,7 @@ def test_a_child_is_a_run_of_its_own_within_its_parent(uri: str, client: MlflowC
 def test_a_run_is_closed_as_its_block_ends(
     uri: str, client: MlflowClient, ending: type[BaseException] | None, status: str
 ) -> None:
-    tracker = MlflowTracker(uri, "closed")
+    tracker = MlflowServer(uri).connect("closed")
 
     def block() -> None:
         with closing(tracker):
@@ -145,18 +157,25 @@ def test_a_run_is_closed_as_its_block_ends(
     assert client.get_run(tracker.run_id).info.status == status
 
 
-@pytest.mark.parametrize("words", [{}, {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}])
-def test_a_server_that_refuses_ends_in_seconds(monkeypatch: pytest.MonkeyPatch, words: dict[str, str]) -> None:
-    for name in mlflow_tracker.FIRST_REQUESTS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in words.items():
-        monkeypatch.setenv(name, value)
+def test_a_server_that_refuses_ends_in_seconds() -> None:
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"^http://127\.0\.0\.1:9: MLflow does not answer .*MLFLOW_TRACKING_URI$"):
-        MlflowTracker("http://127.0.0.1:9", "n")
+        MlflowServer("http://127.0.0.1:9")
     assert time.monotonic() - began < 10
-    # The patience of later requests is MLflow's own again, or the user's.
-    assert {name: os.environ[name] for name in mlflow_tracker.FIRST_REQUESTS if name in os.environ} == words
+
+
+def test_passwords_of_addresses_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "http://ada:correct-h@rse@127.0.0.1:9/mlflow"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "battery-staple")
+    with pytest.raises(ConfigError) as caught:
+        MlflowServer(tracking_uri())
+    assert str(caught.value).startswith("http://***@127.0.0.1:9/mlflow: MLflow does not answer (")
+    assert "rse" not in str(caught.value)
+    assert masked(f"to {uri} and a@b, with 'battery-staple'") == "to http://***@127.0.0.1:9/mlflow and a@b, with '***'"
+    assert masked("postgresql://u:p%40ss@db.example/x?y=a@b sqlite:////tmp/a@b.db") == (
+        "postgresql://***@db.example/x?y=a@b sqlite:////tmp/a@b.db"
+    )
 
 
 def test_a_server_that_is_silent_ends_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +184,7 @@ def test_a_server_that_is_silent_ends_in_seconds(monkeypatch: pytest.MonkeyPatch
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(ConfigError, match="MLflow does not answer"):
-            MlflowTracker(address, "n")
+            MlflowServer(address)
         assert time.monotonic() - began < 10
 
 
@@ -175,14 +194,14 @@ def test_an_address_that_cannot_be_is_one_line(uri: str, tmp_path: Path, monkeyp
     (tmp_path / "mlflow.db").write_bytes(b"no database at all" * 100)
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
-        MlflowTracker(uri, "n")
+        MlflowServer(uri)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     assert time.monotonic() - began < 10
 
 
 def test_a_file_that_cannot_be_copied_is_named(uri: str, tmp_path: Path) -> None:
-    tracker = MlflowTracker(uri, "files")
+    tracker = MlflowServer(uri).connect("files")
     with pytest.raises(
         StorageError, match=rf"{tmp_path}/gone\.yaml: cannot be copied into the run's artifacts \(No such"
     ):
@@ -191,10 +210,10 @@ def test_a_file_that_cannot_be_copied_is_named(uri: str, tmp_path: Path) -> None
 
 def test_a_database_that_goes_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     database = tmp_path / "copy.db"
-    MlflowTracker(f"sqlite:///{folder}/mlflow.db", "made")  # its tables
+    MlflowServer(f"sqlite:///{folder}/mlflow.db").connect("made")  # its tables
     database.write_bytes((folder / "mlflow.db").read_bytes())
     monkeypatch.chdir(tmp_path)
-    tracker = MlflowTracker(f"sqlite:///{database}", "lost")
+    tracker = MlflowServer(f"sqlite:///{database}").connect("lost")
     database.write_bytes(b"")
     with pytest.raises(ConfigError, match="MLflow does not answer"):
         tracker.log([Point("loss", 0.5, 1, 1)])

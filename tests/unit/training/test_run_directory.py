@@ -26,11 +26,9 @@ def test_a_run_is_new_then_interrupted_then_finished(tmp_path: Path) -> None:
     run = opened(path)
     assert run.state == "new"
     assert not path.parent.exists()  # looking touches nothing
-    assert run.tracking_id() is None
     run.begin(TEXT)
-    run.keep_tracking_id("abc")
     run = opened(path)
-    assert (run.state, run.tracking_id()) == ("interrupted", "abc")
+    assert run.state == "interrupted"
     (path / "checkpoints").mkdir()
     run.begin(TEXT)
     assert (path / "checkpoints").is_dir()
@@ -48,14 +46,12 @@ def test_fresh_removes_the_old_run_and_only_when_the_new_one_begins(tmp_path: Pa
     path = tmp_path / "run"
     run = opened(path)
     run.begin(dump_config(Config(training=TrainingConfig(seed=5))))
-    run.keep_tracking_id("abc")
     (path / "checkpoints").mkdir()
     if finished:
         run.finish(METRICS)
     run = opened(path, fresh=True)
     assert run.state == "new"
     assert (path / "checkpoints").is_dir()
-    assert run.tracking_id() is None
     run.begin(TEXT)
     assert [file.name for file in path.iterdir()] == ["config.yaml"]
 
@@ -91,14 +87,12 @@ def test_a_configuration_that_is_none_is_one_line(tmp_path: Path, content: str |
         opened(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["run.json", "metrics.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", "3"])
-def test_a_torn_file_of_a_run_is_told_by_its_name(tmp_path: Path, file: str, content: str) -> None:
+def test_torn_figures_are_told_by_their_file(tmp_path: Path, content: str) -> None:
     opened(tmp_path).begin(TEXT)
-    (tmp_path / file).write_text(content)
-    run = opened(tmp_path)
-    with pytest.raises(StorageError, match=rf"{file}: .*; .*--fresh"):
-        run.tracking_id() if file == "run.json" else run.metrics()
+    (tmp_path / "metrics.json").write_text(content)
+    with pytest.raises(StorageError, match=r"metrics\.json: .*; .*--fresh"):
+        opened(tmp_path).metrics()
 
 
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, full_disk: Path) -> None:

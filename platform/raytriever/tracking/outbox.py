@@ -1,0 +1,195 @@
+"""What a run has told and the server does not have yet, beside the run, so that no death of either loses any of it.
+
+1. Points stand in `steps.jsonl`; `run.json` says up to which byte of it the server has them, and holds whatever else
+   waits: the description, the names of files, the status.
+2. A message is taken out when the server has said that it has it. A death between the two sends it once more, which
+   changes nothing there: a server keeps points equal in name, step, time and value once, and a run is made under a
+   key that is looked for first.
+3. Where the server has no such run any more, or is another server, a new run is made and all points are sent again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from raytriever.errors import StorageError
+from raytriever.storage import write_atomically
+from raytriever.tracking.steps import Steps
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker
+
+IDENTITY = "run.json"
+POINTS_A_MESSAGE = 1000
+_EMPTY: dict[str, Any] = {"name": "", "sent": 0, "description": None, "files": [], "status": None, "children": []}
+
+
+class Server(Tracker, Protocol):
+    """One run on a server that may fail at any time."""
+
+    @property
+    def run_id(self) -> str:
+        """The server's name of the run."""
+
+
+class Connect(Protocol):
+    """Makes or continues a run on the server; raises where that does not answer."""
+
+    def __call__(self, run_name: str, run_id: str | None, parent: str | None, key: str) -> Server:
+        """See `mlflow_tracker.MlflowTracker`."""
+
+
+class Outbox:
+    """One run's; the driver puts in, the thread of a `Sender` takes out.
+
+    Args:
+        folder: the run directory.
+        parent: the run within which this one is, or its id.
+
+    Raises:
+        StorageError: `run.json` is torn or changed.
+    """
+
+    def __init__(self, folder: Path, parent: Outbox | str | None = None) -> None:
+        self.folder, self._parent = folder, parent
+        self._lock = threading.RLock()
+        self._server: Server | None = None
+        self._state = {"tracking_id": None, "key": secrets.token_hex(16), **_EMPTY, **_read(folder / IDENTITY)}
+        self.steps = Steps(folder)
+        self._state["sent"] = min(int(self._state["sent"]), self.steps.size)
+        self._waiting = self.steps.count(self._state["sent"])
+        self._oldest: int | None = None  # milliseconds since 1970 of the oldest point that waits
+        self._see_oldest()
+
+    @property
+    def run_id(self) -> str | None:
+        """The server's id of the run; None as long as the server has not made it."""
+        return self._state["tracking_id"]
+
+    @property
+    def children(self) -> list[str]:
+        """The folders of the runs within this one, as seen from its own."""
+        return list(self._state["children"])
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server lacks anything."""
+        with self._lock:
+            state = self._state
+            return bool(self._waiting or state["description"] or state["files"] or state["status"])
+
+    def backlog(self) -> Backlog:
+        """How much waits."""
+        with self._lock:
+            behind = 0.0 if self._oldest is None else max(0.0, time.time() - self._oldest / 1000)
+            return Backlog(self._waiting, len(self._state["files"]), behind)
+
+    def put_points(self, points: Sequence[Point]) -> None:
+        """Points, made durable; those told before are left out."""
+        with self._lock:
+            self._waiting += self.steps.add(points)
+            if self._oldest is None and self._waiting and points:
+                self._oldest = points[0].milliseconds
+
+    def put_description(self, params: Mapping[str, str], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        """Settings, data and tags, in place of what was said of them before."""
+        about = {**asdict(dataset), "counts": dict(dataset.counts)}
+        self._change(description={"params": dict(params), "dataset": about, "tags": dict(tags)})
+
+    def put_file(self, path: Path, folder: str) -> None:
+        """A file's name; what is sent is what stands under it then."""
+        with self._lock:
+            entry = [str(path.resolve()), folder]
+            if entry not in self._state["files"]:
+                self._change(files=[*self._state["files"], entry])
+
+    def begin(self, run_name: str) -> None:
+        """The run begins or goes on, under a name that the server shows."""
+        self._change(name=run_name, status=None)
+
+    def put_status(self, status: str) -> None:
+        """How the run ended."""
+        self._change(status=status)
+
+    def put_child(self, folder: str) -> None:
+        """Remember a run within this one."""
+        with self._lock:
+            if folder not in self._state["children"]:
+                self._change(children=[*self._state["children"], folder])
+
+    def connect(self, connect: Connect) -> Server:
+        """The run on the server, made there where it is not; raises what `connect` does."""
+        if self._server is None:
+            parent = self._parent.run_id if isinstance(self._parent, Outbox) else self._parent
+            self._change()  # the key is kept before anything is made under it
+            server = connect(self._state["name"], self.run_id, parent, self._state["key"])
+            with self._lock:
+                if server.run_id != self.run_id:
+                    self._change(tracking_id=server.run_id, sent=0)
+                    self._waiting = self.steps.points
+                self._server = server
+        return self._server
+
+    def send(self, connect: Connect) -> None:
+        """Send one message, or raise whatever stands in the way; then the next call connects anew."""
+        server = self.connect(connect)
+        try:
+            self._send(server)
+        except BaseException:
+            self._server = None
+            raise
+
+    def _send(self, server: Server) -> None:
+        state = self._state
+        if description := state["description"]:
+            dataset = DatasetRecord(**description["dataset"])
+            server.describe(description["params"], dataset, description["tags"])
+            self._sent("description", description, None)
+        elif self._waiting:
+            stretch = self.steps.after(state["sent"], POINTS_A_MESSAGE)
+            server.log(stretch.points)
+            with self._lock:
+                self._waiting -= len(stretch.points)
+                self._change(sent=stretch.end)
+                self._see_oldest()
+        elif state["files"]:
+            path, folder = state["files"][0]
+            if Path(path).is_file():  # else it was removed since, and nobody can send it any more
+                server.log_file(Path(path), folder)
+            with self._lock:
+                self._change(files=self._state["files"][1:])
+        elif status := state["status"]:
+            server.finish(status)
+            self._sent("status", status, None)
+
+    def _sent(self, name: str, what: Any, then: Any) -> None:
+        with self._lock:
+            if self._state[name] is what:  # and not another one, told since
+                self._change(**{name: then})
+
+    def _see_oldest(self) -> None:
+        first = self.steps.after(self._state["sent"], 1).points if self._waiting else []
+        self._oldest = first[0].milliseconds if first else None
+
+    def _change(self, **values: Any) -> None:
+        with self._lock:
+            self._state |= values
+            write_atomically(self.folder / IDENTITY, json.dumps(self._state) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+        int(content.get("sent", 0))
+    except (ValueError, AttributeError, TypeError):
+        content = None
+    if not isinstance(content, dict):
+        raise StorageError("is torn or changed", str(path), "give --fresh to train anew")
+    return content

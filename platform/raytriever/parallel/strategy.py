@@ -24,6 +24,10 @@ class TrainingError(UserError):
     """Training cannot go on."""
 
 
+class NotFiniteError(TrainingError):
+    """A step's loss or gradient is not finite."""
+
+
 @dataclass(frozen=True)
 class Update:
     """What a step did.
@@ -114,9 +118,9 @@ def build_strategy(
 
 
 def finite_or_refused(value: float, norm: float, number: int) -> None:
-    """Raise `TrainingError` unless a step's loss and the norm of its gradient are finite."""
+    """Raise `NotFiniteError` unless a step's loss and the norm of its gradient are finite."""
     if not (norm < float("inf") and abs(value) < float("inf")):
-        raise TrainingError(
+        raise NotFiniteError(
             f"the loss is {value}, its gradient's norm {norm}",
             f"step {number}",
             "lower --learning-rate, raise --temperature or --warmup-steps, or use --precision fp32",

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 import torch
 
+from raytriever.cluster.gauges import Gauges, run_of
 from raytriever.cluster.refresh_encoders import Encoders
 from raytriever.cluster.refresh_round import MiningRounds
 from raytriever.config import Config
@@ -65,25 +66,37 @@ class Miner:
 
 
 class RayPool:
-    """A `refresh_plan.Pool` that hands rounds to a miner."""
+    """A `refresh_plan.Pool` that hands rounds to a miner.
 
-    def __init__(self, miner: Any) -> None:
-        self._miner = miner
+    Args:
+        miner: the actor.
+        gauges: of the run; those who watch for steps are to know that these wait.
+        waits: whether training waits for each round.
+    """
+
+    def __init__(self, miner: Any, gauges: Gauges, waits: bool) -> None:
+        self._miner, self._gauges, self._waits = miner, gauges, waits
         self._answer: Any = None
 
     def begin(self, number: int, snapshot: Snapshot) -> None:
         """See `Pool`."""
+        self._tell(True)
         self._answer = self._miner.mine.remote(number, [ray.put(dict(snapshot))])
 
     def answer(self) -> Mined | None:
         """See `Pool`."""
         if not ray.wait([self._answer], timeout=0)[0]:
             return None
+        self._tell(False)
         try:
             found: Mined = ray.get(self._answer)
         except ray.exceptions.RayError as error:  # a defect, or the miner died too often
             return Mined(reason=str(error).strip().splitlines()[-1])
         return found
+
+    def _tell(self, mines: bool) -> None:
+        self._gauges.tell("refresh_running", mines, "1 while a round is under way, else 0")
+        self._gauges.tell("refresh_waiting", mines and self._waits, "1 while steps wait for a round, else 0")
 
 
 @contextmanager
@@ -126,6 +139,6 @@ def refresh_plan(
         return None
     told = max(job["told"], ray.get(job["mailbox"].reached.remote()))
     told = int(workers.maximum(torch.tensor(told, device=device)))
-    pool = RayPool(job["miner"]) if workers.rank == 0 else None
     waits = config.refresh.refresh_mode == SYNC
+    pool = RayPool(job["miner"], Gauges(run_of(folder)), waits) if workers.rank == 0 else None
     return RefreshPlan(every, waits, folder / FOLDER, material.read_negatives, pool, told)

@@ -142,12 +142,19 @@ class Refresher:
 
     def told(self, step: int) -> Mapping[str, float]:
         """For the tracker, of step `step`, counted from 0: its round, what was measured of a round that it is the first
-        to use, and the seconds that rounds kept steps waiting since this was asked."""
+        to use, how old its negatives are, how many rounds failed, and the seconds that rounds kept steps waiting since
+        this was asked."""
         new = {
             name: value for one in self._ledger.taken if one.used_from == step for name, value in one.measured.items()
         }
         waited, self._waited = self._waited, 0.0
-        return {**new, "negatives_round": float(self.version(step)), "refresh_wait_seconds": waited}
+        return {
+            **new,
+            "negatives_round": float(self.version(step)),
+            "refresh_age_steps": float(self._ledger.age(step)),
+            "refresh_failures": float(self._ledger.failures),
+            "refresh_wait_seconds": waited,
+        }
 
     def _recorded(self, one: Round) -> tuple[int, BatchSource]:
         """A version as it was recorded."""

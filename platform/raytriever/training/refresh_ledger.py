@@ -66,6 +66,15 @@ class Ledger:
         """The round whose table the batch of `step`, counted from 0, draws from; 0 for the first table."""
         return max((one.number for one in self.taken if one.used_from is not None and one.used_from <= step), default=0)
 
+    def age(self, step: int) -> int:
+        """Steps from the weights that found what the batch of `step` draws from; from the first for the first table."""
+        return step - max((one.snapshot for one in self.taken if one.number <= self.version(step)), default=0)
+
+    @property
+    def failures(self) -> int:
+        """Rounds that ended without a table."""
+        return sum(one.ended is not None and one.used_from is None for one in self.rounds)
+
     def is_due(self, step: int, every: int) -> bool:
         """Whether a round is to begin when `step` steps are done.
 

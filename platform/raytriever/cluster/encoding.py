@@ -12,7 +12,9 @@ import ray
 import torch
 
 from raytriever.cluster.encode import ActorPool, in_actors
+from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.ingest import by_size
+from raytriever.cluster.job_gauges import watched_encoding
 from raytriever.cluster.session import ray_session
 from raytriever.data.open import open_dataset
 from raytriever.data.quarantine import QuarantineReport
@@ -74,7 +76,7 @@ def run_encoding(
         work.check()
         who = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         say(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {who}")
-        run: Runner = in_actors(pool) if pool else in_this_process
+        run: Runner = watched_encoding(in_actors(pool) if pool else in_this_process, Gauges(output.name))
         store = embed(work, model, retriever, opened, run, config.batch_tokens)
     left_out = QuarantineReport.read(store.path)
     return Encoded(store, str(left_out) if left_out.total else None)

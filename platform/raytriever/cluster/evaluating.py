@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,8 @@ import ray
 
 from raytriever.cluster.encode import ActorPool, in_actors
 from raytriever.cluster.encoding import encoding_pool, encoding_session
+from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.job_gauges import tell_evaluation, watched_encoding
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.retrieval.encode_config import EncodeConfig
 from raytriever.retrieval.evaluation_job import run_evaluation
@@ -32,12 +34,17 @@ def evaluate_in_session(
     """
     with encoding_session(config):
         pool = encoding_pool(config)
-        workers = _workers(pool) if pool else Workers()
-        return run_evaluation(job, output, fresh, tracker, say, workers, write_evaluation_report)
+        workers = _workers(pool, Gauges(output.name)) if pool else Workers()
+        told: list[Gauges] = []
+
+        def hear(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
+            told.append(tell_evaluation(output.name, model, dataset, metrics))
+
+        return run_evaluation(job, output, fresh, tracker, say, workers, write_evaluation_report, hear)
 
 
-def _workers(pool: ActorPool) -> Workers:
+def _workers(pool: ActorPool, gauges: Gauges) -> Workers:
     there = ray.cluster_resources()
     fits = int(there.get("GPU", 0) / pool.gpus if pool.gpus else there.get("CPU", 1) / pool.cpus)
     searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
-    return Workers(in_actors(pool), partial(search_in_actors, pool=searchers))
+    return Workers(watched_encoding(in_actors(pool), gauges), partial(search_in_actors, pool=searchers))

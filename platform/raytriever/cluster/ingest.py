@@ -20,6 +20,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
+from raytriever.cluster.job_gauges import watched_ingest
 from raytriever.cluster.session import ray_session
 from raytriever.data.chunks import Part, read_chunks
 from raytriever.data.prepare import Runner, chunk_bytes
@@ -46,7 +47,7 @@ def by_size(num_workers: int) -> Runner:
             yield from in_processes(writer, total_bytes)
         else:
             with ray_session(num_workers):
-                yield from in_ray_tasks(writer, total_bytes)
+                yield from watched_ingest(writer, in_ray_tasks(writer, total_bytes))
 
     return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ def run_evaluation(
     say: Say,
     workers: Workers | None = None,
     report: Callable[[Path], None] | None = None,
+    hear: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> Results:
     """Evaluate; everything is opened and checked before the first text is encoded.
 
@@ -50,6 +51,7 @@ def run_evaluation(
         say: hears what is being done.
         workers: who encodes and searches.
         report: makes figures and a page of the directory, before it is committed.
+        hear: hears a model, a data set and its metrics as soon as they are known.
 
     Raises:
         UserError: something a user can mend; see `errors`.
@@ -82,6 +84,9 @@ def run_evaluation(
             measured = MeasuredSet(one, parts)
             write_set(aside, measured, job.protocol, seconds)
             _take(results, measured, values)
+            if hear is not None:
+                for model in job.models:
+                    hear(model.name, one.name, results.models[model.name][one.name])
             results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
             for part in parts:
                 left_out = part.dataset.quarantine.write(aside / measured.label(part))

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from raytriever.cluster.submitted import SUBMITTED
+from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
 
 
@@ -57,11 +57,13 @@ def ray_session(num_workers: int) -> Iterator[None]:
 def _runtime_env() -> dict[str, Any] | None:
     """What workers of a joined cluster need besides what they have: the code that this process runs.
 
-    None where that is the installed one, or where the submission names a `PYTHONPATH` itself, which Ray would refuse
-    to be told twice. Only where it is needed: no worker that stands ready is used where it is given.
+    None where that is the installed one. Only where it is needed: no worker that stands ready is used where it is
+    given. What the submission of a job names itself stays as it is; Ray would refuse to be told twice.
     """
     code = str(Path(__file__).parents[2])
     if code not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         return None
-    given = json.loads(os.environ.get(SUBMITTED) or "{}").get("runtime_env") or {}
-    return None if "PYTHONPATH" in (given.get("env_vars") or {}) else {"env_vars": {"PYTHONPATH": code}}
+    job = json.loads(os.environ.get(SUBMITTED) or "{}").get("runtime_env") or {}
+    wanted = {"PYTHONPATH": code} | {name: os.environ[name] for name in (COMPILED, LOCATORS) if name in os.environ}
+    left = {name: value for name, value in wanted.items() if name not in (job.get("env_vars") or {})}
+    return {"env_vars": left} if left else None

@@ -21,6 +21,8 @@ HOME = "RAYTRIEVER_HOME"
 UNPACKED, SUBMITTED = "working_dir_files", "RAY_JOB_CONFIG_JSON_ENV_VAR"
 WRITTEN = ("--output", "--json")
 MUCH = 50 * 2**20
+# Where numba keeps what it compiled, for every process of a submitted job; see `compiled`.
+COMPILED, LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 
 
 def settle(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
@@ -47,6 +49,8 @@ def settle(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
     check_writable(home)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
+    os.environ.setdefault(COMPILED, str(home / ".compiled"))
+    os.environ.setdefault(LOCATORS, "raytriever.cluster.compiled.ByPackage,UserProvidedCacheLocator")
     for line in _told(upload):
         say(line)
     say(f"a submitted job: relative places are meant from {home} ({HOME})")
@@ -66,7 +70,8 @@ def _whole(word: str, before: str, upload: Path) -> str:
 
 def _told(upload: Path) -> list[str]:
     """Lines on what was uploaded."""
-    sizes = {file: file.lstat().st_size for file in upload.rglob("*") if file.is_file() and not file.is_symlink()}
+    files = [file for file in upload.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    sizes = {file: file.stat().st_size for file in files}
     total = sum(sizes.values())
     lines = [f"upload: {len(sizes):,} files, {total / 1e6:.1f} MB"]
     if total > MUCH:

@@ -1,0 +1,45 @@
+"""The settings of a sweep. Imports nothing heavy: the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytriever.options import option
+
+DEV_LOSS, BATCH_AUC = "dev_loss", "dev_batch_auc"
+DEFAULT_TRIALS = 20
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """What is searched, how, and what the best is best by."""
+
+    search_space: str = option(
+        "loss,lambda,temperature",
+        "what is searched: any of loss, lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
+        "YAML file of settings with values or ranges",
+    )
+    searcher: str = option("grid", "which points are tried", choices=("grid", "random", "optuna"))
+    trials: int | None = option(
+        None,
+        f"how many trials; by default the whole grid, or {DEFAULT_TRIALS}. A sweep goes on when more are asked for",
+        minimum=1,
+    )
+    metric: str = option(
+        "ndcg_at_10",
+        "what the best trial is best by, on the dev split: ndcg_at_10, mrr_at_10, recall_at_100 or auc of searching "
+        "the whole corpus, or dev_loss where all trials have one loss",
+    )
+    trials_at_once: int | None = option(
+        None, "trials beside each other; by default as many as the cluster has places for", minimum=1
+    )
+    asha: bool = option(False, "stop trials that are behind at the same step (asynchronous successive halving)")
+    asha_metric: str = option(
+        BATCH_AUC,
+        "what they are behind in, at a look: dev_batch_auc (the dev batches' AUC) or dev_loss where all have one loss",
+        choices=(BATCH_AUC, DEV_LOSS),
+    )
+    asha_grace: int = option(20, "steps before which no trial is stopped", minimum=1)
+    asha_factor: int = option(
+        3, "one in so many goes on at each rung; rungs are so many times further apart", minimum=2
+    )

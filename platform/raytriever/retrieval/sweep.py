@@ -1,0 +1,89 @@
+"""What a sweep knows of its trials: `trials.json` in its directory, rewritten whole at every turn."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytriever.errors import StorageError, UserError
+from raytriever.storage import write_atomically
+
+TRIALS = "trials.json"
+RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
+DEV_LOSS = "dev_loss"
+
+
+class TrialError(UserError):
+    """Trials of a sweep failed, while the others went on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial.
+
+    Args:
+        number: from 0; its directory is `trials/NUMBER` with three digits or more.
+        settings: what it tries, by `section.setting`.
+        status: `running` (also where it was interrupted), `finished`, `stopped` by the scheduler, or `failed`.
+        metrics: on the dev split, of a finished one.
+        steps: that it came to.
+        seconds: it took, over all calls.
+        reason: why it failed, or where it was stopped.
+    """
+
+    number: int
+    settings: Mapping[str, Any]
+    status: str = RUNNING
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its directory and its run."""
+        return f"{self.number:03d}"
+
+    def value(self, metric: str) -> float | None:
+        """What it came to, larger being better; None where it came to nothing."""
+        found = self.metrics.get(metric)
+        if self.status != FINISHED or found is None or not math.isfinite(found):
+            return None
+        return -found if metric == DEV_LOSS else found
+
+
+def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
+    """The finished trial of the highest value, the first of equals; None where there is none."""
+    valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
+    return max(valued)[2] if valued else None
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """The trials of a sweep's directory, by number; none where it has not begun.
+
+    Raises:
+        StorageError: the file is not what was written.
+    """
+    file = folder / TRIALS
+    if not file.is_file():
+        return []
+    try:
+        trials = [Trial(**entry) for entry in json.loads(file.read_bytes())["trials"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise StorageError("is torn or changed", str(file), "give --fresh to begin anew") from error
+    return sorted(trials, key=lambda trial: trial.number)
+
+
+def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
+    """Write all trials, and which is best so far."""
+    best = best_of(trials, metric)
+    content = {
+        "metric": metric,
+        "best": best.number if best else None,
+        "trials": [asdict(trial) for trial in trials],
+    }
+    write_atomically(folder / TRIALS, json.dumps(content, indent=1) + "\n")

@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all check format bench clean
+.PHONY: help quickstart test test-all check format bench dashboards clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
 	@echo "make test        the fast tests;  make test-all  the slow ones too"
 	@echo "make check       format, lint, types, layers;  make format  mend the first two"
 	@echo "make bench       measure what benchmarks/ promises"
+	@echo "make dashboards  Prometheus and Grafana beside the Ray of this machine; see docs/dashboards.md"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -66,6 +67,10 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/quickstart.py
+
+dashboards: $(VENV)/.runs
+	$(BIN)/python dashboards/describe.py
+	$(BIN)/python dashboards/watch.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

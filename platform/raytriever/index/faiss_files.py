@@ -1,0 +1,46 @@
+"""FAISS's indexes as files. FAISS trusts what it reads, so a file is read only from a folder whose digests were held
+against its manifest (`storage.read_manifest`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faiss
+
+from raytriever.errors import StorageError
+from raytriever.storage import disk_errors
+
+FILE = "index.faiss"
+
+
+def write_faiss(index: Any, folder: Path) -> None:
+    """Write an index into a folder.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with disk_errors(folder):
+        try:
+            faiss.write_index(index, str(folder / FILE))
+        except RuntimeError as error:
+            raise StorageError("FAISS cannot write its index", str(folder), "is the disk full?") from error
+
+
+def read_faiss(folder: Path) -> Any:
+    """Read an index whose digest was checked.
+
+    Raises:
+        StorageError: this FAISS cannot read it.
+    """
+    try:
+        return faiss.read_index(str(folder / FILE))
+    except RuntimeError as error:
+        raise StorageError("this FAISS cannot read the index", str(folder), "build it again") from error
+
+
+def size_of(index: Any) -> int:
+    """Bytes of an index as FAISS would write it, which is about what it holds in memory."""
+    counted = faiss.VectorIOWriter()
+    faiss.write_index(index, counted)
+    return int(counted.data.size())

@@ -1,0 +1,117 @@
+"""Inverted files by FAISS: documents lie in lists around k-means centres, and the lists nearest to a query are read.
+
+`Ivf` keeps embeddings whole (IVF-Flat). `IvfPq` keeps codes of a few bytes, a product quantiser's of the difference to
+the centre, and proposes more documents than are wanted, because their own embeddings decide afterwards.
+
+Source: Jégou, Douze and Schmid, Product Quantization for Nearest Neighbor Search, TPAMI 33(1), 2011.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import faiss
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.errors import ConfigError
+from raytriever.index.approximate import Found
+from raytriever.index.faiss_files import read_faiss, size_of, write_faiss
+
+# What k-means and a quantiser of 8 bits learn from, at least; FAISS warns below 39 a centre.
+PER_LIST, CODES = 39, 256
+REFINE = 4
+
+
+@dataclass(frozen=True)
+class Ivf:
+    """A `Finder` whose effort is how many lists are read.
+
+    Args:
+        index: a trained `faiss.IndexIVF`.
+        proposed: how many times k documents are proposed.
+    """
+
+    index: Any
+    proposed: int = 1
+
+    @classmethod
+    def build(
+        cls,
+        embeddings: Float32[ndarray, "rows width"],
+        lists: int | None,
+        code_bytes: int | None,
+        seed: int,
+        threads: int,
+    ) -> Ivf:
+        """Train and fill an inverted file.
+
+        Args:
+            embeddings: finite.
+            lists: how many; by default 4 times the square root of the number of rows, fewer where rows are few.
+            code_bytes: of a code, a divisor of the width; None keeps embeddings whole.
+            seed: of k-means and the quantiser.
+            threads: see `Finder.find`.
+
+        Raises:
+            ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
+        """
+        rows, width = embeddings.shape
+        lists = lists or max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
+        if lists > rows:
+            raise ConfigError(f"{lists:,} lists of {rows:,} documents", "--lists", f"give at most {rows:,}")
+        faiss.omp_set_num_threads(threads)
+        centres = faiss.IndexFlatIP(width)
+        if code_bytes is None:
+            index = faiss.IndexIVFFlat(centres, width, lists, faiss.METRIC_INNER_PRODUCT)
+        else:
+            _check_codes(rows, width, code_bytes)
+            index = faiss.IndexIVFPQ(centres, width, lists, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
+            index.pq.cp.seed = seed
+        index.cp.seed = seed
+        index.cp.min_points_per_centroid = 1  # it is our rule that sets the number of lists, or the user's
+        index.train(embeddings)
+        index.add(embeddings)
+        return cls(index, 1 if code_bytes is None else REFINE)
+
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+        """See `Finder`."""
+        faiss.omp_set_num_threads(threads)
+        faiss.cvar.indexIVF_stats.reset()
+        wanted = min(self.proposed * k, self.index.ntotal)
+        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
+        _, rows = self.index.search(queries, wanted, params=settings)
+        # The centres are scored too.
+        candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
+        return Found(rows, float(candidates))
+
+    def save(self, folder: Path) -> None:
+        """See `Finder`."""
+        write_faiss(self.index, folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Ivf:
+        """Read what `save` wrote; the folder's digests are compared before."""
+        index = read_faiss(folder)
+        return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1)
+
+    @property
+    def bytes(self) -> int:
+        """The whole index, which holds its own embeddings or codes."""
+        return size_of(self.index)
+
+
+def default_code_bytes(width: int) -> int:
+    """The largest divisor of the width that is at most a quarter of it: 16 times smaller than float32."""
+    return max(size for size in range(1, max(1, width // 4) + 1) if width % size == 0)
+
+
+def _check_codes(rows: int, width: int, code_bytes: int) -> None:
+    if width % code_bytes:
+        allowed = ", ".join(str(size) for size in range(1, width + 1) if width % size == 0)
+        raise ConfigError(f"{code_bytes} does not divide the width {width}", "--code-bytes", f"choose from {allowed}")
+    if rows < CODES:
+        raise ConfigError(f"codes are learnt from at least {CODES} documents, not {rows}", remedy="use --index ivf")

@@ -1,0 +1,96 @@
+"""Approximate indexes as committed directories.
+
+    DIR/manifest.json      the digest of every file, and what was built from what
+    DIR/embeddings.npy     the embeddings, read where they lie
+    DIR/documents.npy      the document of each row
+    DIR/ties.npy           the corpus's order of equal scores
+    DIR/finder/            the finder's own files
+
+A directory is opened only after every byte was held against its digest, since FAISS and SVS trust what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.data.content import check_directory
+from raytriever.errors import StorageError
+from raytriever.index.approximate import ApproximateIndex, Finder
+from raytriever.index.flat import Flat
+from raytriever.index.hnsw import Hnsw
+from raytriever.index.ivf import Ivf
+from raytriever.index.roargraph import RoarGraph
+from raytriever.index.vamana import Vamana
+from raytriever.storage import committed_directory, disk_errors, read_manifest
+
+KIND, VERSION = "index", 1
+FINDER = "finder"
+_ARRAYS = ("embeddings", "documents", "ties")
+
+# How each kind is read: its folder, the embeddings, and what it was built with.
+_READ: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
+    "flat": lambda folder, embeddings, built: Flat(embeddings),
+    "ivf": lambda folder, embeddings, built: Ivf.load(folder),
+    "ivfpq": lambda folder, embeddings, built: Ivf.load(folder),
+    "hnsw": lambda folder, embeddings, built: Hnsw.load(folder),
+    "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"]),
+    "roargraph": lambda folder, embeddings, built: RoarGraph.load(folder, embeddings),
+}
+KINDS = tuple(_READ)
+
+
+def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any], replace: bool = False) -> None:
+    """Write an index so that it appears whole or not at all.
+
+    Args:
+        path: of the directory.
+        index: what is written.
+        kind: one of `KINDS`, that of its finder.
+        meta: what it was built with and from: `degree` where it has one, and what whoever opens it wants to know.
+        replace: whether a directory there gives way.
+
+    Raises:
+        StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
+    """
+    told = {**meta, "kind": KIND, "version": VERSION, "index": kind, "effort": index.effort}
+    told |= {"rows": len(index.documents), "width": index.embeddings.shape[1]}
+    with committed_directory(path, told, replace=replace) as folder:
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
+        (folder / FINDER).mkdir()
+        index.finder.save(folder / FINDER)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What an index was built with and from; only names and sizes of files are checked.
+
+    Raises:
+        StorageError: it was never finished, or is no index of this version.
+    """
+    meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
+    if meta.get("kind") != KIND or meta.get("version") != VERSION or meta.get("index") not in _READ:
+        raise StorageError("holds no index", str(path), "name the --output of jobs/index.py")
+    return meta
+
+
+def read_index(path: Path) -> ApproximateIndex:
+    """Open an index; every byte is compared with its digest once, and again when a file has changed.
+
+    Raises:
+        StorageError: it was never finished, is damaged, or is no index of this version.
+        ConfigError: its library is not installed.
+    """
+    meta = read_meta(path)
+    check_directory(path)
+    with disk_errors(path):
+        embeddings, documents, ties = (
+            np.load(path / f"{name}.npy", mmap_mode="r" if name == "embeddings" else None, allow_pickle=False)
+            for name in _ARRAYS
+        )
+    finder = _READ[meta["index"]](path / FINDER, embeddings, meta)
+    return ApproximateIndex(finder, embeddings, documents, ties, int(meta["effort"]))

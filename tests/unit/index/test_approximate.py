@@ -1,0 +1,109 @@
+"""Every approximate index: what it finds it scores and orders as the exact search does; it saves, loads and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy import ndarray
+
+from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.index.approximate import ApproximateIndex, Finder, recall
+from raytriever.index.control import control
+from raytriever.index.exact import top_k
+from raytriever.index.flat import Flat
+from raytriever.index.hnsw import Hnsw
+from raytriever.index.ivf import Ivf, default_code_bytes
+from raytriever.index.roargraph import RoarGraph
+from raytriever.index.store import KINDS, read_index, write_index
+from raytriever.index.vamana import Vamana
+
+SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
+BUILD: dict[str, Callable[[int], Finder]] = {
+    "flat": lambda threads: Flat(SET.documents),
+    "ivf": lambda threads: Ivf.build(SET.documents, None, None, 3, threads),
+    "ivfpq": lambda threads: Ivf.build(SET.documents, 8, 12, 3, threads),
+    "hnsw": lambda threads: Hnsw.build(SET.documents, 16, 60, 3, threads),
+    "vamana": lambda threads: Vamana.build(SET.documents, 16, 60, threads),
+    "roargraph": lambda threads: RoarGraph.build(SET.documents, SET.training, 16, 20, 60, 3, threads),
+}
+# Above it at an effort of 40; a code of 12 bytes is coarse.
+FOUND = {"flat": 1.0, "ivf": 0.95, "ivfpq": 0.7, "hnsw": 0.9, "vamana": 0.9, "roargraph": 0.95}
+
+
+def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
+    """Rows are the even documents of a corpus twice as large."""
+    return ApproximateIndex(finder, SET.documents, 2 * np.arange(1_200), np.arange(2_400)[::-1].copy(), effort)
+
+
+def exact(queries: ndarray, k: int, exclude: ndarray | None = None) -> tuple[ndarray, ndarray]:
+    rows = None if exclude is None else np.where(exclude < 0, -1, exclude // 2)
+    scores, found = top_k(queries, SET.documents, k, np.arange(1_200)[::-1].copy(), rows)
+    return scores, np.where(found < 0, -1, 2 * found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_found_is_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
+    queries = np.concatenate([SET.shifted, SET.unshifted])
+    index = index_of(BUILD[kind](1))
+    exclude = np.where(np.arange(80) % 2, exact(queries, 1)[1][:, 0], -1)
+    scores, found = index.search(queries, 10, exclude)
+    true_scores, true = exact(queries, 10, exclude)
+    assert (found != exclude[:, None]).all()
+    assert recall(found, true).mean() >= FOUND[kind]
+    whole = (found == true).all(1)
+    assert whole.mean() > 0.2
+    assert scores[whole].tobytes() == true_scores[whole].tobytes()
+    assert (np.diff(scores) <= 0).all()
+    write_index(tmp_path / "index", index, kind, {"degree": 16})
+    again = read_index(tmp_path / "index")
+    assert again.effort == 40
+    assert [array.tobytes() for array in again.search(queries, 10, exclude)] == [scores.tobytes(), found.tobytes()]
+
+
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "roargraph"])
+def test_more_effort_scores_more_candidates(kind: str) -> None:
+    finder = BUILD[kind](1)
+    few, many = (finder.find(SET.shifted, 5, effort, 1).candidates for effort in (1, 30))
+    assert 0 < few < many <= 1_200 + 8 * 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_documents_may_be_asked_for_than_there_are(kind: str) -> None:
+    found = index_of(BUILD[kind](1), 2_000).search(SET.shifted, 3_000)[1]
+    assert found.shape == (40, 2_400)
+    assert {len(set(row[row >= 0])) for row in found} == {1_200}
+
+
+def test_an_index_refuses_what_does_not_fit() -> None:
+    index = index_of(BUILD["flat"](1))
+    with pytest.raises(ConfigError, match="k = 0"):
+        index.search(SET.shifted, 0)
+    with pytest.raises(ModelError, match="width 24, the queries are"):
+        index.search(SET.shifted[:, :3], 1)
+    with pytest.raises(ModelError, match="query 2 is not finite"):
+        index.search(np.where(np.arange(40)[:, None] == 2, np.float32(np.nan), SET.shifted), 1)
+    with pytest.raises(ConfigError, match=r"--lists: 2,000 lists of 1,200 documents"):
+        Ivf.build(SET.documents, 2_000, None, 0, 1)
+    with pytest.raises(ConfigError, match=r"--code-bytes: 5 does not divide the width 24; choose from 1, 2, 3, 4"):
+        Ivf.build(SET.documents, None, 5, 0, 1)
+    with pytest.raises(ConfigError, match="at least 256 documents, not 100"):
+        Ivf.build(SET.documents[:100], None, 4, 0, 1)
+    assert [default_code_bytes(width) for width in (384, 128, 24, 7, 1)] == [96, 32, 6, 1, 1]
+
+
+def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> None:
+    write_index(tmp_path / "index", index_of(BUILD["hnsw"](1)), "hnsw", {})
+    file = tmp_path / "index" / "finder" / "index.faiss"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StorageError, match=r"index.faiss: changed: its SHA-256 is not the manifest's"):
+        read_index(tmp_path / "index")
+
+
+def test_recall_counts_true_documents() -> None:
+    found, true = np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 1, 9], [4, -1, -1]])
+    assert recall(found, true).tolist() == [2 / 3, 1.0]

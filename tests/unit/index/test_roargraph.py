@@ -1,0 +1,142 @@
+"""RoarGraph beside brute force: its parts by literal loops, and the same graph at any number of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy import ndarray
+
+from raytriever.errors import DataError, StorageError
+from raytriever.index.approximate import recall
+from raytriever.index.control import control
+from raytriever.index.exact import top_k
+from raytriever.index.graph import Graph, mark_reachable
+from raytriever.index.graph_prune import acquire
+from raytriever.index.graph_walk import walk_all
+from raytriever.index.roargraph import RoarGraph
+from raytriever.index.roargraph_connection import connect
+from raytriever.index.roargraph_projection import project
+from raytriever.index.score import read_only
+
+SET = control(1_500, 60, width=24, rank=8, common=4, own=2)
+
+
+def literal_walk(graph: Graph, query: ndarray, documents: ndarray, beam: int) -> tuple[list[int], int]:
+    scores = (documents.astype(np.float32) @ query).tolist()
+    seen, expanded, pool = {graph.entry}, set(), [graph.entry]
+    while waiting := [row for row in pool if row not in expanded]:
+        row = waiting[0]
+        expanded.add(row)
+        fresh = [int(other) for other in graph.neighbours[row, : graph.degrees[row]] if int(other) not in seen]
+        seen |= set(fresh)
+        pool = sorted([*pool, *fresh], key=lambda row: (-scores[row], row))[:beam]
+    return pool, len(seen)
+
+
+def literal_choice(row: int, candidates: list[int], documents: ndarray, room: int, fill: bool) -> list[int]:
+    def apart(one: int, other: int) -> float:
+        return float(np.square(documents[one] - documents[other]).sum())
+
+    ordered = sorted(set(candidates) - {row}, key=lambda other: (apart(row, other), other))
+    kept: list[int] = []
+    for other in ordered:
+        if len(kept) < room and all(apart(row, other) < apart(other, before) for before in kept):
+            kept.append(other)
+    rest = [other for other in ordered if other not in kept]
+    return kept + rest[: room - len(kept)] if fill else kept
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_neighbours_are_chosen_as_the_rule_says(seed: int, room: int, fill: bool) -> None:
+    rng = np.random.default_rng(seed)
+    documents = read_only(rng.integers(-3, 4, (30, 4)).astype(np.float32))  # exact distances, many of them equal
+    candidates = rng.integers(0, 30, 25).astype(np.int32)
+    out = np.empty(room, np.int32)
+    count = acquire(np.int64(5), candidates, documents, fill, out)
+    assert out[:count].tolist() == literal_choice(5, candidates.tolist(), documents, room, fill)
+
+
+def test_a_walk_is_that_of_a_literal_loop() -> None:
+    documents = np.random.default_rng(1).integers(-4, 5, (300, 12)).astype(np.float32)  # exact scores
+    queries = np.random.default_rng(2).integers(-4, 5, (20, 12)).astype(np.float32)
+    rng = np.random.default_rng(3)
+    neighbours = np.stack([rng.permutation(300)[:7] for _ in range(300)]).astype(np.int32)
+    degrees = rng.integers(0, 8, 300).astype(np.int32)
+    degrees[17] = 7
+    graph = Graph(neighbours, degrees, 17)
+    for beam in (5, 40):
+        rows, candidates = walk_all(graph, queries, documents, 5, beam, 2)
+        for query, found, scored in zip(queries, rows, candidates, strict=True):
+            pool, seen = literal_walk(graph, query, documents, beam)
+            assert found[found >= 0].tolist() == pool[:5]
+            assert scored == seen
+
+
+def test_documents_near_a_query_are_joined_through_its_pivot() -> None:
+    _, nearest = top_k(SET.training, SET.documents, 10, np.arange(1_500))
+    neighbours, degrees = project(nearest, SET.documents, 6)
+    candidates: dict[int, list[int]] = {}
+    for row in nearest.tolist():
+        candidates.setdefault(row[0], []).extend(row)
+    back: dict[int, set[int]] = {}
+    for pivot, near in candidates.items():
+        for other in literal_choice(pivot, near, SET.documents, 6, True):
+            back.setdefault(other, set()).add(pivot)
+            back.setdefault(pivot, set()).add(other)
+    for row in range(1_500):
+        own = set(neighbours[row, : degrees[row]].tolist())
+        assert own <= back.get(row, set())
+        assert len(own) == min(6, len(back.get(row, set())))
+
+
+def test_every_document_can_be_reached_whatever_the_queries() -> None:
+    rng = np.random.default_rng(0)
+    apart = rng.standard_normal((400, 8)).astype(np.float32)
+    apart[:200] += 100  # two clouds
+    copies = np.repeat(rng.standard_normal((4, 8)).astype(np.float32), 50, axis=0)
+    for documents, training in ((apart, apart[:1]), (copies, copies), (apart[:1], apart[:2]), (apart[:3], apart[:3])):
+        graph = RoarGraph.build(documents, training, 2, 5, 4, 0, 1).graph
+        reached = np.zeros(len(documents), np.bool_)
+        mark_reachable(graph, graph.entry, reached)
+        assert reached.all()
+        for row, degree in enumerate(graph.degrees):
+            own = graph.neighbours[row, :degree].tolist()
+            assert len(set(own)) == degree
+            assert row not in own
+            assert (graph.neighbours[row, degree:] == -1).all()
+
+
+def test_the_graph_is_the_same_at_any_number_of_threads() -> None:
+    one, two = (RoarGraph.build(SET.documents, SET.training, 8, 20, 30, 5, threads).graph for threads in (1, 2))
+    other = RoarGraph.build(SET.documents, SET.training, 8, 20, 30, 6, 1).graph
+    assert one.neighbours.tobytes() == two.neighbours.tobytes()
+    assert one.degrees.tobytes() == two.degrees.tobytes()
+    assert one.neighbours.tobytes() != other.neighbours.tobytes()
+
+
+def test_queries_like_the_training_ones_are_found_in_few_steps() -> None:
+    roar = RoarGraph.build(SET.documents, SET.training, 16, 50, 60, 0, 1)
+    _, nearest = top_k(SET.training, SET.documents, 50, np.arange(1_500))
+    plain = connect(*project(nearest[:0], SET.documents, 16), SET.documents, 60, 0)
+    _, true = top_k(SET.shifted, SET.documents, 10, np.arange(1_500))
+    ours, scored = walk_all(roar.graph, SET.shifted, SET.documents, 10, 12, 1)
+    theirs, _ = walk_all(plain, SET.shifted, SET.documents, 10, 12, 1)
+    assert recall(ours, true).mean() > recall(theirs, true).mean() + 0.05
+    assert scored.mean() < 600
+
+
+def test_no_training_queries_and_torn_graphs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none of one kind"):
+        RoarGraph.build(SET.documents, SET.training[:0], 8, 20, 30, 0, 1)
+    Graph(np.array([[1], [0]], np.int32), np.ones(2, np.int32), 0).save(tmp_path)
+    assert Graph.load(tmp_path, 2).entry == 0
+    with pytest.raises(StorageError, match="no graph of 3 documents"):
+        Graph.load(tmp_path, 3)
+    np.save(tmp_path / "neighbours.npy", np.array([[7], [0]], np.int32))
+    with pytest.raises(StorageError, match="no graph of 2 documents"):
+        Graph.load(tmp_path, 2)

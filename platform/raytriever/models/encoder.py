@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from raytriever.errors import ModelError
 from raytriever.models.lora import DROPOUT
 from raytriever.models.pooling import POOLING
+from raytriever.models.quiet import quiet_transformers
 
 TokenBatch = dict[str, Tensor]
 
@@ -50,7 +49,7 @@ def load_backbone(directory: Path) -> nn.Module:
     from transformers import AutoModel
 
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             model: nn.Module = AutoModel.from_pretrained(
                 directory,
                 local_files_only=True,
@@ -73,17 +72,3 @@ def set_dropout(module: nn.Module, probability: float) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.Dropout) and DROPOUT not in name.split("."):
             part.p = probability
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Without transformers' progress bars: they would tear the one of the run."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()

@@ -7,8 +7,7 @@ identity; so margins mean there what they mean here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import ModelError
+from raytriever.models.quiet import quiet_transformers
 from raytriever.models.tokenisation import load_tokenizer
 
 # Tokens of a batch, padding included.
@@ -45,7 +45,7 @@ class CrossEncoder:
         if not (directory / "config.json").is_file():
             raise ModelError("holds no config.json", str(directory), _REMEDY)
         try:
-            with _quiet_transformers():
+            with quiet_transformers(warnings=False):
                 model, told = AutoModelForSequenceClassification.from_pretrained(
                     directory,
                     local_files_only=True,
@@ -101,19 +101,3 @@ def _activation(config: Any) -> str:
     """The activation that sentence-transformers wrote into a configuration, now or in its earlier versions."""
     told = getattr(config, "sentence_transformers", None) or {}
     return str(told.get("activation_fn") or getattr(config, "sbert_ce_default_activation_function", None) or "")
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Without its bars and its warning of missing weights, which are told in one line here."""
-    from transformers.utils import logging
-
-    verbosity, was_enabled = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if was_enabled:
-            logging.enable_progress_bar()

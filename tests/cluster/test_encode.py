@@ -54,7 +54,7 @@ class Case:
         self.config = ModelConfig(str(model))
         self.retriever = load_retriever(self.config)
         plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
-        self.plan = replace(plan, shard_rows=16)
+        self.plan = replace(plan, shard_rows=16, batch_tokens=100)
 
     def files(self, name: str) -> dict[str, bytes]:
         place = self.folder / name
@@ -67,7 +67,7 @@ class Case:
         work = EmbeddingWork(self.folder / name, self.plan)
         work.begin()
         load = LoadDeadly(str(self.model), poison, self.folder / f"{name}.deaths", seconds)
-        return ShardEncoder(work, load, str(self.dataset.place), batch_tokens=100)
+        return ShardEncoder(work, load, str(self.dataset.place))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_actors_write_what_one_process_writes(session: None, case: Case) -> None
     for name, run in {"alone": None, "actors": in_actors(POOL)}.items():
         more = {} if run is None else {"run": run}
         work = EmbeddingWork(case.folder / name, case.plan)
-        embed(work, case.config, case.retriever, case.dataset, batch_tokens=100, **more)
+        embed(work, case.config, case.retriever, case.dataset, **more)
     assert case.files("alone") == case.files("actors")
     assert len(list(case.folder.glob("actors/shards/*"))) == 6
 
@@ -98,9 +98,7 @@ def test_a_text_that_kills_is_left_out_after_three_deaths(session: None, case: C
     assert "%" in entry["raw"]
     embeddings = store.array()
     assert not embeddings[SKULL].any()
-    whole = embed(
-        EmbeddingWork(case.folder / "alone", case.plan), case.config, case.retriever, case.dataset, batch_tokens=100
-    ).array()
+    whole = embed(EmbeddingWork(case.folder / "alone", case.plan), case.config, case.retriever, case.dataset).array()
     others = [row for row in range(DOCUMENTS) if row != SKULL]
     # The batch of the text that is left out has a row less, which may change the last bits.
     assert abs(embeddings[others] - whole[others]).max() < 2e-6

@@ -44,6 +44,7 @@ def main(words: list[str]) -> None:
         data.max_bad_rows,
         training.seed,
         arguments.round,
+        Path(arguments.embeddings) if arguments.embeddings is not None else None,
     )
     mined, quarantined = run_mining(job, output, warn)
     print(counts_table(mined))
@@ -74,6 +75,11 @@ def _parser() -> Parser:
     parser.add_argument("--ranks", metavar="A:B", help="--range-min A --range-max B")
     parser.add_argument(
         "--round", type=int, default=0, metavar="N", help="the round of mining, as the table tells it (default: 0)"
+    )
+    parser.add_argument(
+        "--embeddings",
+        metavar="DIR",
+        help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, MiningConfig, "mining")

@@ -25,6 +25,7 @@ from raytriever.models.retriever import Side
 from raytriever.retrieval.corpus import Runner, embed, plan_embeddings
 from raytriever.retrieval.embedding_work import EmbeddingWork
 from raytriever.retrieval.embeddings import EmbeddingStore
+from raytriever.retrieval.encode import TOKEN_BUDGET
 from raytriever.retrieval.encode_config import EncodeConfig
 from raytriever.retrieval.encode_shard import in_this_process, tokenisation_of
 from raytriever.retrieval.loading import load_for_encoding
@@ -72,12 +73,15 @@ def run_encoding(
             say=say,
         )
         side: Side = "query" if config.side == "query" else "passage"
-        work = EmbeddingWork(output.absolute(), plan_embeddings(model, retriever, opened, side, config.dtype))
+        # Another number of tokens a batch gives other last bits: a store is of one, however often it is gone on with.
+        tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]
+        plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
+        work = EmbeddingWork(output.absolute(), plan)
         work.check()
         who = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         say(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {who}")
         run: Runner = watched_encoding(in_actors(pool) if pool else in_this_process, Gauges(output.name))
-        store = embed(work, model, retriever, opened, run, config.batch_tokens)
+        store = embed(work, model, retriever, opened, run)
     left_out = QuarantineReport.read(store.path)
     return Encoded(store, str(left_out) if left_out.total else None)
 

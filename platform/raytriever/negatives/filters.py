@@ -17,6 +17,7 @@ REASONS = (
     "same text as a positive",
     "the query's own id",
     "before the range",
+    "has no embedding",
     "holds an answer",
     "above max_score",
     "within absolute_margin",
@@ -24,7 +25,7 @@ REASONS = (
     "not chosen",
 )
 KEPT = 0
-RANGE, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 10)
+RANGE, NO_EMBEDDING, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4, 11)
 NO_CANDIDATE = -1
 
 Verdicts = Int8[ndarray, "queries ranks"]
@@ -70,7 +71,7 @@ def hold_to_scores(
     Args:
         verdicts: only candidates that are still kept are looked at.
         scores: of every candidate that is kept so far.
-        lowest: the lowest score among the query's positives.
+        lowest: the lowest score among the query's positives; NaN where none has one, and no candidate stays.
         max_score: what scores higher is removed.
         absolute_margin: so is what scores higher than `lowest` less this (TopK-MarginPos).
         relative_margin: and higher than `lowest` less this share of its size (TopK-PercPos): with `lowest` s and
@@ -84,7 +85,7 @@ def hold_to_scores(
     if relative_margin is not None:
         bounds.append((RELATIVE, lowest - np.abs(lowest) * np.float32(relative_margin)))
     for reason, bound in bounds:
-        verdicts[(verdicts == KEPT) & (scores > bound[:, None])] = reason
+        verdicts[(verdicts == KEPT) & ~(scores <= bound[:, None])] = reason
 
 
 def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries places"] | None) -> None:

@@ -60,9 +60,14 @@ def embed_corpus(
 
 
 def plan_embeddings(
-    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, side: Side, dtype: str
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    side: Side,
+    dtype: str,
+    batch_tokens: int | None = None,
 ) -> EmbeddingPlan:
-    """What a store of one side of a data set is to hold."""
+    """What a store of one side of a data set is to hold; see `EmbeddingPlan`."""
     directory = resolve_model(config.model, config.revision)
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in sorted(directory.rglob("*.safetensors"))}
     description, corpus = retriever.description, Corpus(dataset, side)
@@ -87,6 +92,7 @@ def plan_embeddings(
         rows=len(corpus.texts),
         width=retriever.width,
         shard_rows=shard_rows(len(corpus.texts)),
+        batch_tokens=batch_tokens,
     )
 
 
@@ -96,7 +102,6 @@ def embed(
     retriever: Retriever,
     dataset: RetrievalDataset,
     run: Runner = in_this_process,
-    batch_tokens: int | None = None,
 ) -> EmbeddingStore:
     """The store of a plan: found whole, gone on with, or made; another process that is making it is waited for.
 
@@ -104,7 +109,6 @@ def embed(
         work: where, and what.
         config, retriever, dataset: what the plan was made of.
         run: who encodes; `cluster.encode` knows of actors.
-        batch_tokens: tokens of a batch, padding included; by default what suits the device.
 
     Raises:
         ModelError: an embedding is not finite, or the encoder's process dies over and over.
@@ -123,7 +127,7 @@ def embed(
         missing = work.missing()
         there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
         load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
-        encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)), batch_tokens)
+        encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)))
         encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
         with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
             run(encoder, missing, progress.advance)

@@ -48,6 +48,8 @@ class EmbeddingPlan:
         dtype: how embeddings are kept; see `embedding_dtypes`.
         rows, width: of the matrix.
         shard_rows: rows of every shard but the last.
+        batch_tokens: tokens of a batch, padding included, which decide the last bits; None for what suits the device
+            of whoever encodes.
     """
 
     model: str
@@ -64,6 +66,7 @@ class EmbeddingPlan:
     rows: int
     width: int
     shard_rows: int
+    batch_tokens: int | None = None
 
     @property
     def key(self) -> str:

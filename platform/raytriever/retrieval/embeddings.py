@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.content import check_directory
@@ -61,6 +61,11 @@ class EmbeddingStore:
     def width(self) -> int:
         """The number of components of an embedding."""
         return int(self.meta["width"])
+
+    @property
+    def left_out(self) -> Int64[ndarray, " rows"]:
+        """The rows that have no embedding and are 0."""
+        return np.array(self.meta["left_out"], dtype=np.int64)
 
     def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Each shard as its first row and its embeddings: memory-mapped, or decoded when its turn comes."""

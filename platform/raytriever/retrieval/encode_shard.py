@@ -60,14 +60,12 @@ class ShardEncoder:
         work: the store.
         load: loads the encoder onto this process's device.
         place: where any process opens the data set; see `RetrievalDataset`.
-        batch_tokens: tokens of a batch, padding included; by default what suits the device.
         done: hears how many texts were encoded.
     """
 
     work: EmbeddingWork
     load: Callable[[], Retriever]
     place: str
-    batch_tokens: int | None = None
     done: Callable[[int], None] | None = None
 
     @cached_property
@@ -95,7 +93,7 @@ class ShardEncoder:
             if mark.deaths.count(LOADING) >= TRIES:
                 raise ModelError(f"{TRIES} processes died loading it", plan.model, "free some memory")
             contents = self.corpus.contents(self.retriever, rows)
-            budget = self.batch_tokens or token_budget(self.retriever)
+            budget = plan.batch_tokens or token_budget(self.retriever)
             self._examine(mark, contents, budget, rows)
             try:
                 embeddings = encode_contents(

@@ -11,7 +11,16 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.draws import words
 from raytriever.negatives.config import MiningConfig
-from raytriever.negatives.filters import ANSWER, KEPT, REASONS, choose, hold_to_scores, open_verdicts, tally
+from raytriever.negatives.filters import (
+    ANSWER,
+    KEPT,
+    NO_EMBEDDING,
+    REASONS,
+    choose,
+    hold_to_scores,
+    open_verdicts,
+    tally,
+)
 from raytriever.negatives.known import RELEVANT
 from raytriever.negatives.texts import holds_answer
 from raytriever.retrieval.mine_finders import CHOICE, Finder
@@ -46,6 +55,8 @@ class Filtering:
                 rows = order[start : start + max(1, int(np.searchsorted(cells, BLOCK, side="right")))]
                 found, scores = finder(rows, min(end, len(self.dataset.documents)))
                 verdicts, ranks = open_verdicts(found, known.padded(rows), first, end)
+                if len(self.sources.left_out):  # what kills the encoder would kill the training, too
+                    verdicts[(verdicts == KEPT) & np.isin(found, self.sources.left_out)] = NO_EMBEDDING
                 scores = self._judge(finder, rows, found, scores, verdicts)
                 draws = None
                 if config.sampling_strategy == "random":
@@ -79,7 +90,8 @@ class Filtering:
             scores = scale.pairs(rows, np.where(verdicts == KEPT, found, -1))
         if config.holds_to_scores:
             documents, reasons = self.sources.known.padded(rows)
-            lowest = np.nanmin(scale.pairs(rows, np.where(reasons == RELEVANT, documents, -1)), axis=1)
+            of_positives = scale.pairs(rows, np.where(reasons == RELEVANT, documents, -1))
+            lowest = np.fmin.reduce(of_positives, axis=1)
             hold_to_scores(verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin)
         return scores
 

@@ -14,12 +14,13 @@ from raytriever.data.open import open_dataset
 from raytriever.data.prepared import splits_of
 from raytriever.data.processes import in_processes
 from raytriever.data.remote import fetched
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.config import BY_ENCODER, MiningConfig, check_mining
 from raytriever.negatives.filters import REASONS
 from raytriever.retrieval.corpus import embed_corpus
+from raytriever.retrieval.embedding_given import open_given
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.mine import REPEATED, Mined, check_data, mine
@@ -40,6 +41,7 @@ class MiningJob:
         precision: its arithmetic; None for what the hardware is fastest at.
         max_bad_rows: the share of each file's rows that may be bad.
         seed, round: fix what is drawn; the round stands in the table.
+        embeddings: of the passages, a store that `model` made of this data set; made or found in the cache by default.
     """
 
     dataset: str
@@ -50,6 +52,7 @@ class MiningJob:
     max_bad_rows: float
     seed: int
     round: int
+    embeddings: Path | None = None
 
 
 def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tuple[Mined, str | None]:
@@ -62,6 +65,8 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
         UserError: something a user can mend; nothing is written then.
     """
     check_mining(job.mining)
+    if job.embeddings and not set(BY_ENCODER) & set(job.mining.methods):
+        raise ConfigError(f"--method {job.mining.method} needs none", "--embeddings", "add dense or cross-query to it")
     if output.exists():
         raise StorageError("is there already", str(output), "give another --output, or remove it")
     check_writable(output)
@@ -72,10 +77,11 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
     check_data(dataset, job.split, job.mining)
     embeddings = documents = None
     if set(BY_ENCODER) & set(job.mining.methods):
-        say(f"{dataset.name}: encoding with {job.model.model} ({precision} on {device})")
         retriever = load_for_encoding(job.model, precision, device)
+        documents = open_given(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
+        say(f"{dataset.name}: encoding {'queries ' * bool(documents)}with {job.model.model} ({precision} on {device})")
         queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
-        documents = embed_corpus(job.model, retriever, dataset)
+        documents = documents or embed_corpus(job.model, retriever, dataset)
         embeddings = Embeddings(encode_texts(retriever, queries, "query", "queries"), documents)
     mined = mine(dataset, job.split, job.mining, embeddings=embeddings, judge=judge, seed=job.seed, round=job.round)
     if not len(mined.table):

@@ -31,6 +31,11 @@ class DocumentEmbeddings(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def left_out(self) -> Int64[ndarray, " rows"]:
+        """Documents that have no embedding, because they kill the encoder's process."""
+        ...
+
     def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """The embeddings in order, each part with its first position."""
         ...
@@ -48,6 +53,11 @@ class HeldEmbeddings:
 
     def __len__(self) -> int:
         return len(self.array)
+
+    @property
+    def left_out(self) -> Int64[ndarray, " rows"]:
+        """None."""
+        return np.empty(0, dtype=np.int64)
 
     def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """One part."""
@@ -88,7 +98,7 @@ class Scale(Protocol):
 
 @dataclass(frozen=True)
 class EncoderScale:
-    """Dot products, those that a search finds."""
+    """Dot products, those that a search finds; NaN for a document that has no embedding."""
 
     embeddings: Embeddings
     name: str = "encoder"
@@ -98,7 +108,7 @@ class EncoderScale:
     ) -> Float32[ndarray, "block any"]:
         """See `Scale`."""
         found = np.full(documents.shape, np.nan, dtype=np.float32)
-        of, place = np.nonzero(documents >= 0)
+        of, place = np.nonzero((documents >= 0) & ~np.isin(documents, self.embeddings.documents.left_out))
         step = max(1, _GATHERED // self.embeddings.queries.shape[1])
         for start in range(0, len(of), step):
             part = slice(start, start + step)

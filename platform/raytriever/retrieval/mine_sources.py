@@ -85,6 +85,11 @@ class Sources:
         )
         return Known.of(queries, pairs, *groups, self._own_documents())
 
+    @property
+    def left_out(self) -> Int64[ndarray, " rows"]:
+        """Documents that have no embedding, where there are embeddings at all."""
+        return self._embeddings.documents.left_out if self._embeddings else np.empty(0, dtype=np.int64)
+
     @cached_property
     def scale(self) -> Scale:
         """What candidates are scored by."""

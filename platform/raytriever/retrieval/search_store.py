@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
@@ -56,7 +55,7 @@ def searchable_parts(
 ) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
     """Shards by number, all by default, as first row and embeddings; a shard is cut where a row has no embedding."""
     size = store.meta["shard_rows"]
-    left_out = np.array(store.meta["left_out"], dtype=np.int64)
+    left_out = store.left_out
     for number in range(-(-len(store) // size)) if shards is None else shards:
         with disk_errors(store.path):
             values = read_embeddings(shard_folder(store.path, number))

@@ -75,6 +75,31 @@ def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags
     assert told in mistake("mine", "--dataset", letters, *flags.split())
 
 
+def test_embeddings_that_are_there_are_used_and_others_refused(
+    mistake: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32"]
+    for name, more in {"passages": [], "queries": ["--side", "query"], "short": ["--passage-length", "9"]}.items():
+        assert run("encode", [*model, *more, "--output", name]) == 0
+    words = ["--method", "dense", "--num-negatives", "4"]
+    assert run("mine", [*model, *words, "--output", "own"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("raytriever.retrieval.mine_job.embed_corpus", None)  # so that no passage could be encoded
+        assert run("mine", [*model, *words, "--output", "given", "--embeddings", "passages"]) == 0
+    dataset = open_dataset(letters, ["train", "dev", "test"])
+    own, given = (read_negatives(name, dataset) for name in ("own", "given"))
+    assert own.documents.tolist() == given.documents.tolist()
+    for name, told in {
+        "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as jobs/encode.py",
+        "short": "short: holds embeddings of texts cut at another length (9, here 64); name the passages",
+        "none": "none: cannot read manifest.json",
+    }.items():
+        assert told in mistake("mine", *model, *words, "--output", "other", "--embeddings", name)
+    told = mistake("mine", *model, "--output", "other", "--embeddings", "passages")
+    assert "--embeddings: --method bm25 needs none; add dense or cross-query to it" in told
+    assert not (work / "other").exists()
+
+
 def test_when_nothing_is_left_the_counts_say_why(mistake: Callable[..., str], letters: Path) -> None:
     line = mistake("mine", "--dataset", letters, "--output", "table")
     # No two passages share a word, and a query's own is its positive.

@@ -14,6 +14,7 @@ from raytriever.negatives.filters import (
     NO_CANDIDATE,
     NOT_CHOSEN,
     RANGE,
+    REASONS,
     RELATIVE,
     choose,
     hold_to_scores,
@@ -92,7 +93,7 @@ def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
     wanted = [literal(*row, window, bounds, count) for row in rows]
     assert verdicts.tolist() == wanted
     told = [verdict for row in wanted for verdict in row if verdict != NO_CANDIDATE]
-    assert tally(verdicts).tolist() == [told.count(reason) for reason in range(10)]
+    assert tally(verdicts).tolist() == [told.count(reason) for reason in range(len(REASONS))]
     assert tally(verdicts).sum() == len(told)
 
 

@@ -116,6 +116,20 @@ def test_a_directory_of_something_else_is_left_alone(
     assert {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()} == before
 
 
+def test_another_number_of_tokens_a_batch_is_another_store(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    for tokens in (64, 4_096):
+        plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", tokens)
+        embed(EmbeddingWork(tmp_path / str(tokens), plan), config, retriever, dataset)
+    one, other = (EmbeddingStore.open(tmp_path / name) for name in ("64", "4096"))
+    assert one.meta["key"] != other.meta["key"]
+    # Matrices of another size may be multiplied in another order, which decides the last bits.
+    np.testing.assert_allclose(one.array(), other.array(), atol=2e-6)
+    with pytest.raises(StorageError, match="holds something else"):
+        embed(EmbeddingWork(one.path, plan), config, retriever, dataset)
+
+
 def test_the_tokens_of_a_preparation_give_what_the_texts_give(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tiny_dataset: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from raytriever.negatives.config import METHODS, MiningConfig
 from raytriever.negatives.filters import REASONS
 from raytriever.retrieval import mine_filtering
 from raytriever.retrieval.mine import Mined, mine
-from raytriever.retrieval.mine_scales import Embeddings
+from raytriever.retrieval.mine_scales import Embeddings, HeldEmbeddings
 
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
 Pairs = list[tuple[int, int]]
@@ -365,6 +365,36 @@ def test_an_empty_split_and_broken_embeddings_are_told(gardens: tuple[RetrievalD
     bad[0] = 0
     with pytest.raises(ModelError, match="the embedding of document 1 is not finite"):
         mine(dataset, "train", dense, embeddings=Embeddings.of(embeddings.queries, bad))
+
+
+@dataclass(frozen=True)
+class Partly(HeldEmbeddings):
+    """Embeddings of which some rows are 0, for want of one."""
+
+    missing: tuple[int, ...] = ()
+
+    @property
+    def left_out(self) -> np.ndarray:
+        return np.array(self.missing, dtype=np.int64)
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25,dense", "dense,random,gold"])
+def test_a_document_that_kills_the_encoder_is_no_negative_and_bounds_nothing(
+    gardens: tuple[RetrievalDataset, Embeddings], method: str
+) -> None:
+    dataset, whole = gardens
+    positive = int(dataset.positives("train").of(4)[0])
+    missing = (positive, 7, 8, 9)
+    array = whole.documents.read(np.arange(60)).copy()
+    array[list(missing)] = 0
+    config = MiningConfig(method=method, num_negatives=50, range_max=60, relative_margin=0.0)
+    mined = mine(dataset, "train", config, embeddings=Embeddings(whole.queries, Partly(array, missing)))
+    assert not set(mined.table.documents.tolist()) & set(missing)
+    assert np.isfinite(mined.table.scores).all()
+    assert mined.counts["dense"]["has no embedding"] > 50
+    # A query none of whose positives has a score gets nothing that is held to one; others do.
+    assert mined.found[4] == 0
+    assert mined.found.max() > 5
 
 
 @pytest.mark.data

@@ -9,6 +9,7 @@ is told to, and goes on with the table it has when a round fails.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 
 from raytriever.cluster.gauges import Gauges, run_of
 from raytriever.cluster.refresh_encoders import Encoders
-from raytriever.cluster.refresh_round import MiningRounds
+from raytriever.cluster.refresh_round import EMBEDDINGS, MiningRounds
 from raytriever.config import Config
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import UserError
@@ -30,7 +31,7 @@ from raytriever.training.refresh_config import SYNC
 from raytriever.training.refresh_plan import Mined, RefreshPlan
 from raytriever.training.refresh_snapshot import Snapshot
 
-FOLDER = "negatives"
+FOLDER, MODEL = "negatives", "model"
 # A miner that was killed does its round again so often before the round has failed.
 TRIES = 3
 
@@ -120,6 +121,8 @@ def mining(config: Config, places: Sequence[str], negatives: Any, folder: Path) 
         yield miner
     finally:
         ray.kill(miner)  # and with it its encoders
+        if (folder / MODEL).is_dir():  # all steps are done: nobody goes on with the round under way
+            shutil.rmtree(folder / FOLDER / EMBEDDINGS, ignore_errors=True)
 
 
 def refresh_plan(

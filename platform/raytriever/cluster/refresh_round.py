@@ -1,7 +1,7 @@
 """One round of mining by an encoder that is being trained: encode, search and filter, commit. Knows no Ray.
 
 negatives/rounds.json           what became of each round (`training.refresh_ledger`)
-negatives/round-0001/           a round's table
+negatives/round-0001/           a round's table, as long as a run might go on with it
 negatives/embeddings/KEY/       its embeddings while it is under way; kept from round to round where it is rolling
 """
 
@@ -29,16 +29,17 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, Side, load_retriever
+from raytriever.retrieval.cpu_kernels import speed_up
 from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork, shard_rows
 from raytriever.retrieval.embeddings import EmbeddingStore, shard_folder
 from raytriever.retrieval.mine_scales import Embeddings
 from raytriever.training.refresh_config import ROLLING
-from raytriever.training.refresh_ledger import round_path
+from raytriever.training.refresh_ledger import remove_tables, round_path
 from raytriever.training.refresh_plan import Mined
 from raytriever.training.refresh_rolling import rolling_rows
 from raytriever.training.refresh_snapshot import Snapshot, load_snapshot
 
-EMBEDDINGS = "embeddings"
+EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class SnapshotLoader:
         if choose_precision(self.precision, device) == "bf16":
             retriever.to(torch.bfloat16)
         load_snapshot(retriever, snapshot)
-        return retriever.eval()
+        retriever.eval()
+        return speed_up(retriever) if device.type == "cpu" and not self.model.lora_rank else retriever
 
 
 # Encodes the missing shards of a store of a data set that stands somewhere, wherever it likes.
@@ -76,7 +78,7 @@ class MiningRounds:
     Args:
         config: the experiment.
         places: where its data sets stand prepared.
-        folder: of the rounds.
+        folder: of the rounds, beside that of the checkpoints.
         first: the table training began with, where rows of it stay in every round's.
     """
 
@@ -102,6 +104,7 @@ class MiningRounds:
             UserError: something a user can mend.
         """
         began = time.monotonic()
+        remove_tables(self._folder, self._folder.parent / CHECKPOINTS)
         rolling = self._config.refresh.refresh_mode == ROLLING
         key = digest_of(snapshot)
         self._remove_but(ROLLING if rolling else "", key)

@@ -15,24 +15,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
-from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError
 from raytriever.losses.workers import Workers
 from raytriever.training.batches import BatchSource
 from raytriever.training.loader import DEPTH
 from raytriever.training.refresh_ledger import Round, read_ledger, round_path
 from raytriever.training.refresh_plan import RefreshPlan
+from raytriever.training.refresh_reading import Reading, told
 from raytriever.training.refresh_snapshot import Snapshot
-from raytriever.training.refresh_statistics import overlap
 from raytriever.training.refresh_versions import Versions
+from raytriever.training.refresh_words import News, Word, all_done, any_failed, exchange
 
 WAIT_SECONDS = 0.02
 
@@ -41,29 +38,6 @@ class _Phase(IntEnum):
     """How far a round is, the same on all workers."""
 
     NONE, MINING, READING, RECORDING = range(4)
-
-
-class _News(IntEnum):
-    """How a worker stands in this phase."""
-
-    BUSY, DONE, FAILED = range(3)
-
-
-class _Word(NamedTuple):
-    """What a worker tells the others: how it stands, and the first 48 bits of the digest of what it has read."""
-
-    news: _News = _News.BUSY
-    digest: int = 0
-
-
-@dataclass
-class _Reading:
-    """What the thread that reads a round's table has come to: its own, so that a late one tells no later round."""
-
-    word: _Word = field(default_factory=_Word)
-    table: NegativesTable | None = None
-    overlap: float = 0.0
-    reason: str = ""
 
 
 class Refresher:
@@ -93,8 +67,8 @@ class Refresher:
         self._plan, self._workers, self._device = plan, workers, device
         self._snapshot, self._notice = snapshot, notice
         self._versions, self._ledger = Versions(source), read_ledger(plan.folder)
-        self._phase, self._word = _Phase.NONE, _Word()
-        self._reading = _Reading()
+        self._phase, self._word = _Phase.NONE, Word()
+        self._reading: Reading | None = None
         self._found: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._reason, self._began, self._waited = "", 0.0, 0.0
@@ -168,7 +142,7 @@ class Refresher:
     def _begin(self, step: int, due: int) -> None:
         """Record that a round begins, and hand the pool the weights."""
         self._ledger = self._ledger.begun(due, step)
-        self._phase, self._word, self._began = _Phase.MINING, _Word(), time.monotonic()
+        self._phase, self._word, self._began = _Phase.MINING, Word(), time.monotonic()
         weights = self._snapshot()
         if self._plan.pool is not None:
             with _Failing(self):
@@ -181,42 +155,30 @@ class Refresher:
             return
         self._look_at_pool()
         words = self._exchange()
-        all_done = all(word.news is _News.DONE for word in words)
-        if any(word.news is _News.FAILED for word in words) or (all_done and len(set(words)) > 1):
+        if any_failed(words):
             self._fail(step)
-        elif self._phase is _Phase.MINING and words[0].news is _News.DONE:
-            self._phase, self._reading = _Phase.READING, _Reading()
+        elif self._phase is _Phase.MINING and words[0].news is News.DONE:
             path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
-            arguments = (self._reading, path, self._versions.newest.examples.negatives)
-            Thread(target=self._read, args=arguments, name="refresh", daemon=True).start()
-        elif self._phase is _Phase.READING and all_done:
-            self._phase, self._word = _Phase.RECORDING, _Word()
-            self._record(step)
-        elif self._phase is _Phase.RECORDING and words[0].news is _News.DONE:
-            self._take()
+            self._reading = Reading(self._plan.read, path, self._versions.newest.examples.negatives)
+            self._phase = _Phase.READING
+        elif self._reading is not None and self._phase is _Phase.READING and all_done(words):
+            self._phase, self._word = _Phase.RECORDING, Word()
+            self._record(step, self._reading)
+        elif self._reading is not None and self._phase is _Phase.RECORDING and words[0].news is News.DONE:
+            self._take(self._reading)
 
     def _look_at_pool(self) -> None:
         pool = self._plan.pool
-        if pool is None or self._phase is not _Phase.MINING or self._word.news is not _News.BUSY:
+        if pool is None or self._phase is not _Phase.MINING or self._word.news is not News.BUSY:
             return
         with _Failing(self):
             answer = pool.answer()
             if answer is not None:
                 self._measured, self._reason = dict(answer.measured), answer.reason
-                self._word = _Word(_News.FAILED if answer.reason else _News.DONE)
+                self._word = Word(News.FAILED if answer.reason else News.DONE)
 
-    def _read(self, reading: _Reading, path: Path, before: NegativesTable | None) -> None:
-        """The thread: a large table takes longer to read than a step."""
-        try:
-            reading.table = self._plan.read(path)
-            reading.overlap = overlap(reading.table, before)
-            reading.word = _Word(_News.DONE, int(reading.table.digest[:12], 16))
-        except Exception as error:
-            reading.reason, reading.word = _told(error), _Word(_News.FAILED)
-
-    def _record(self, step: int) -> None:
+    def _record(self, step: int, reading: Reading) -> None:
         """Settle the first step that draws from the table; the first worker writes it down."""
-        assert self._reading.table is not None
         plan, ledger, one = self._plan, self._ledger, self._ledger.rounds[-1]
         ended = first = step
         if not plan.waits:
@@ -224,46 +186,43 @@ class Refresher:
             ended = step + 1
             before = max((taken.used_from for taken in ledger.taken if taken.used_from is not None), default=0)
             first = max(ended + DEPTH, plan.told, before + 1)
-        self._found = {"ended": ended, "used_from": first, "digest": self._reading.table.digest}
+        self._found = {"ended": ended, "used_from": first, "digest": reading.table.digest}
         if plan.pool is not None:
-            self._measured["refresh_overlap"] = self._reading.overlap
-            self._measured["refresh_rows"] = float(len(self._reading.table))
+            self._measured["refresh_overlap"] = reading.overlap
+            self._measured["refresh_rows"] = float(len(reading.table))
             self._measured["refresh_staleness_steps"] = float(first - one.snapshot)
             self._measured["refresh_seconds"] = time.monotonic() - self._began
             self._found["measured"] = self._measured
             with _Failing(self):
                 ledger.ended(**self._found).write(plan.folder)
-                self._word = _Word(_News.DONE)
+                self._word = Word(News.DONE)
 
-    def _take(self) -> None:
+    def _take(self, reading: Reading) -> None:
         """The table is used from its step on."""
-        assert self._reading.table is not None
         self._ledger = self._ledger.ended(**self._found)
-        source = self._versions.newest.with_negatives(self._reading.table, self._ledger.rounds[-1].number)
+        source = self._versions.newest.with_negatives(reading.table, self._ledger.rounds[-1].number)
         self._versions.add(self._found["used_from"], source)
-        self._phase, self._reading = _Phase.NONE, _Reading()
+        self._phase, self._reading = _Phase.NONE, None
 
     def _fail(self, step: int) -> None:
-        reason = self._reason or self._reading.reason or "another worker could not read its table, or read another one"
+        reason = self._reason or (self._reading.reason if self._reading else "")
+        reason = reason or "another worker could not read its table, or read another one"
         self._ledger = self._ledger.ended(ended=step, reason=reason)
-        self._phase, self._reading, self._reason = _Phase.NONE, _Reading(), ""
+        self._phase, self._reading, self._reason = _Phase.NONE, None, ""
         if self._plan.pool is not None:
             with _Failing(self):  # what is not written down is begun again by a continued run
                 self._ledger.write(self._plan.folder)
             one = self._ledger.rounds[-1]
             self._notice(f"hard negatives: round {one.number} failed ({reason}); those in use stay in use")
 
-    def _exchange(self) -> list[_Word]:
+    def _exchange(self) -> list[Word]:
         """Every worker's word."""
-        word = self._reading.word if self._phase is _Phase.READING else self._word
-        if self._workers.size == 1:
-            return [word]
-        own = torch.tensor([[int(word.news), word.digest]], dtype=torch.int64, device=self._device)
-        return [_Word(_News(news), digest) for news, digest in self._workers.gather_values(own).tolist()]
+        word = self._reading.word if self._reading and self._phase is _Phase.READING else self._word
+        return exchange(word, self._workers, self._device)
 
     def failed(self, error: Exception) -> None:
         """Say so with the next word."""
-        self._reason, self._word = _told(error), _Word(_News.FAILED)
+        self._reason, self._word = told(error), Word(News.FAILED)
 
 
 class _Failing:
@@ -280,8 +239,3 @@ class _Failing:
             return False
         self._refresher.failed(error)
         return True
-
-
-def _told(error: Exception) -> str:
-    """A round's failure never ends the training, whatever it is; a person reads why in a line."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -3,13 +3,15 @@
 1. A round is begun at a step, from a snapshot of the weights there; it ends at a later one, with a table that is used
    from some step on, or in failure.
 2. `negatives/rounds.json` holds one entry a round and is replaced whole: before anybody works on a round, and before
-   any worker uses its table. The table itself stands in `negatives/round-0001/`, committed.
+   any worker uses its table. The table itself stands in `negatives/round-0001/`, committed; it is removed when no
+   checkpoint is left from which a run could go on with it.
 3. Given these entries, the table that step s draws from is a function of s.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -122,6 +124,19 @@ def read_ledger(folder: Path) -> Ledger:
 def round_path(folder: Path, number: int) -> Path:
     """Where the table of a round stands."""
     return folder / f"round-{number:04d}"
+
+
+def remove_tables(folder: Path, checkpoints: Path) -> None:
+    """Remove the tables that no run draws from any more, whichever checkpoint there is it goes on from.
+
+    Raises:
+        StorageError: the record is torn.
+    """
+    steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
+    needed = read_ledger(folder).version(min(steps, default=0))
+    for path in folder.glob("round-*"):
+        if path.name[6:].isdigit() and int(path.name[6:]) < needed:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _end(one: Round) -> float:

@@ -18,7 +18,7 @@ from raytriever.errors import StorageError
 from raytriever.losses.workers import ALONE
 from raytriever.training.loop import Assignment, train
 from raytriever.training.refresh import Refresher
-from raytriever.training.refresh_ledger import ROUNDS, read_ledger, round_path
+from raytriever.training.refresh_ledger import ROUNDS, read_ledger, remove_tables, round_path
 from raytriever.training.refresh_snapshot import Snapshot, load_snapshot, take_snapshot
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -175,6 +175,24 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     assert [(one.due, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 5), (10, 10)]
     assert whole.rounds_of_steps() == [0.0] * 5 + [1.0] * 5 + [2.0] * 4
     assert whole.told[11]["refresh_staleness_steps"] == 0
+
+
+def test_tables_that_no_checkpoint_leads_to_are_not_missed(begin: Callable[[str], Run]) -> None:
+    whole, killed = begin("whole"), begin("killed")
+    expected = whole.live(waits=True, every=3)
+    killed.live(waits=True, every=3, die_at=14)
+    remove_tables(killed.negatives, killed.folder / "nowhere")  # it may still begin anew
+    assert len(list(killed.negatives.glob("round-*"))) == 4
+    oldest = min(int(path.name[5:]) for path in (killed.folder / "checkpoints").glob("step-*"))
+    needed = read_ledger(killed.negatives).version(oldest)
+    assert needed > 1
+    remove_tables(killed.negatives, killed.folder / "checkpoints")
+    assert [path.name for path in sorted(killed.negatives.glob("round-*"))] == [
+        f"round-{number:04d}" for number in range(needed, 5)
+    ]
+    found = killed.live(waits=True, every=3)
+    assert killed.losses() == whole.losses()
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize(("die_at", "saved", "snapshot"), [(6, 2, 5), (9, 2, 8), (14, 7, 7)])

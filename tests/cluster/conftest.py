@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import processes
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -44,9 +48,9 @@ class CommandLine:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-@pytest.fixture
-def command_line(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> Callable[..., CommandLine]:
-    """A command line whose `train` has everything set but what a test adds."""
+@pytest.fixture(scope="session")
+def command_line_in(tiny_encoder: Path, tiny_dataset: Path) -> Callable[[Path], CommandLine]:
+    """A command line in a folder, whose `train` has everything set but what a test adds."""
     settings = {
         "dataset": tiny_dataset,
         "model": tiny_encoder,
@@ -59,4 +63,20 @@ def command_line(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> Call
         "negatives-per-query": 1,
     }
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return lambda: CommandLine(tmp_path, words)
+    return lambda folder: CommandLine(folder, words)
+
+
+@pytest.fixture
+def command_line(command_line_in: Callable[[Path], CommandLine], tmp_path: Path) -> Callable[..., CommandLine]:
+    """A command line in the test's own folder."""
+    return lambda: command_line_in(tmp_path)
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ended with the test, with all of their sessions."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        for pid in processes("", lambda pid: os.getsid(pid) == process.pid):  # noqa: B023
+            os.kill(pid, signal.SIGKILL)

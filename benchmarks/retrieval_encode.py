@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +28,9 @@ from ends import End, parser, report
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 ROUNDS = 3
 TRUTH = 0.6451  # nDCG@10 of MiniLM on SciFact in fp32, by sentence-transformers and pytrec_eval: ground_truth.py
+POOL_TEXTS = 4_096
 SMALL_STORE, WIDTH = 100 << 20, 2_048
+QUERIES, K = 500, 10_000
 
 
 def paragraphs(count: int) -> list[str]:
@@ -128,7 +132,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     retriever = load_for_encoding(config, precision, torch.device("cpu"))
     dataset = open_dataset(DATA / "squad", [], tokenisation=tokenisation_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
-    plan = replace(plan, rows=min(plan.rows, arguments.texts), shard_rows=256)
+    plan = replace(plan, rows=min(plan.rows, arguments.texts, POOL_TEXTS), shard_rows=256)
     found: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
     with TemporaryDirectory() as folder, ray_session(threads):
         for turn in range(ROUNDS):
@@ -171,12 +175,48 @@ def wide(folder: Path) -> Path:
     return folder
 
 
+def generated(folder: Path, rows: int) -> Path:
+    """A corpus of numbers, three to a text."""
+    folder.mkdir(parents=True)
+    with (folder / "corpus.jsonl").open("w") as stream:
+        for number in range(rows):
+            stream.write(json.dumps({"_id": str(number), "text": " ".join(str(number * k % 997) for k in (1, 3, 7))}))
+            stream.write("\n")
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "1"}\n')
+    return folder
+
+
+@contextmanager
+def watching(name: str) -> Iterator[dict[str, float]]:
+    """The largest memory of an actor, in MB, of those whose process tells that name; its `memory` grows meanwhile."""
+    import psutil
+
+    peak, over = {"memory": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            there = [process.info for process in psutil.process_iter(["cmdline", "memory_info"])]
+            actors = [info["memory_info"] for info in there if name in "".join(info["cmdline"] or ())]
+            # What is mapped from files is the page cache's.
+            peak["memory"] = max([peak["memory"], *((memory.rss - memory.shared) / 1e6 for memory in actors)])
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+
+
 def large(arguments: argparse.Namespace) -> dict[str, float]:
-    """A generated corpus through two actors, with a small object store or the usual one."""
+    """A generated corpus encoded and searched by two actors, with a small object store and with the usual one."""
+    import numpy as np
     import psutil
     import ray
 
     from raytriever.cluster.encode import ActorPool, in_actors
+    from raytriever.cluster.search import SearchPool, search_in_actors
     from raytriever.data.open import open_dataset
     from raytriever.models.config import ModelConfig
     from raytriever.retrieval.corpus import embed, plan_embeddings
@@ -185,49 +225,36 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.retrieval.loading import load_for_encoding
 
     cache = Path(os.environ["RAYTRIEVER_CACHE"])
-    data = cache / "generated"
-    data.mkdir(parents=True)
-    with (data / "corpus.jsonl").open("w") as stream:
-        for number in range(arguments.rows):
-            stream.write(json.dumps({"_id": str(number), "text": " ".join(str(number * k % 997) for k in (1, 3, 7))}))
-            stream.write("\n")
-    (data / "queries.jsonl").write_text('{"_id": "q", "text": "1"}\n')
     config = ModelConfig(str(wide(cache / "wide")))
     retriever = load_for_encoding(config, "fp32")
-    dataset = open_dataset(data, [], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenisation=tokenisation_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
-    store = {"object_store_memory": SMALL_STORE} if arguments.scenario == "large" else {}
-    ray.init(address="local", num_cpus=4, log_to_driver=False, **store)
-    peak, over = {"actors": 0.0}, threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.2):
-            there = [process.info for process in psutil.process_iter(["cmdline", "memory_info"])]
-            actors = [info["memory_info"] for info in there if "MapBatches(_Actor)" in "".join(info["cmdline"] or ())]
-            # What is mapped from files is the page cache's.
-            peak["actors"] = max([peak["actors"], *((memory.rss - memory.shared) / 1e6 for memory in actors)])
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    before = psutil.Process().memory_info().rss
-    made = embed(EmbeddingWork(cache / "store", plan), config, retriever, dataset, in_actors(ActorPool(2, 2)))
-    grown = psutil.Process().memory_info().rss - before
-    over.set()
-    thread.join()
-    told = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-    ray.shutdown()
-    ends = sorted(shard.stat().st_mtime for shard in (made.path / "shards").iterdir())
-    size = sum(file.stat().st_size for file in [*made.path.rglob("*.npy"), *Path(str(dataset.place)).rglob("*.npy")])
-    return {
-        "speed": (len(made) - plan.shard_rows) / (ends[-1] - ends[0]),
-        "gigabytes": size / 1e9,
-        "grown": grown / 1e6,
-        "actors": peak["actors"],
-        "spilled": float("Spilled" in told),
-    }
+    ties, process, found = np.arange(plan.rows), psutil.Process(), {}
+    for kind, memory in {"small": {"object_store_memory": SMALL_STORE}, "usual": {}}.items():
+        ray.init(address="local", num_cpus=4, log_to_driver=False, **memory)
+        before = process.memory_info().rss
+        with watching("MapBatches(_Actor)") as peak:
+            work = EmbeddingWork(cache / kind, plan)
+            store = embed(work, config, retriever, dataset, in_actors(ActorPool(2, 2)))
+        found[f"{kind} grown"], found[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
+        ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
+        found[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
+        queries = store.read(np.arange(QUERIES) * 7 % plan.rows)
+        search_in_actors(store, queries[:1], K, ties, pool=SearchPool(2))  # starts processes, compiles
+        with watching("_Searcher") as peak:
+            began = time.perf_counter()
+            search_in_actors(store, queries, K, ties, pool=SearchPool(2))
+            found[f"{kind} search"], found[f"{kind} searcher"] = time.perf_counter() - began, peak["memory"]
+        told = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+        found[f"{kind} spilled"] = float("Spilled" in told)
+        ray.shutdown()
+        kept = [*store.path.rglob("*.npy"), *Path(str(dataset.place)).rglob("*.npy")]
+        found["gigabytes"] = sum(file.stat().st_size for file in kept) / 1e9
+        shutil.rmtree(store.path)
+    return found
 
 
-SCENARIOS = {"speed": speed, "loss": loss, "pool": pool, "large": large, "unbound": large}
+SCENARIOS = {"speed": speed, "loss": loss, "pool": pool, "large": large}
 
 
 def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
@@ -265,13 +292,22 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     found["an actor / this process, at as many threads"] = End(ratio, "at least 0.9", ratio >= 0.9)
     found["an actor writes the bytes of this process"] = End(got["same"], "yes (1)", got["same"] == 1)
     found["a pool's start and end, in a session (s)"] = End(got["start"], "told", True)
-    large, unbound = (in_a_process(scenario, arguments) for scenario in ("large", "unbound"))
-    name = f"{large['gigabytes']:.1f} GB of tokens and embeddings, object store 100 MB"
-    ratio = large["speed"] / unbound["speed"]
-    found[f"{name}: speed / unconstrained"] = End(ratio, "at least 0.5", ratio >= 0.5)
-    found[f"{name}: driver memory grown (MB)"] = End(large["grown"], "under 300", large["grown"] < 300)
-    found[f"{name}: memory of an actor (MB)"] = End(large["actors"], "under 1000", large["actors"] < 1000)
-    found[f"{name}: something was spilled to disk"] = End(large["spilled"], "no (0)", large["spilled"] == 0)
+    got = in_a_process("large", arguments)
+    name = f"{got['gigabytes']:.1f} GB of tokens and embeddings, object store 100 MB"
+    for what, ratio in {
+        "encoding": got["small speed"] / got["usual speed"],
+        f"searching {QUERIES} queries, k = {K:,}": got["usual search"] / got["small search"],
+    }.items():
+        found[f"{name}: speed of {what} / with the usual one"] = End(ratio, "at least 0.5", ratio >= 0.5)
+    found[f"{name}: encoding, rows a second"] = End(got["small speed"], "told", True)
+    found[f"{name}: searching, seconds"] = End(got["small search"], "told", True)
+    found[f"{name}: driver memory grown by encoding (MB)"] = End(
+        got["small grown"], "under 300", got["small grown"] < 300
+    )
+    for who in ("actor", "searcher"):
+        most = got[f"small {who}"]
+        found[f"{name}: memory of one {who} (MB)"] = End(most, "under 1000", most < 1000)
+    found[f"{name}: something was spilled to disk (1)"] = End(got["small spilled"], "told", True)
     return found
 
 

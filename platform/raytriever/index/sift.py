@@ -10,6 +10,8 @@
    the query is set back to where it was before the part, marked as failed, and to be searched again without hope.
 
 So no more than a sieve's room is ever held of a query.
+
+All of it is in one file: numba keeps compiled code by file, and does not notice that what it calls elsewhere changed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def conclude(
         for system, values in rows.items()
         for name, value in values.items()
     ]
-    points.append(Point("total_seconds", time.monotonic() - began, 0, now))
+    points.append(Point("total_seconds", time.monotonic() - began, steps, now))
     tracker.log(points)
     for name in ("config.yaml", "report.html", "figures", "model"):
         tracker.log_file(run.path / name)

@@ -78,7 +78,8 @@ def _settings(path: Path) -> dict[str, str]:
 
 def _curves(folder: Path) -> dict[str, Curve]:
     """The curves of a run, those of a curriculum's stages one behind another."""
-    files = [folder / STEPS] if (folder / STEPS).is_file() else sorted(folder.glob(f"stages/*/{STEPS}"), key=_number)
+    # Where there are stages, the whole's own file has its last figures only.
+    files = sorted(folder.glob(f"stages/*/{STEPS}"), key=_number) or [f for f in [folder / STEPS] if f.is_file()]
     curves: dict[str, Curve] = {name: [] for name in CURVES}
     done = 0
     for file in files:

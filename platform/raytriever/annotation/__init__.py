@@ -1,0 +1,1 @@
+"""Positives that a language model finds among what several retrievers found."""

@@ -1,0 +1,117 @@
+"""The settings of annotation. Imports nothing heavy: the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from raytriever.errors import ConfigError
+from raytriever.options import option
+
+BM25, DENSE = "bm25", "dense"
+# What follows the base of an endpoint; whoever pastes the whole address means the base.
+CHAT = "/chat/completions"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class AnnotationConfig:
+    """Who finds the candidates, what a language model is asked of them, and what becomes of its answers."""
+
+    candidates: str = option(
+        BM25, f"who finds candidates, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs"
+    )
+    depth: int = option(20, "passages taken from each of them for a query, at most", minimum=1)
+    passages_per_prompt: int = option(
+        20, "candidates judged for relevance in one request; more become several requests", minimum=1
+    )
+    passage_characters: int = option(
+        2000, "characters of a passage that the model is shown; longer ones are cut", minimum=50
+    )
+    max_queries: int | None = option(
+        None, "queries annotated, at most; those chosen are the same ones, whatever the data set's order", minimum=1
+    )
+    prompts: str = option("", "a folder whose files stand in for the prompts of their names (docs/annotation.md)")
+    temperature: float = option(0.0, "of the model's draws; 0 for its likeliest answer", minimum=0, maximum=2)
+    max_tokens: int = option(1024, "tokens of one answer, at most; a model that thinks aloud needs more", minimum=16)
+    repairs: int = option(1, "times a model is shown what was wrong with an answer and asked again", minimum=0)
+    agreed: str = option(
+        "human",
+        "whose a positive is that the data set's people and the model both name: for groups that begin with a human "
+        "one, or for groups of the model's alone",
+        choices=("human", "llm"),
+    )
+    max_failed: float = option(
+        0.1, "share of the queries that may end without an annotation before the job stops", minimum=0, maximum=1
+    )
+
+    @property
+    def retrievers(self) -> tuple[str, ...]:
+        """Who finds candidates, in the order given."""
+        return tuple(name for part in self.candidates.split(",") if (name := part.strip()))
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """Which language model is asked where, how patiently, and for how much money."""
+
+    endpoint: str = option("", "address of an OpenAI-compatible service, such as http://localhost:8000/v1")
+    llm: str = option("", "the model's name there")
+    key_variable: str = option(
+        "OPENAI_API_KEY", "the environment variable that holds the key; unset means a service that wants none"
+    )
+    in_flight: int = option(16, "requests under way at once", minimum=1, maximum=4096)
+    timeout: float = option(120.0, "seconds within which a request must be answered", above=0)
+    retries: int = option(6, "times a request that fails in passing is sent again, ever later", minimum=0)
+    longest_wait: float = option(
+        60.0, "seconds between two of them, at most, unless the service asks for more", above=0
+    )
+    price_in: float = option(0.0, "price of a million tokens that the model reads", minimum=0)
+    price_out: float = option(0.0, "price of a million tokens that it writes", minimum=0)
+    budget: float | None = option(None, "what the job may cost in all its runs, in the currency of the prices", above=0)
+    budget_tokens: int | None = option(None, "tokens that the job may use in all its runs, read and written", minimum=1)
+
+    @property
+    def base(self) -> str:
+        """The address without what is added to it for a request."""
+        return self.endpoint.rstrip("/").removesuffix(CHAT)
+
+
+def check_service(config: ServiceConfig) -> None:
+    """Refuse an address that is none, a name that is missing, a budget without a price; raises `ConfigError`."""
+    if not config.endpoint:
+        raise ConfigError(
+            "is missing",
+            "--endpoint",
+            "give the address of an OpenAI-compatible service, such as http://localhost:8000/v1",
+        )
+    try:
+        address = urlsplit(config.endpoint)
+        whole = address.scheme in ("http", "https") and address.hostname is not None and address.port != 0
+    except ValueError:
+        whole = False
+    if not whole:
+        raise ConfigError("is no address", "--endpoint", "give one such as http://localhost:8000/v1")
+    if address.username is not None or address.password is not None or address.query or address.fragment:
+        raise ConfigError(
+            "holds more than host and path", "--endpoint", "put a key into the variable that --key-variable names"
+        )
+    if not config.llm.strip():
+        raise ConfigError("is missing", "--llm", "give the model's name as the service knows it")
+    # What stands here may be the key itself, given by mistake: it is not told.
+    if not _VARIABLE.fullmatch(config.key_variable):
+        raise ConfigError("is no name of an environment variable", "--key-variable", "give the name, never the key")
+    if config.budget is not None and not (config.price_in or config.price_out):
+        raise ConfigError(
+            "needs to know what tokens cost", "--budget", "give --price-in and --price-out, or --budget-tokens"
+        )
+
+
+def check_annotation(config: AnnotationConfig) -> None:
+    """Refuse candidates of nobody, or of somebody twice; raises `ConfigError`."""
+    if not config.retrievers:
+        raise ConfigError("nobody is named", "--candidates", f"give {BM25}, {DENSE} or the path of a run")
+    for name in config.retrievers:
+        if config.retrievers.count(name) > 1:
+            raise ConfigError(f"{name!r} is named twice", "--candidates", "name each once")

@@ -1,0 +1,238 @@
+"""Annotation as a job: check and open everything, find candidates, estimate, ask, write the data set."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raytriever.annotation.annotate import Annotation, Annotator, Question, check_failures
+from raytriever.annotation.annotated import Annotated
+from raytriever.annotation.answer_log import AnswerLog
+from raytriever.annotation.candidates import find_candidates
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
+from raytriever.annotation.estimate import estimate
+from raytriever.annotation.opening import choose_queries, key_of_service, open_whole
+from raytriever.annotation.output import write_annotated
+from raytriever.annotation.prompts import Prompts, load_prompts
+from raytriever.annotation.service import Service
+from raytriever.annotation.spending import BudgetReached, Spending
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import ConfigError, DataError, StorageError, UserError
+from raytriever.models.config import ModelConfig
+from raytriever.storage import cache_folder, check_writable
+from raytriever.tracking.progress import Progress
+
+
+@dataclass(frozen=True)
+class AnnotationJob:
+    """What is annotated, by whom, and where the answers are kept.
+
+    Args:
+        dataset: path, URI or name.
+        split: whose queries; one that the data set does not have is made of the queries that no split judges.
+        annotation, service: the settings.
+        model, precision: the encoder of `dense`, and its arithmetic.
+        max_bad_rows: the share of each file's rows that may be bad.
+        embeddings: of the passages, a store that `model` made.
+        answers: the folder of the log; a folder of the cache where None.
+    """
+
+    dataset: str
+    split: str
+    annotation: AnnotationConfig
+    service: ServiceConfig
+    model: ModelConfig
+    precision: str | None
+    max_bad_rows: float
+    embeddings: Path | None = None
+    answers: Path | None = None
+
+
+@dataclass
+class _Work:
+    """A job with everything opened."""
+
+    job: AnnotationJob
+    dataset: RetrievalDataset
+    queries: list[int]
+    candidates: list[list[int]]
+    annotator: Annotator
+    found: dict[int, Annotation] = field(default_factory=dict)
+
+    def questions(self) -> Iterator[tuple[int, Question]]:
+        """All of them, made as they are wanted."""
+        longest, passages = self.job.annotation.passage_characters, self.dataset.passages()
+        for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
+            shown = [passages[document][:longest] for document in documents]
+            yield number, Question(self.dataset.queries.texts[query], documents, shown)
+
+
+def run_annotation(
+    job: AnnotationJob, output: Path, dry_run: bool, say: Callable[[str], None]
+) -> tuple[str, Annotated | None]:
+    """Annotate, and commit the data set to `output`; a dry run ends with the estimate.
+
+    Returns:
+        The estimate, and what came of it.
+
+    Raises:
+        UserError: something a user can mend. Nothing is written then but answers, which the same command goes on from.
+    """
+    check_annotation(job.annotation)
+    if not dry_run:
+        check_service(job.service)
+    if not job.service.llm.strip():
+        raise ConfigError("is missing", "--llm", "give the model's name as the service knows it")
+    if output.exists():
+        raise StorageError("is there already", str(output), "give another --output, or remove it")
+    check_writable(output)
+    prompts = load_prompts(job.annotation.prompts)
+    key = None if dry_run else key_of_service(job.service)
+    log = AnswerLog(job.answers or cache_folder() / "answers")
+    try:
+        if log.damaged:
+            say(f"{log.path}: {log.damaged:,} damaged answers are asked for again")
+        if not dry_run and not len(log):
+            asyncio.run(_check(job, key))
+        dataset = open_whole(job.dataset, job.max_bad_rows, say)
+        work = _prepare(job, dataset, prompts, log, say)
+        gauge = work.annotator.spending.gauge
+        expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
+        table = expected.table(job.service, gauge)
+        if dry_run:
+            return table, None
+        say(table)
+        retried = asyncio.run(_ask(work, key, say))
+        told = _write(work, output)
+    finally:
+        log.close()
+    bad = str(dataset.quarantine) if dataset.quarantine.total else None
+    human = job.split in dataset.judgements and bool((dataset.judgements[job.split].scores > 0).any())
+    return table, Annotated(told, human, work.annotator.counts, retried, bad)
+
+
+def _prepare(
+    job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts, log: AnswerLog, say: Callable[[str], None]
+) -> _Work:
+    """Find the candidates, and what was paid before; the annotator asks nothing yet."""
+    settings = job.annotation
+    queries = choose_queries(dataset, job.split, settings.max_queries)
+    who = settings.retrievers
+    model = job.model, job.precision, job.embeddings
+    candidates = find_candidates(dataset, queries, who, settings.depth, *model, say)
+    if not any(candidates):
+        raise DataError(f"nobody found a passage for any of {len(queries):,} queries", dataset.name, "add --candidates")
+    name = job_name(job, dataset, prompts)
+    spending = Spending(job.service)
+    for entry in log.entries():
+        if entry["job"] == name:
+            spending.spent.read += entry["read"]
+            spending.spent.written += entry["written"]
+        if entry["llm"] == job.service.llm and not entry["guessed"]:
+            spending.gauge.learn(entry["bytes"], entry["read"])
+    silent = Annotator(prompts, settings, job.service.llm, name, log, None, spending)
+    return _Work(job, dataset, queries, candidates, silent)
+
+
+def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) -> str:
+    """A digest of everything that decides what is asked but for how many queries: runs of one name share a budget."""
+    settings = asdict(replace(job.annotation, max_queries=None, prompts="", agreed="human", max_failed=0.0))
+    parts = [dataset.documents.digest, dataset.queries.digest, job.split, job.service.llm, settings]
+    parts.append(prompts.digests)
+    if "dense" in job.annotation.retrievers:
+        parts.append(asdict(job.model))
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+async def _check(job: AnnotationJob, key: str | None) -> None:
+    async with Service(job.service, job.annotation.temperature, job.annotation.max_tokens, key) as service:
+        await service.check()
+
+
+async def _ask(work: _Work, key: str | None, say: Callable[[str], None]) -> dict[str, int]:
+    job, silent = work.job, work.annotator
+    settings = job.annotation
+    service = Service(job.service, settings.temperature, settings.max_tokens, key)
+    spending = silent.spending
+    asking = Annotator(
+        silent.prompts, settings, silent.llm, silent.job, silent.log, service, spending, job.service.in_flight
+    )
+    work.annotator = asking
+    counts = asking.counts
+    with Progress("annotation", len(work.queries), "question") as progress:
+
+        def told(number: int, annotation: Annotation) -> None:
+            work.found[number] = annotation
+            notes = {"cost": spending.cost} if job.service.price_in or job.service.price_out else {}
+            progress.advance(**notes, malformed=counts.malformed, retries=sum(service.retried.values()))
+            if hopeless := check_failures(counts, len(work.found), settings.max_failed):
+                raise hopeless
+
+        async with service:
+            ended = await asking.run(work.questions(), told)
+    if isinstance(ended, BudgetReached):
+        raise _out_of_budget(work)
+    if ended is not None:
+        say(
+            f"{len(work.found):,} of {len(work.queries):,} queries are annotated; answers are kept in {asking.log.path}"
+        )
+        raise ended
+    if hopeless := check_failures(counts, len(work.found), settings.max_failed, whole=True):
+        raise hopeless
+    return service.retried
+
+
+def _out_of_budget(work: _Work) -> UserError:
+    first = next((number for number in range(len(work.queries)) if number not in work.found), len(work.queries))
+    config, spent = work.job.service, work.annotator.spending.spent
+    flag = "--budget-tokens" if config.budget_tokens is not None else "--budget"
+    remedy = "raise it to go on; answers are kept"
+    if first:
+        remedy += f"; with --max-queries {first} what is there is written, at no cost"
+    return ConfigError(
+        f"is used up after {len(work.found):,} of {len(work.queries):,} queries "
+        f"({spent.read:,} tokens read, {spent.written:,} written, cost {spent.cost(config):,.4g})",
+        flag,
+        remedy,
+    )
+
+
+def _write(work: _Work, output: Path) -> dict[str, Any]:
+    job, annotator = work.job, work.annotator
+    numbers = sorted(work.found, key=lambda number: work.queries[number])
+    annotations = {work.queries[number]: work.found[number] for number in numbers}
+    candidates: dict[int, Sequence[int]] = {work.queries[number]: work.candidates[number] for number in numbers}
+    if not any(found.useful for found in annotations.values()):
+        raise DataError(
+            "the model found no positive for any query",
+            work.dataset.name,
+            "look at the prompts, --llm and --candidates",
+        )
+    spent = annotator.spending.spent
+    meta: dict[str, Any] = {
+        "kind": "annotations",
+        "dataset": work.dataset.name,
+        "dataset_digest": work.dataset.digest,
+        "split": job.split,
+        "endpoint": job.service.base,
+        "llm": job.service.llm,
+        "prompts": annotator.prompts.digests,
+        "settings": asdict(job.annotation),
+        "encoder": job.model.model if "dense" in job.annotation.retrievers else None,
+        "queries": len(annotations),
+        "candidates": sum(map(len, candidates.values())),
+        "relevant": sum(len(found.relevant) for found in annotations.values()),
+        "without_candidates": sum(not each for each in candidates.values()),
+        "without_positives": sum(not found.useful for found in annotations.values()),
+        "failed": sum(bool(found.failed) for found in annotations.values()),
+        "tokens_read": spent.read,
+        "tokens_written": spent.written,
+        "cost": spent.cost(job.service),
+    }
+    write_annotated(output, work.dataset, job.split, annotations, candidates, job.annotation.agreed, meta)
+    return meta

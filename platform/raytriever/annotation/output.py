@@ -1,0 +1,136 @@
+"""Annotations as a data set in BEIR layout (docs/formats.md), which every job reads as it stands.
+
+The corpus, the queries, their answers and the judgements of all splits are the data set's own. Beside them, in the
+split that was annotated, stand the model's positives with source `llm` and their ranks. A pair that people had judged
+relevant and the model names too has one row, of the source that `agreed` says; one that people had judged 0 stays
+judged 0. `annotations.jsonl` tells what the model said of each query; no job reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from raytriever.annotation.annotate import Annotation
+from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.records import SOURCES
+from raytriever.storage import committed_directory
+
+_HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
+ANNOTATIONS = "annotations.jsonl"
+# Also white space at an end, which a reader of columns may strip.
+_BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
+
+
+def write_annotated(
+    path: Path,
+    dataset: RetrievalDataset,
+    split: str,
+    annotations: Mapping[int, Annotation],
+    candidates: Mapping[int, Sequence[int]],
+    agreed: str,
+    meta: dict[str, Any],
+) -> dict[str, int]:
+    """Write the data set to the directory `path`.
+
+    Args:
+        path: where; must not exist.
+        dataset: opened with all its splits.
+        split: the one annotated; it need not exist.
+        annotations, candidates: by query position.
+        agreed: `human` or `llm`.
+        meta: for the manifest; what is returned is added to it.
+
+    Returns:
+        Counts: positives of the model; those that people had named too; those left out because people judged them 0.
+
+    Raises:
+        StorageError: `path` is there already, or cannot be written.
+    """
+    rows = dataset.judgements.get(split)
+    merged, counts = with_positives(rows, annotations, agreed)
+    with committed_directory(path, meta) as aside:
+        documents, queries = dataset.documents, dataset.queries
+        with open(aside / "corpus.jsonl", "w", encoding="utf-8") as file:
+            for name, title, text in zip(documents.ids, documents.titles, documents.texts, strict=True):
+                _row(file, {"_id": name, "title": title, "text": text})
+        with open(aside / "queries.jsonl", "w", encoding="utf-8") as file:
+            for name, text in zip(queries.ids, queries.texts, strict=True):
+                _row(file, {"_id": name, "text": text})
+        if dataset.answers is not None:
+            with open(aside / "answers.jsonl", "w", encoding="utf-8") as file:
+                for query in np.unique(dataset.answers.queries).tolist():
+                    _row(file, {"_id": queries.ids[query], "answers": dataset.answers.of(query)})
+        (aside / "qrels").mkdir()
+        for name, table in {**dataset.judgements, split: merged}.items():
+            _write_judgements(aside / "qrels", name, table, dataset)
+        with open(aside / ANNOTATIONS, "w", encoding="utf-8") as file:
+            for query, found in annotations.items():
+                _row(file, _told(dataset, query, found, candidates[query]))
+        meta |= counts
+    return counts
+
+
+def with_positives(
+    rows: Judgements | None, annotations: Mapping[int, Annotation], agreed: str
+) -> tuple[Judgements, dict[str, int]]:
+    """A split's judgements and the model's positives together, and the counts of `write_annotated`."""
+    table: dict[tuple[int, int], list[int]] = {}
+    if rows is not None:
+        columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
+        for query, document, score, source, rank in zip(*(column.tolist() for column in columns), strict=True):
+            table[query, document] = [score, source, rank]
+    both = refused = positives = 0
+    for query, found in annotations.items():
+        for rank, document in enumerate(found.useful):
+            there = table.get((query, document))
+            if there is None:
+                table[query, document] = [1, _LLM, rank]
+            elif there[0] <= 0:
+                refused += 1
+                continue
+            else:
+                both += 1
+                if agreed == "llm":
+                    there[1:] = [_LLM, rank]
+            positives += 1
+    pairs = sorted(table)
+    values = np.array([[*pair, *table[pair]] for pair in pairs], dtype=np.int64).reshape(-1, 5)
+    counts = {"positives": positives, "agreed": both, "judged_irrelevant": refused}
+    return Judgements(*np.ascontiguousarray(values.T)), counts
+
+
+def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: RetrievalDataset) -> None:
+    """Tab-separated as BEIR has it; as JSON lines where an id holds what would break a line."""
+    header = ["query-id", "corpus-id", "score", "source", "rank"]
+    columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
+    lines = [
+        [dataset.queries.ids[query], dataset.documents.ids[document], score, SOURCES[source], rank]
+        for query, document, score, source, rank in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    if any(_BREAKS.search(line[0]) or _BREAKS.search(line[1]) for line in lines):
+        with open(folder / f"{split}.jsonl", "w", encoding="utf-8") as file:
+            for line in lines:
+                _row(file, dict(zip(header, line, strict=True)))
+        return
+    with open(folder / f"{split}.tsv", "w", encoding="utf-8") as file:
+        for line in [header, *lines]:
+            file.write("\t".join(map(str, line)) + "\n")
+
+
+def _told(dataset: RetrievalDataset, query: int, found: Annotation, candidates: Sequence[int]) -> dict[str, Any]:
+    ids = dataset.documents.ids
+    told: dict[str, Any] = {"query": dataset.queries.ids[query], "candidates": [ids[each] for each in candidates]}
+    if found.failed:
+        return {**told, "failed": found.failed}
+    relevant, useful = ([ids[each] for each in places] for places in (found.relevant, found.useful))
+    return {**told, "relevant": relevant, "answer": found.answer, "useful": useful}
+
+
+def _row(file: TextIO, row: Mapping[str, Any]) -> None:
+    file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,85 @@
+"""`annotate`: positives that a language model finds, written as a data set that `train` reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.data.config import DataConfig
+from raytriever.errors import ConfigError
+from raytriever.models.config import READING, ModelConfig
+from raytriever.options import check_options
+from raytriever.training.config import TrainingConfig
+
+_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+def main(words: list[str]) -> None:
+    """Parse, annotate, print."""
+    arguments = _parser().parse(words)
+    annotation = dataclasses.replace(AnnotationConfig(), **given(arguments, AnnotationConfig))
+    service = dataclasses.replace(ServiceConfig(), **given(arguments, ServiceConfig))
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
+    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
+    for settings in (annotation, service, model, data, training):
+        check_options(settings)
+    if not _SPLIT.fullmatch(arguments.split):
+        raise ConfigError(f"{arguments.split!r} is no split's name", "--split", "use letters, digits, '_' and '-'")
+
+    from raytriever.annotation.job import AnnotationJob, run_annotation
+    from raytriever.annotation.summary import summary
+
+    output = Path(arguments.output)
+    job = AnnotationJob(
+        data.dataset,
+        arguments.split,
+        annotation,
+        service,
+        model,
+        training.precision,
+        data.max_bad_rows,
+        Path(arguments.embeddings) if arguments.embeddings is not None else None,
+        Path(arguments.answers) if arguments.answers is not None else None,
+    )
+    estimate, annotated = run_annotation(job, output, arguments.dry_run, warn)
+    if annotated is None:
+        print(estimate)
+        return
+    print(summary(annotated, bool(service.price_in or service.price_out)))
+    groups = "human-first" if annotation.agreed == "human" and annotated.human else "llm"
+    print(f"\nGo on with:\n  python jobs/train.py --dataset {output} --positives {groups} --positives-order ranked")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="annotate", description="Let a language model find the positives among what several retrievers found."
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the annotated data set shall stand")
+    parser.add_argument(
+        "--split",
+        default="train",
+        metavar="NAME",
+        help="whose queries are annotated; of a split that is not there, those that no split judges (default: train)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what it will cost, and ask nothing")
+    parser.add_argument(
+        "--answers",
+        metavar="DIR",
+        help="where every answer is kept, for this job and all others (default: answers/ in the cache)",
+    )
+    parser.add_argument(
+        "--embeddings",
+        metavar="DIR",
+        help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, ServiceConfig, "service")
+    add_settings(parser, AnnotationConfig, "annotation")
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, ModelConfig, "encoder of dense", only=READING)
+    add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
+    return parser

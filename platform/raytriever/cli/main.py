@@ -30,6 +30,7 @@ STAGES = {
     "compare": "write one page over finished runs",
     "search": "find the best passages for a query",
     "mine": "find hard negatives and write a table of them",
+    "annotate": "let a language model find positives and write a data set with them",
     "submit": "run another stage on a Ray cluster, in an upload of this folder",
 }
 

@@ -92,7 +92,7 @@ def _series(panel: Panel) -> dict[str, Any]:
         "datasource": SOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         "targets": [
@@ -114,7 +114,6 @@ _DATASOURCE = {
     "type": "datasource",
     "query": "prometheus",
     "refresh": 1,
-    "current": {},
 }
 _RUN = {
     "name": "run",

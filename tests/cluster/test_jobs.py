@@ -1,0 +1,280 @@
+"""Jobs given to a head that was started by `ray start`, from a copy of this checkout, as a user gives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent.parent
+CODE = ["platform", "jobs", ".gitignore", ".rayignore", "pyproject.toml", "constraints.txt"]
+PLANTED = {".env": "canary", "runs/old/config.yaml": "canary", "mlflow.db": "canary", "key.pem": "canary"}
+# Which code a worker runs, told in its run: an editable install names another folder than the upload.
+TELLS = """
+
+_train_as_it_is = _train
+
+
+def _train(job, sender, device):
+    Path(job["folder"], "worker_code").write_text(__file__)
+    _train_as_it_is(job, sender, device)
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def mentioning(text: str) -> list[int]:
+    """Processes whose command line or environment of start holds a text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and text in (entry / "cmdline").read_bytes().decode(errors="replace"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that runs, and a checkout to submit from."""
+
+    checkout: Path
+    home: Path
+    environment: dict[str, str]
+    port: int
+
+    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
+            cwd=self.checkout,
+            env=self.environment | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ends(self, *words: str, **more: str) -> tuple[int, str]:
+        process = self.start(*words, **more)
+        out, _ = process.communicate(timeout=300)
+        return process.returncode, out
+
+    def by_ray(self, stage: str, *words: str) -> tuple[int, str]:
+        return self.ends("ray", "job", "submit", "--working-dir", ".", "--", "python", f"jobs/{stage}.py", *words)
+
+    def by_us(self, stage: str, *words: str) -> tuple[int, str]:
+        return self.ends(sys.executable, "jobs/submit.py", stage, *words)
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as place:
+        folder = Path(place)
+        checkout = folder / "checkout"
+        for name in CODE:
+            (shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy)(
+                REPOSITORY / name,
+                checkout / name if (REPOSITORY / name).is_dir() else checkout,
+                **({"ignore": shutil.ignore_patterns("__pycache__")} if (REPOSITORY / name).is_dir() else {}),
+            )
+        with (checkout / "platform" / "raytriever" / "cluster" / "worker.py").open("a") as module:
+            module.write(TELLS)
+        for name, content in PLANTED.items():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_text(content)
+        token = folder / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        gcs, dashboard, client, agent = free_ports(4)
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
+            "RAYTRIEVER_HOME": str(folder / "home"),
+            "RAYTRIEVER_CACHE": str(folder / "cache"),
+        }
+        ray = folder / "ray"
+        words = [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
+        words += [
+            f"--dashboard-agent-listen-port={agent}",
+            f"--temp-dir={ray}",
+            "--num-cpus=4",
+            "--disable-usage-stats",
+        ]
+        with (folder / "log").open("w") as log:
+            started = subprocess.Popen(
+                ["ray", "start", "--head", "--block", *words],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            end = time.monotonic() + 120
+            while "Ray runtime started" not in (folder / "log").read_text():
+                assert started.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < end, (folder / "log").read_text()
+                time.sleep(0.2)
+            yield Head(checkout, folder / "home", environment, gcs)
+        finally:
+            started.terminate()
+            try:
+                started.wait(30)
+            finally:
+                for pid in mentioning(str(ray)):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def settings(tiny_encoder: Path, tiny_dataset: Path) -> list[str]:
+    words = f"--dataset {tiny_dataset} --model {tiny_encoder} --loss mw --temperature 0.05 --batch-size 16"
+    more = "--learning-rate 1e-3 --precision fp32 --negatives-per-query 1 --patience 99"
+    return [*words.split(), *more.split()]
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while not what():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_submitted_run_is_the_uploads_and_lasts(head: Head, settings: list[str]) -> None:
+    code, out = head.by_ray("train", *settings, "--max-steps", "4", "--eval-steps", "2", "--run-name", "first")
+    assert code == 0, out
+    assert "upload: " in out
+    assert f"relative places are meant from {head.home}" in out
+    assert "encoder after" in out, "a job's lines come back"
+    run = head.home / "runs" / "first"
+    assert (run / "metrics.json").is_file()
+    assert (head.home / "mlflow.db").is_file()
+    worker = Path((run / "worker_code").read_text())
+    [upload] = [path for path in worker.parents if path.parent.name == "working_dir_files"]
+    assert str(REPOSITORY) not in str(worker), "a worker runs what is installed"
+    assert not [name for name in PLANTED if (upload / name).exists()]
+    assert not (upload / "runs").exists()
+    assert list((head.home / ".compiled" / "raytriever").rglob("*.nbi")), "compiled code would be lost with the upload"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_other_stage_runs_as_a_job(
+    head: Head, settings: list[str], tiny_dataset: Path, tiny_encoder: Path
+) -> None:
+    query = "what; touch pwned $(touch pwned) 'is it'"
+    given: dict[str, list[str]] = {
+        "prepare": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "data/letters"],
+        "encode": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "embeddings/letters"],
+        "mine": ["--dataset", str(tiny_dataset), "--method", "bm25", "--output", "negatives/letters"],
+        "evaluate": [
+            "--datasets",
+            str(tiny_dataset),
+            "--model",
+            "bm25",
+            str(tiny_encoder),
+            "--output",
+            "results/letters",
+        ],
+        "search": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), query],
+        "compare": ["runs/first", "--output", "pages/compared.html"],
+    }
+    for stage, words in given.items():
+        code, out = head.by_us(stage, *words)
+        assert code == 0, f"{stage}: {out}"
+        assert "uploading " in out
+        if "--output" in words:
+            assert (head.home / words[words.index("--output") + 1]).exists(), stage
+    assert not list(head.home.rglob("pwned"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_mistake_comes_back_as_a_line_and_a_code(head: Head, settings: list[str]) -> None:
+    for code, out in (head.by_us("train", *settings, "--loss", "mv"), head.by_ray("train", *settings, "--loss", "mv")):
+        assert "error: --loss: 'mv'" in out
+        assert "Traceback" not in out
+        assert code in (1, 2)
+    code, _ = head.by_us("train", *settings, "--loss", "mv")
+    assert code == 2, "ray's own command says 1 of every failure; ours says what the job said"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_that_is_stopped_leaves_a_run_that_the_same_command_goes_on_with(head: Head, settings: list[str]) -> None:
+    words = [*settings, "--max-steps", "400", "--eval-steps", "20", "--keep", "2"]
+    assert head.by_us("train", *words, "--output", "runs/peace")[0] == 0
+    checkpoints = head.home / "runs" / "stopped" / "checkpoints"
+    submits = [sys.executable, "jobs/submit.py", "train", *words, "--output", "runs/stopped"]
+    hook = {"RAY_JOB_SUBMIT_HOOK": "raytriever.cluster.submission.instead"}
+    by_ray = ["ray", "job", "submit", "--working-dir", ".", "--", "python", "jobs/train.py", *submits[3:]]
+    reached = 0
+    for command, more in ((submits, {}), (by_ray, hook)):
+        process = head.start(*command, **more)
+        wait_for(
+            lambda before=reached: any(int(path.name[5:]) > before for path in checkpoints.glob("step-*")), process
+        )
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 130, out
+        assert "stopping raysubmit_" in out
+        assert out.rstrip().endswith("give the same command again to go on")
+        assert not (checkpoints.parent / "metrics.json").exists()
+        reached = max(int(path.name[5:]) for path in checkpoints.glob("step-*"))
+        assert reached < 400
+    code, out = head.by_us("train", *words, "--output", "runs/stopped")
+    assert code == 0, out
+    assert "continuing after step" in out
+    figures = [json.loads((head.home / "runs" / name / "metrics.json").read_text()) for name in ("stopped", "peace")]
+    assert figures[0] == figures[1]
+    told = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]
+    steps = [entry["step"] for entry in told if "loss" in entry["measured"]]
+    assert steps == list(range(1, 401)), "a step was told twice, or not at all"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_cannot_be_submitted_is_told_in_a_line(head: Head) -> None:
+    large = head.checkout / "notes.txt"
+    large.write_bytes(bytes(101 * 2**20))
+    try:
+        code, out = head.by_us("train")
+    finally:
+        large.unlink()
+    assert code == 2
+    assert "Traceback" not in out
+    assert "notes.txt 105.9 MB; name what is not code in .rayignore" in out.splitlines()[-1]
+    [port] = free_ports(1)
+    code, out = head.ends(sys.executable, "jobs/submit.py", f"--address=http://127.0.0.1:{port}", "train")
+    assert code == 2
+    assert "Traceback" not in out
+    assert "start a cluster with `ray start --head`" in out.splitlines()[-1]
+    code, out = head.ends(sys.executable, "jobs/submit.py", "train", RAY_AUTH_MODE="disabled")
+    assert code == 2
+    assert "Traceback" not in out
+    assert "RAY_AUTH_MODE=token" in out.splitlines()[-1]

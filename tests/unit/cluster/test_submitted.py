@@ -1,0 +1,113 @@
+"""A submitted job moves to a folder that lasts; any other process stays where it is."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from raytriever.cluster import compiled
+from raytriever.cluster.compiled import ByPackage
+from raytriever.cluster.session import _runtime_env
+from raytriever.cluster.submitted import settle
+from raytriever.errors import StorageError
+from raytriever.losses.mw import compiled as kernels
+
+
+@pytest.fixture
+def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process stands where Ray would start a submitted job."""
+    folder = tmp_path / "session" / "working_dir_files" / "_ray_pkg_0123"
+    folder.mkdir(parents=True)
+    (folder / "settings.yaml").write_text("x" * 1000)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "made_here.nbi").write_text("x" * 9000)
+    monkeypatch.chdir(folder)
+    for name in ("NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"working_dir": "gcs://x.zip"}}))
+    monkeypatch.setenv("RAYTRIEVER_HOME", str(tmp_path / "home"))
+    return folder
+
+
+def test_a_submitted_job_moves_and_reads_files_of_its_upload(upload: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    words = [
+        "--config",
+        "settings.yaml",
+        "--output",
+        "settings.yaml",
+        "--table=settings.yaml",
+        "--dataset",
+        "mine",
+        "a query",
+    ]
+    found = settle(words, said.append)
+    file = str(upload / "settings.yaml")
+    assert found == ["--config", file, "--output", "settings.yaml", f"--table={file}", "--dataset", "mine", "a query"]
+    assert Path.cwd() == tmp_path / "home"
+    assert said[0] == "upload: 1 files, 0.0 MB"
+    assert str(tmp_path / "home") in said[1]
+
+
+def test_a_long_query_is_no_path(upload: Path) -> None:
+    assert settle(["q" * 5000], print) == ["q" * 5000]
+
+
+def test_what_is_large_is_named(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.cluster.submitted.MUCH", 500)
+    said: list[str] = []
+    settle([], said.append)
+    assert "settings.yaml 0.0 MB; .rayignore" in said[1]
+
+
+def test_a_place_that_would_not_last_is_refused(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_HOME", "runs")
+    with pytest.raises(StorageError, match="RAYTRIEVER_HOME=runs: is relative"):
+        settle([], print)
+    assert Path.cwd() == upload
+
+
+def test_any_other_process_stays_where_it_is(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    assert settle(["--config", "settings.yaml"], print) == ["--config", "settings.yaml"]
+    assert Path.cwd() == upload
+
+
+def test_a_job_in_a_folder_of_the_cluster_itself_stays_there(
+    upload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settle([], print)
+    assert Path.cwd() == tmp_path
+
+
+def test_workers_are_told_of_code_that_is_not_the_installed_one(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert _runtime_env() is None
+    code = str(Path(compiled.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([code, "/elsewhere"]))
+    settle([], print)
+    assert _runtime_env() == {
+        "env_vars": {
+            "PYTHONPATH": code,
+            "NUMBA_CACHE_DIR": str(Path.cwd() / ".compiled"),
+            "NUMBA_CACHE_LOCATOR_CLASSES": "raytriever.cluster.compiled.ByPackage,UserProvidedCacheLocator",
+        }
+    }
+    # Ray refuses to be told of one variable twice.
+    named = {"runtime_env": {"env_vars": {"PYTHONPATH": "platform", "NUMBA_CACHE_DIR": "/x"}}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(named))
+    assert _runtime_env()["env_vars"].keys() == {"NUMBA_CACHE_LOCATOR_CLASSES"}
+
+
+def test_compiled_code_is_kept_by_its_place_in_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
+    function = kernels._walk.py_func
+    locator = ByPackage.from_function(function, inspect.getfile(function))
+    assert locator.get_cache_path() == str(tmp_path / "raytriever" / "losses" / "mw")
+    assert ByPackage.from_function(json.dumps, json.__file__) is None

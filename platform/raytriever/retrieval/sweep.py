@@ -12,7 +12,7 @@ from typing import Any
 from raytriever.errors import StorageError, UserError
 from raytriever.storage import write_atomically
 
-TRIALS = "trials.json"
+BOOKS = "trials.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 DEV_LOSS = "dev_loss"
 
@@ -68,7 +68,7 @@ def read_trials(folder: Path) -> list[Trial]:
     Raises:
         StorageError: the file is not what was written.
     """
-    file = folder / TRIALS
+    file = folder / BOOKS
     if not file.is_file():
         return []
     try:
@@ -86,4 +86,4 @@ def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
         "best": best.number if best else None,
         "trials": [asdict(trial) for trial in trials],
     }
-    write_atomically(folder / TRIALS, json.dumps(content, indent=1) + "\n")
+    write_atomically(folder / BOOKS, json.dumps(content, indent=1) + "\n")

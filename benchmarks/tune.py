@@ -1,0 +1,160 @@
+"""What a sweep costs beside its trials: 12 of them, 3 losses x 2 lambdas x 2 temperatures, on a tiny encoder.
+
+Run: `python benchmarks/tune.py [--json PATH] [--steps 600] [--keep DIR]`. The bare trials are the plain training loop
+without Ray, one trial after another in one process with all cores: load the encoder, open the data, train and write
+checkpoints, write the model, measure it on the dev split. Their imports and the preparation of the data set are done
+before and not counted, which favours them. The sweep is `python jobs/tune.py` from the start of the process to its end,
+so it also has all imports, the session's start, the tracking database, the table, the figures, and the best trial's,
+BM25's and the untrained encoder's evaluation on the test split.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ends import End, parser, report
+from faults import make_dataset, make_encoder
+
+REPOSITORY = Path(__file__).parent.parent
+RATIO = 1.3
+SPACE = """
+loss:
+  loss: [infonce, infonce-symmetric, mw]
+  distribution_weight: [0.0, 0.01]
+  temperature: [0.02, 0.05]
+"""
+SETTINGS = {
+    "dataset": "letters",
+    "model": "encoder",
+    "batch-size": 32,
+    "learning-rate": 1e-3,
+    "precision": "fp32",
+    "eval-steps": 100,
+    "patience": 99,
+}
+
+
+def bare(steps: int) -> list[float]:
+    """Seconds of each trial by the plain loop, in this process and folder."""
+    import torch
+
+    from raytriever.cluster.tune_material import config_of
+    from raytriever.config import from_dict
+    from raytriever.config.search_names import search_space
+    from raytriever.data.open import open_dataset
+    from raytriever.losses.workers import ALONE
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.layout import write_model
+    from raytriever.models.prepare import prepare_for_training
+    from raytriever.models.retriever import load_retriever
+    from raytriever.retrieval.loading import load_for_encoding
+    from raytriever.retrieval.protocol import Protocol
+    from raytriever.retrieval.systems import DenseSystem
+    from raytriever.storage import committed_directory
+    from raytriever.training.loop import Assignment, train
+    from raytriever.training.material import Material
+    from raytriever.training.tokens import tokenisation_of
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    given = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
+    sections = {"data": ("dataset",), "model": ("model",)}
+    base = from_dict(
+        {section: {name: given.pop(name) for name in names} for section, names in sections.items()}
+        | {"training": {**given, "max_steps": steps}},
+        "benchmark",
+    )
+    device, seconds = torch.device("cpu"), []
+    for number, point in enumerate([{}, *search_space("space.yaml").grid()]):
+        config, folder = config_of(base, point), Path("bare") / f"{number}"
+        began = time.perf_counter()
+        retriever = load_retriever(config.model)
+        prepare_for_training(retriever, config.model, config.training.seed)
+        tokenisation = tokenisation_of(retriever)
+        material = Material.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
+        told: list[object] = []
+        train(
+            Assignment(
+                retriever=retriever,
+                train=material.train(None),
+                dev=material.dev(),
+                loss=config.loss,
+                training=config.training,
+                total_steps=steps if point else 2,  # the first is for what is compiled and imported on the way
+                precision="fp32",
+                device=device,
+                workers=ALONE,
+                folder=folder / "checkpoints",
+                listener=lambda step, measured, told=told: told.append((step, dict(measured))),
+                notice=lambda text: None,
+                data_digest=material.digest(None),
+            )
+        )
+        with committed_directory(folder / "model") as aside:
+            write_model(retriever.eval(), aside)
+        own = ModelConfig(model=str(folder / "model"))
+        dataset = open_dataset("letters", [config.data.dev_split], tokenisation=tokenisation)
+        DenseSystem(dataset, own, load_for_encoding(own, "fp32", device)).evaluate(config.data.dev_split, Protocol())
+        seconds.append(time.perf_counter() - began)
+        shutil.rmtree(folder)
+    return seconds[1:]
+
+
+def main() -> None:
+    """Bare trials, the sweep, and once more the bare ones: the machine may have become slower or faster."""
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--steps", type=int, default=600, help="of each trial (default: 600)")
+    arguments.add_argument("--keep", type=Path, metavar="DIR", help="copy the sweep's table and figures there")
+    arguments.add_argument("--bare", action="store_true", help="only time the bare trials, in this very folder")
+    given = arguments.parse_args()
+    if given.bare:
+        print(json.dumps(bare(given.steps)))
+        return
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        make_encoder(folder / "encoder")
+        make_dataset(folder / "letters")
+        (folder / "space.yaml").write_text(SPACE)
+        own = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "RAYTRIEVER_CACHE": f"{folder}/cache"}
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | own
+
+        def run(*words: str) -> str:
+            done = subprocess.run(
+                [sys.executable, *words], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
+            return done.stdout
+
+        def all_bare() -> list[float]:
+            found: list[float] = json.loads(run(__file__, "--bare", "--steps", str(given.steps)).splitlines()[-1])
+            return found
+
+        first = all_bare()
+        flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+        flags += ["--max-steps", str(given.steps), "--search-space", "space.yaml", "--output", "sweep"]
+        began = time.perf_counter()
+        print(run(str(REPOSITORY / "jobs" / "tune.py"), *flags))
+        whole = time.perf_counter() - began
+        second = all_bare()
+        if given.keep:
+            given.keep.mkdir(parents=True, exist_ok=True)
+            for file in [folder / "sweep" / "table.md", *(folder / "sweep" / "figures").iterdir()]:
+                shutil.copy(file, given.keep / file.name)
+    sums = sum(first), sum(second)
+    ratio = whole / (sum(sums) / 2)
+    ends = {
+        "a sweep of 12 trials, times the sum of the bare trials": End(ratio, f"<= {RATIO}", ratio <= RATIO),
+        "the sweep, seconds": End(whole, "reported", True),
+        "the bare trials before it, seconds": End(sums[0], "reported", True),
+        "the bare trials after it, seconds": End(sums[1], "reported", True),
+    }
+    report("tune", ends, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""`tune`: the settings of `train`, what is searched, and then one sweep and its tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.train import SECTIONS, resolve
+from raytriever.config import NAME, Config
+from raytriever.config.search_config import SearchConfig
+from raytriever.errors import ConfigError
+from raytriever.recipes import RECIPES
+
+
+def main(words: list[str]) -> None:
+    """Parse, search, print; raises `TrialError` in the end where trials failed."""
+    arguments = _parser().parse(words)
+    curriculum = resolve(arguments)
+    if curriculum.stages:
+        raise ConfigError("a curriculum cannot be searched", f"--config {arguments.config}", "leave out `stages:`")
+    base = curriculum.base
+    search = replace(SearchConfig(), **given(arguments, SearchConfig))
+    name = arguments.run_name or _default_name(base)
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+
+    from raytriever.cluster.experiment import default_output
+    from raytriever.cluster.tune import run_sweep
+    from raytriever.config.search_names import short_name
+    from raytriever.retrieval.sweep import TrialError
+    from raytriever.retrieval.sweep_table import plain_table, sweep_rows
+    from raytriever.retrieval.table import metrics_table
+
+    output = Path(arguments.output) if arguments.output else default_output(name)
+    swept = run_sweep(base, search, output, name, arguments.fresh, warn)
+    if not swept.anew:
+        warn(f"{swept.path} is finished; more --trials go on, --fresh begins anew")
+    print(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
+    print(plain_table(sweep_rows(swept.trials, swept.metric, short_name)))
+    if swept.best is not None:
+        rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
+        print(f"\ntrial {swept.best.name} on split {base.data.test_split}")
+        print(metrics_table(rows))
+        print(f"\nGo on with:\n  jobs/train.py --config {swept.path / 'best.yaml'} --output DIR")
+        print(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
+    if swept.failed:
+        first = swept.failed[0]
+        raise TrialError(
+            f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}",
+            str(swept.path),
+            "the same command tries them again",
+        )
+
+
+_ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "best trial"}
+
+
+def _parser() -> Parser:
+    parser = Parser("tune", "Search the settings of training, and measure the best.")
+    add_settings(parser, SearchConfig, "search")
+    for name, kind in SECTIONS.items():
+        add_settings(parser, kind, name)
+    run = parser.add_argument_group("run")
+    run.add_argument("--output", metavar="DIR", help="the sweep's directory (default: runs/RUN-NAME)")
+    run.add_argument("--run-name", metavar="NAME", help="the sweep's name in MLflow")
+    run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
+    run.add_argument("--config", metavar="FILE", help="YAML settings laid over the recipe; flags win over them")
+    run.add_argument("--fresh", action="store_true", help="remove what an earlier sweep left in --output")
+    run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    return parser
+
+
+def _default_name(base: Config) -> str:
+    name = f"sweep-{Path(base.data.dataset).name}-{Path(base.model.model).name}-seed{base.training.seed}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100]

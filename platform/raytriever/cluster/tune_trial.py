@@ -1,0 +1,180 @@
+"""One trial of a sweep, in a process of Ray Tune's: it trains as any run does, and is measured on the dev split.
+
+A trial of one worker trains in the trial's own process, which Tune keeps warm for the trials after it. One of several
+holds no processor itself: its workers are a group of Ray Train's, whose places are taken all at once or not at all, so
+that trials beside each other cannot each hold half of what they need.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+
+from raytriever.cluster.news import News, Saving
+from raytriever.cluster.train import train_on_cluster
+from raytriever.cluster.validation_sets import DevSet
+from raytriever.config import Config
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.open import open_dataset
+from raytriever.errors import UserError
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
+from raytriever.retrieval.loading import load_for_encoding
+from raytriever.retrieval.protocol import Protocol
+from raytriever.retrieval.systems import DenseSystem
+from raytriever.tracking.steps import curve
+
+# What a trial reports to Tune in the end: how it ended, its figures, or why it failed.
+ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
+_REFS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """What a trial is given.
+
+    Args:
+        number: of the trial.
+        config: all its settings.
+        places: where its data sets stand prepared.
+        dev_sets: what its checkpoints are evaluated on, where they are.
+        negatives: which of the sweep's negatives tables it draws from.
+        total_steps: after which it ends at the latest.
+        folder: its run directory.
+    """
+
+    number: int
+    config: Config
+    places: tuple[str, ...]
+    dev_sets: tuple[DevSet, ...]
+    negatives: str
+    total_steps: int
+    folder: str
+
+
+@dataclass(frozen=True)
+class TrialNews:
+    """News of a trial, on their way to the driver."""
+
+    number: int
+    item: News
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What all trials of a sweep share.
+
+    Args:
+        mailbox: of the driver.
+        directory: in which relative places are meant.
+        beside: trials that share a node's cores.
+        reported: what Tune hears of at every look; nothing where no trial is stopped early.
+        metrics: whether the whole corpus is searched in the end, or the dev loss suffices.
+    """
+
+    mailbox: Any
+    directory: str
+    beside: int
+    reported: str | None
+    searches: bool
+
+
+def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], around: Circumstances) -> None:
+    """Train, measure, and report how it ended; what Tune stops ends by `SystemExit` within.
+
+    Args:
+        config: `{"job": TrialJob}`.
+        tables: negatives tables by name.
+        around: see `Circumstances`.
+    """
+    job: TrialJob = config["job"]
+    os.chdir(around.directory)
+    folder, began = Path(job.folder), time.monotonic()
+    told = max((step for step, _ in curve(folder, "loss")), default=0)
+    voice = _Voice(job.number, around)
+    end: dict[str, Any]
+    try:
+        train_on_cluster(
+            job.config,
+            job.places,
+            tables[job.negatives],
+            job.total_steps,
+            folder,
+            voice.hear,
+            told,
+            job.dev_sets,
+            here=job.config.training.workers[1] == 1,
+            beside=around.beside,
+        )
+        voice.settle()
+        end = {ENDED: True, METRICS: _measured(job) if around.searches else {}}
+    except UserError as mistake:
+        end = {ENDED: False, REASON: str(mistake)}
+    except Exception as error:  # a defect, which is not to end the other trials
+        (folder / "error.txt").write_text(traceback.format_exc())
+        first = str(error).strip().split("\n")[0]
+        end = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
+    voice.settle()
+    tune.report({**end, "seconds": time.monotonic() - began})
+
+
+class _Voice:
+    """Sends a trial's news to the driver, and tells Tune at every look."""
+
+    def __init__(self, number: int, around: Circumstances) -> None:
+        self._number, self._mailbox, self._reported = number, around.mailbox, around.reported
+        self._refs: list[Any] = []
+
+    def hear(self, item: News) -> None:
+        """Pass an item on; comes back after a checkpoint's or a look's when the driver has kept all till then."""
+        news = TrialNews(self._number, item)
+        measured: Mapping[str, float] = getattr(item, "measured", {})
+        value = measured.get(self._reported) if self._reported else None
+        if value is None and not isinstance(item, Saving):
+            self._refs.append(self._mailbox.send.remote(news))
+            if len(self._refs) > _REFS_KEPT:
+                done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+                ray.get(done)
+            return
+        self.settle()
+        ray.get(self._mailbox.settle.remote(news))
+        if value is not None and not isinstance(item, Saving):
+            # Where Tune stops the trial this raises SystemExit, which ends the training that told of the look.
+            tune.report({STEP: item.step, self._reported: value})
+
+    def settle(self) -> None:
+        """Come back when all that was sent has arrived."""
+        refs, self._refs = self._refs, []
+        ray.get(refs)
+
+
+def _measured(job: TrialJob) -> dict[str, float]:
+    """The dev split's figures, by a process that holds what it takes."""
+    if job.config.training.workers[1] == 1:
+        return measure_on_dev(job)
+    # The workers' places are free again; the trial itself has none.
+    gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
+    task = ray.remote(num_cpus=1, num_gpus=gpus)(partial(measure_on_dev, job, os.getcwd()))
+    found: dict[str, float] = ray.get(task.remote())
+    return found
+
+
+def measure_on_dev(job: TrialJob, directory: str | None = None) -> dict[str, float]:
+    """The metrics of a trial's model on the dev split of its first data set, the whole corpus searched."""
+    os.chdir(directory or os.getcwd())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dataset = open_dataset(job.places[0], [job.config.data.dev_split])
+    model = ModelConfig(model=str(Path(job.folder) / "model"))
+    retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)
+    found = DenseSystem(dataset, model, retriever).evaluate(job.config.data.dev_split, Protocol())
+    return {name: float(value) for name, value in found.metrics.items()}

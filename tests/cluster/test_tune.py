@@ -1,0 +1,165 @@
+"""Sweeps under a real Ray Tune, from the command line to what lies in the sweep's directory and in MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> str:
+    file = tmp_path / "space.yaml"
+    file.write_text(yaml.safe_dump(SPACE))
+    return str(file)
+
+
+def books(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "trials.json").read_text())["trials"]
+
+
+def steps_of(run: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    return sorted(line["step"] for line in lines if "loss" in line["measured"])
+
+
+def tracked(uri: str) -> tuple[list[Any], list[Any], MlflowClient]:
+    """The parents and the children there are."""
+    client = MlflowClient(uri)
+    [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
+    runs = client.search_runs([experiment.experiment_id])
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    return [run for run in runs if run not in children], children, client
+
+
+def wait_for(what: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finished(
+    command_line: Callable, space: str
+) -> None:
+    cli = command_line()
+    folder = cli.folder / "sweep"
+    steps = 60
+    settings = [*cli.settings, "--max-steps", str(steps), "--eval-steps", "10", "--patience", "99"]
+    words = [*settings, "--search-space", space, "--trials-at-once", "2", "--output", "sweep", "--run-name", "sweep"]
+    killed = cli.start("tune", *words)
+    again = None
+    try:
+        # One trial is over, and the other one or the next has a checkpoint of which it may go on.
+        def in_the_middle() -> bool:
+            if not (folder / "trials.json").exists():
+                return False
+            done = [trial["status"] for trial in books(folder)].count("finished")
+            begun = [t["number"] for t in books(folder) if t["status"] == "running"]
+            return done >= 1 and any((folder / "trials" / f"{n:03d}" / "checkpoints").exists() for n in begun)
+
+        wait_for(in_the_middle, 200)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.communicate(timeout=60)
+        before = {t["number"]: t for t in books(folder) if t["status"] == "finished"}
+        assert 0 < len(before) < 4
+        marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}
+
+        again = cli.start("tune", *words)
+        out, err = again.communicate(timeout=280)
+        assert again.returncode == 0, err
+    finally:
+        for process in (killed, again):
+            if process is not None and process.poll() is None:
+                process.kill()
+
+    # What was finished was left alone; every trial has every step once, whatever was killed.
+    after = books(folder)
+    assert [trial["status"] for trial in after] == ["finished"] * 4
+    for number, trial in before.items():
+        assert after[number] == trial
+        assert (folder / "trials" / f"{number:03d}" / "metrics.json").stat().st_mtime_ns == marks[number]
+        assert f"trial {number:03d} of" not in err
+    assert "continuing after step" in err
+    assert [trial["settings"] for trial in after] == [
+        {"loss.loss": loss, "loss.temperature": tau} for loss in ("infonce", "mw") for tau in (0.02, 0.05)
+    ]
+    for trial in after:
+        assert steps_of(folder / "trials" / f"{trial['number']:03d}") == list(range(1, steps + 1))
+
+    # MLflow: one parent, a child a trial, each step told once.
+    parents, children, client = tracked(cli.environment["MLFLOW_TRACKING_URI"])
+    assert len(parents) == 1
+    assert sorted(run.info.run_name for run in children) == [f"sweep/{n:03d}" for n in range(4)]
+    for run in children:
+        assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
+        assert run.info.status == "FINISHED"
+        history = client.get_metric_history(run.info.run_id, "loss")
+        assert sorted(point.step for point in history) == list(range(1, steps + 1))
+
+    # The best by the dev split was measured on the test split, and its settings stand there to be given again.
+    best = max(after, key=lambda trial: (trial["metrics"]["ndcg_at_10"], -trial["number"]))
+    assert json.loads((folder / "trials.json").read_text())["best"] == best["number"]
+    assert (
+        yaml.safe_load((folder / "best.yaml").read_text())["loss"]["temperature"]
+        == best["settings"]["loss.temperature"]
+    )
+    figures = json.loads((folder / "best" / "metrics.json").read_text())
+    assert figures["split"] == "test"
+    assert f"{figures['after']['ndcg_at_10']:.4f}" in out
+    for trial in after:
+        kept = (folder / "trials" / f"{trial['number']:03d}" / "checkpoints").exists()
+        assert kept == (trial["number"] == best["number"])
+    for name in ("parallel", "response-temperature"):
+        for kind in ("png", "svg"):
+            assert (folder / "figures" / f"{name}.{kind}").stat().st_size > 500
+    assert (folder / "table.md").read_text().count("\n") == 6
+
+    # Given once more it has nothing to do, and says the same.
+    idle = cli.start("tune", *words)
+    out_again, err = idle.communicate(timeout=100)
+    assert idle.returncode == 0, err
+    assert "is finished" in err
+    assert out_again == out
+
+
+@pytest.mark.slow
+def test_trials_of_two_workers_that_fail_and_are_stopped_let_the_others_go_on(
+    command_line: Callable, tmp_path: Path
+) -> None:
+    cli = command_line()
+    folder = cli.folder / "sweep"
+    file = tmp_path / "rates.yaml"
+    # The first learns; the second's weights become infinite; the last two learn nothing, and are behind.
+    file.write_text(yaml.safe_dump({"training": {"learning_rate": [1e-3, 1e30, 1e-12, 1e-13]}}))
+    words = [*cli.settings, "--max-steps", "60", "--eval-steps", "10", "--patience", "99", "--warmup-steps", "0"]
+    words += ["--search-space", str(file), "--trials-at-once", "1", "--num-workers", "2", "--output", "sweep"]
+    process = cli.start("tune", *words, "--asha", "--asha-grace", "10", "--asha-factor", "2")
+    try:
+        out, err = process.communicate(timeout=280)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 2, err
+    assert "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert "1 of 4 trials failed, first 001: " in last
+    trials = books(folder)
+    assert [trial["status"] for trial in trials] == ["finished", "failed", "stopped", "stopped"]
+    assert trials[2]["reason"] == "behind at step 10"
+    assert steps_of(folder / "trials" / "002")[:10] == list(range(1, 11))
+    assert "trial 000 on split test" in out
+    _, children, _ = tracked(cli.environment["MLFLOW_TRACKING_URI"])
+    assert sorted(run.info.status for run in children) == ["FAILED", "FINISHED", "KILLED", "KILLED"]
+    assert (folder / "figures" / "curves.svg").exists()

@@ -25,6 +25,7 @@ from raytriever.options import did_you_mean
 STAGES = {
     "prepare": "check, tokenise and shard a data set",
     "train": "train an encoder and measure it before and after",
+    "tune": "search the settings of training and measure the best",
     "evaluate": "measure a model on data sets",
     "encode": "encode the passages or the queries of a data set",
     "compare": "write one page over finished runs",

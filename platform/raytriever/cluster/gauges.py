@@ -15,6 +15,7 @@ import ray
 from ray.util.metrics import Gauge
 
 from raytriever.config import STAGES
+from raytriever.config.search_config import TRIALS
 
 PREFIX = "raytriever_"
 # Half of Ray's default interval between two reports.
@@ -64,9 +65,9 @@ class Gauges:
 
 
 def run_of(folder: Path) -> str:
-    """A run's name to who watches: its directory's, and for a stage that of the whole before it."""
+    """A run's name to who watches: its directory's, and for a stage or a trial that of the whole before it."""
     folder = folder.resolve()
-    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name == STAGES else folder.name
+    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name in (STAGES, TRIALS) else folder.name
 
 
 def _again(one: weakref.ref[Gauges]) -> None:

@@ -37,10 +37,3 @@ def read_faiss(folder: Path) -> Any:
         return faiss.read_index(str(folder / FILE))
     except RuntimeError as error:
         raise StorageError("this FAISS cannot read the index", str(folder), "build it again") from error
-
-
-def size_of(index: Any) -> int:
-    """Bytes of an index as FAISS would write it, which is about what it holds in memory."""
-    counted = faiss.VectorIOWriter()
-    faiss.write_index(index, counted)
-    return int(counted.data.size())

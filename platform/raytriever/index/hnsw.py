@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.index.approximate import Found
-from raytriever.index.faiss_files import read_faiss, size_of, write_faiss
+from raytriever.index.faiss_files import read_faiss, write_faiss
 
 
 @dataclass(frozen=True)
@@ -67,5 +67,7 @@ class Hnsw:
 
     @property
     def bytes(self) -> int:
-        """The whole index, which holds the embeddings once more."""
-        return size_of(self.index)
+        """Its links, levels and their places, and the embeddings once more."""
+        links = self.index.hnsw
+        graph = 4 * links.neighbors.size() + 8 * links.offsets.size() + 4 * links.levels.size()
+        return int(graph + 4 * self.index.ntotal * self.index.d)

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError
 from raytriever.index.approximate import Found
-from raytriever.index.faiss_files import read_faiss, size_of, write_faiss
+from raytriever.index.faiss_files import read_faiss, write_faiss
 
 # What k-means and a quantiser of 8 bits learn from, at least; FAISS warns below 39 a centre.
 PER_LIST, CODES = 39, 256
@@ -100,8 +100,9 @@ class Ivf:
 
     @property
     def bytes(self) -> int:
-        """The whole index, which holds its own embeddings or codes."""
-        return size_of(self.index)
+        """Its centres, and a number of 8 bytes and an embedding or a code for every row."""
+        index = self.index
+        return int(4 * index.nlist * index.d + index.ntotal * (8 + index.code_size))
 
 
 def default_code_bytes(width: int) -> int:

@@ -62,7 +62,8 @@ class Vamana:
             self.index.num_threads = threads
         self.index.search_window_size = max(effort, k)
         rows, _ = self.index.search(queries, k)
-        return Found(rows.astype(np.int64), float("nan"))
+        # A place that a walk did not fill holds a number beyond the rows.
+        return Found(np.where(rows < self.index.size, rows, -1).astype(np.int64), float("nan"))
 
     def save(self, folder: Path) -> None:
         """See `Finder`."""

@@ -60,6 +60,8 @@ def test_what_is_found_is_scored_and_ordered_as_in_exact_search(kind: str, tmp_p
     write_index(tmp_path / "index", index, kind, {"degree": 16})
     again = read_index(tmp_path / "index")
     assert again.effort == 40
+    assert again.finder.bytes == index.finder.bytes
+    assert (again.finder.bytes > 0) == (kind != "flat")
     assert [array.tobytes() for array in again.search(queries, 10, exclude)] == [scores.tobytes(), found.tobytes()]
 
 
@@ -75,6 +77,14 @@ def test_more_documents_may_be_asked_for_than_there_are(kind: str) -> None:
     found = index_of(BUILD[kind](1), 2_000).search(SET.shifted, 3_000)[1]
     assert found.shape == (40, 2_400)
     assert {len(set(row[row >= 0])) for row in found} == {1_200}
+
+
+@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
+def test_a_seed_gives_one_index_whatever_the_threads(kind: str) -> None:
+    again = BUILD[kind](1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
+    one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, BUILD[kind](1)), (1, again)))
+    assert one.rows.tobytes() == two.rows.tobytes()
+    assert one.candidates == two.candidates or kind == "vamana"
 
 
 def test_an_index_refuses_what_does_not_fit() -> None:

@@ -1,0 +1,72 @@
+"""`index`: the passages of a data set become an approximate index, which is opened, measured and searched."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.data.config import DataConfig
+from raytriever.errors import ConfigError
+from raytriever.models.config import READING, ModelConfig
+from raytriever.options import check_options
+from raytriever.retrieval.index_config import IndexConfig, check_index
+from raytriever.training.config import TrainingConfig
+
+
+def main(words: list[str]) -> None:
+    """Parse, build or open, print."""
+    arguments = _parser().parse(words)
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
+    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
+    config = dataclasses.replace(IndexConfig(), **given(arguments, IndexConfig))
+    for settings in (model, data, training, config):
+        check_options(settings)
+    check_index(config)
+    if arguments.query is not None and not arguments.query.strip():
+        raise ConfigError("is empty", "--query", 'give a few words, such as "read a file line by line"')
+    if arguments.top < 1:
+        raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
+
+    from raytriever.retrieval.index_answers import answers, measured
+    from raytriever.retrieval.index_job import IndexJob, run_index
+
+    job = IndexJob(
+        data.dataset,
+        config,
+        model,
+        training.precision,
+        data.max_bad_rows,
+        training.seed,
+        arguments.split,
+        Path(arguments.embeddings) if arguments.embeddings else None,
+    )
+    output = Path(arguments.output)
+    found = run_index(job, output, warn)
+    index = found.index
+    how = "opened" if found.seconds is None else f"built in {found.seconds:,.1f} s"
+    print(
+        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {how}; ", end=""
+    )
+    print(f"{index.finder.bytes / 1e6:,.1f} MB beside the {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings")
+    if arguments.split:
+        print("\n" + measured(found, arguments.split))
+    if arguments.query:
+        print("\n" + answers(found, arguments.query, arguments.top))
+    print(f"\n{output}")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="index", description="Build an approximate index over the passages of a data set, or open it.")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the index shall stand, or stands")
+    parser.add_argument("--embeddings", metavar="DIR", help="the passages as jobs/encode.py encoded them with --model")
+    parser.add_argument("--split", metavar="NAME", help="hold the index against exact search by this split's queries")
+    parser.add_argument("--query", metavar="TEXT", help="print the best passages for it")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, ModelConfig, "model", only=READING)
+    add_settings(parser, IndexConfig, "index")
+    add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
+    return parser

@@ -1,0 +1,131 @@
+"""The study of the query-document gap: what indexes do with real queries and with passages held out of the corpus.
+
+Every index is built over the rest of the passages in one process, and asked for both kinds of queries on one thread.
+If queries were distributed as documents are, an index would look at as many candidates for either to find the same
+share; graphs over documents look at more for queries from elsewhere (out-of-distribution paper, section 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+from time import perf_counter
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.errors import DataError
+from raytriever.index.approximate import ApproximateIndex
+from raytriever.index.exact import top_k
+from raytriever.index.measure import Point, at_recall, curve
+from raytriever.retrieval.index_build import Rows, build_index
+from raytriever.retrieval.index_config import IndexConfig
+
+RECALL, K = 0.95, 10
+CUTOFFS = (10, 100)
+# Settings of a curve: lists probed, documents held.
+LISTS, BEAMS = (1, 2, 4, 8, 16, 32, 64), (10, 14, 20, 28, 40, 57, 80, 113, 160, 226, 320)
+# At and below the first HNSW shows no gap; from the second on it does.
+NO_GAP, GAP = 1.1, 1.5
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a study is over, as embeddings: the documents that are indexed, passages held out of them, queries that are
+    asked and queries that RoarGraph is built from."""
+
+    documents: Float32[ndarray, "documents width"]
+    held_out: Float32[ndarray, "passages width"]
+    queries: Float32[ndarray, "queries width"]
+    training: Float32[ndarray, "training width"]
+
+
+@dataclass(frozen=True)
+class IndexFigures:
+    """What one index did.
+
+    Args:
+        build_seconds: on all cores.
+        bytes: beside the embeddings.
+        curves: of the queries, by k.
+        queries, held_out: at recall@10 of 0.95; NaN candidates where the library does not tell or the recall is out
+            of reach.
+    """
+
+    build_seconds: float
+    bytes: int
+    curves: dict[int, list[Point]]
+    queries: Point
+    held_out: Point
+
+    @property
+    def ratio(self) -> float:
+        """Candidates for queries over those for passages held out; of efforts, where candidates are not told."""
+        if np.isnan(self.queries.candidates) and self.queries.effort and self.held_out.effort:
+            return self.queries.effort / self.held_out.effort
+        return self.queries.candidates / self.held_out.candidates
+
+
+def hold_out(
+    embeddings: Float32[ndarray, "documents width"], count: int, seed: int
+) -> tuple[Int64[ndarray, " kept"], Int64[ndarray, " passages"]]:
+    """Draw passages that stand in for queries: the positions of the rest, and theirs.
+
+    Raises:
+        DataError: fewer than half of the passages would be left.
+    """
+    if 2 * count > len(embeddings):
+        raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")
+    out = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
+    return np.setdiff1d(np.arange(len(embeddings)), out), out
+
+
+def study(material: Material, config: IndexConfig, seed: int) -> IndexFigures:
+    """Build one index and measure it.
+
+    Raises:
+        UserError: see `build_index`.
+    """
+    began = perf_counter()
+    index = build_index(Rows.of(material.documents), config, material.training, seed, torch.get_num_threads())
+    seconds = perf_counter() - began
+    curves = {
+        k: curve(index, material.queries, _true(material, material.queries, k), _settings(index, k, config))
+        for k in CUTOFFS
+    }
+    if config.index == "flat":
+        whole = Point(1, 1.0, float(len(material.documents)), nan)
+        return IndexFigures(seconds, index.finder.bytes, curves, whole, whole)
+    asked, passages = (
+        at_recall(index, queries, _true(material, queries, K), RECALL)
+        for queries in (material.queries, material.held_out)
+    )
+    return IndexFigures(seconds, index.finder.bytes, curves, asked, passages)
+
+
+def _true(material: Material, queries: ndarray, k: int) -> Int64[ndarray, "queries k"]:
+    return top_k(queries, material.documents, k, np.arange(len(material.documents)))[1]
+
+
+def _settings(index: ApproximateIndex, k: int, config: IndexConfig) -> list[int]:
+    if config.index == "flat":
+        return [1]
+    if config.index in ("ivf", "ivfpq"):
+        return list(LISTS)
+    return [beam for beam in BEAMS if beam >= k]
+
+
+def verdict(figures: dict[str, IndexFigures]) -> str:
+    """Whether these embeddings have a gap that indexes feel, in words."""
+    if "hnsw" not in figures or np.isnan(figures["hnsw"].ratio):
+        return "whether there is a gap is not told: HNSW was not measured, or never found 95 %"
+    ratio = figures["hnsw"].ratio
+    so = f"HNSW looks at {ratio:.2f} x the candidates for queries that it does for passages held out"
+    if ratio <= NO_GAP:
+        return f"no gap: {so}"
+    if ratio < GAP:
+        return f"a slight gap: {so}"
+    roar = figures.get("roargraph")
+    return f"a gap: {so}" + ("" if roar is None or np.isnan(roar.ratio) else f", RoarGraph at {roar.ratio:.2f} x")

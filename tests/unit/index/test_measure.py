@@ -1,0 +1,61 @@
+"""Recall, candidates and rates of an index, and the control set's shift."""
+
+from __future__ import annotations
+
+from math import isnan
+
+import numpy as np
+import pytest
+import torch
+
+from raytriever.index.control import control
+from raytriever.index.exact import top_k
+from raytriever.index.measure import at_recall, curve, efforts, one_thread, spread
+from raytriever.retrieval.index_build import Rows, build_index
+from raytriever.retrieval.index_config import IndexConfig
+
+SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)
+TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
+
+
+@pytest.mark.parametrize("kind", ["ivf", "roargraph", "vamana"])
+def test_candidates_at_a_recall_lie_between_the_settings_around_it(kind: str) -> None:
+    index = build_index(Rows.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
+    points = curve(index, SET.shifted, TRUE, list(efforts(index, 10)), timed=False)
+    target = (points[0].recall + points[1].recall) / 2
+    found = at_recall(index, SET.shifted, TRUE, target)
+    assert found.effort == points[1].effort
+    if kind == "vamana":
+        assert isnan(found.candidates)
+    else:
+        assert points[0].candidates < found.candidates < points[1].candidates
+    assert points[-1].recall == pytest.approx(1.0, abs=0.02)
+    least = at_recall(index, SET.shifted, TRUE, 0.0)
+    assert (least.effort, least.recall) == (points[0].effort, points[0].recall)
+    assert isnan(at_recall(index, SET.shifted, TRUE, 1.1).candidates)
+
+
+def test_rates_are_taken_on_one_thread() -> None:
+    index = build_index(Rows.of(SET.documents), IndexConfig(index="flat"), None, 0, 1)
+    before = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    [point] = curve(index, SET.shifted, TRUE, [1])
+    assert (point.recall, point.candidates) == (1.0, 1_000.0)
+    assert point.qps > 0
+    assert spread([2.0, 2.2, 2.1]) == pytest.approx(0.1)
+
+
+def test_the_control_is_shifted_and_of_low_rank() -> None:
+    drawn = control(2_000, 400, seed=1)
+    again = control(2_000, 400, seed=1)
+    assert drawn.documents.tobytes() == again.documents.tobytes()
+    assert drawn.documents.tobytes() != control(2_000, 400, seed=2).documents.tobytes()
+    for vectors in (drawn.documents, drawn.training, drawn.shifted, drawn.unshifted):
+        assert vectors.dtype == np.float32
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    centre = drawn.documents.mean(0)
+    apart = [np.square(vectors.mean(0) - centre).sum() for vectors in (drawn.shifted, drawn.unshifted)]
+    assert apart[0] > 30 * apart[1]
+    assert np.linalg.matrix_rank(drawn.shifted, tol=1e-3) == 8 + 4 + 1

@@ -31,6 +31,8 @@ STAGES = {
     "compare": "write one page over finished runs",
     "search": "find the best passages for a query",
     "mine": "find hard negatives and write a table of them",
+    "index": "build an approximate index, or open, measure and search it",
+    "study": "measure a claim of a paper",
     "annotate": "let a language model find positives and write a data set with them",
     "submit": "run another stage on a Ray cluster, in an upload of this folder",
 }

@@ -1,0 +1,39 @@
+"""`export`: a model is handed over, with graphs for other runtimes and a model card."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.models.config import READING, ModelConfig
+from raytriever.options import check_options
+from raytriever.retrieval.export_config import ExportConfig
+
+
+def main(words: list[str]) -> None:
+    """Parse, export, print."""
+    arguments = _parser().parse(words)
+    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    asked = dataclasses.replace(ExportConfig(), **given(arguments, ExportConfig))
+    for settings in (model, asked):
+        check_options(settings)
+
+    from raytriever.retrieval.export import export
+    from raytriever.retrieval.push import push_to_hub
+
+    output = Path(arguments.output)
+    for parity in export(model, asked, output, warn):
+        print(parity)
+    if asked.push_to_hub:
+        print(push_to_hub(output, asked.push_to_hub))
+    print(f"\n{output}")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="export", description="Hand a model over: weights, graphs for other runtimes, a model card.")
+    parser.add_argument("--output", required=True, metavar="DIR", help="a new directory")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, ModelConfig, "model", only=READING)
+    add_settings(parser, ExportConfig, "handing over")
+    return parser

@@ -1,0 +1,143 @@
+"""A tower as a graph that other runtimes run: ONNX, and OpenVINO's own form of it.
+
+Inputs are `input_ids` and `attention_mask`, `[texts, tokens]` int64, both free. Outputs are `last_hidden_state`
+`[texts, tokens, width]`, which sentence-transformers' ONNX and OpenVINO backends pool themselves, and
+`sentence_embedding` `[texts, width]`, pooled and normalised as the tower does it, for whoever wants no more; float32.
+Files are named as those backends look for them. The exporter is torch's own, by `torch.export`: the older one, by
+tracing, answers wrongly at other lengths than it has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from jaxtyping import Float32
+from numpy import ndarray
+from torch import Tensor, nn
+
+from raytriever.errors import ConfigError
+from raytriever.models.encoder import Encoder, TokenBatch
+from raytriever.models.pooling import POOLING
+
+INPUTS = ("input_ids", "attention_mask")
+STATES, EMBEDDING = "last_hidden_state", "sentence_embedding"
+# Where each format stands within a tower's directory.
+FILES: Mapping[str, Path] = {"onnx": Path("onnx/model.onnx"), "openvino": Path("openvino/openvino_model.xml")}
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
+_OPSET = 18
+_BYTES = 1_800_000_000  # an ONNX file of 2 GB or more keeps its weights beside itself
+
+
+class _Graph(nn.Module):
+    """A tower with its two outputs."""
+
+    def __init__(self, tower: Encoder) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        states = self.tower.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        pooled = POOLING[self.tower.pooling](states, attention_mask)
+        return states, nn.functional.normalize(pooled, dim=-1) if self.tower.normalise else pooled
+
+
+def check_packages(form: str) -> None:
+    """Refuse a format whose packages are not installed; raises `ConfigError`."""
+    missing = [name for name in PACKAGES[form] if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{form} needs {', '.join(missing)}", "--formats", "pip install 'raytriever[export]'")
+
+
+def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path) -> Path:
+    """Write a tower in one format.
+
+    Args:
+        tower: float32, on the CPU, in evaluation mode.
+        example: a batch of at least two texts and two tokens; its sizes are not kept.
+        form: `onnx` or `openvino`.
+        directory: of the tower; the file stands at `FILES[form]` in it.
+
+    Returns:
+        The file.
+    """
+    path = directory / FILES[form]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if form == "onnx":
+        _write_onnx(tower, example, path)
+        return path
+    import openvino
+
+    with TemporaryDirectory() as scratch:
+        _write_onnx(tower, example, Path(scratch) / "model.onnx")
+        # Not halved: whoever wants fp16 asks the runtime for it.
+        openvino.save_model(openvino.convert_model(Path(scratch) / "model.onnx"), path, compress_to_fp16=False)
+    return path
+
+
+def _write_onnx(tower: Encoder, example: TokenBatch, path: Path) -> None:
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            _Graph(tower).eval(),
+            tuple(example[name] for name in INPUTS),
+            input_names=INPUTS,
+            output_names=(STATES, EMBEDDING),
+            dynamic_shapes=dict.fromkeys(INPUTS, free),
+            opset_version=_OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None  # it is None for the older exporter alone
+    weights = sum(weight.numel() * weight.element_size() for weight in tower.parameters())
+    program.save(path, external_data=weights > _BYTES)
+
+
+class GraphRunner:
+    """A written graph on the CPU in float32, to be compared with the tower it came from."""
+
+    def __init__(self, path: Path, form: str) -> None:
+        self._run = _onnx(path) if form == "onnx" else _openvino(path)
+
+    def encode(self, tokens: TokenBatch) -> Float32[ndarray, "texts width"]:
+        """Embeddings of one padded batch."""
+        return self._run({name: tokens[name].numpy() for name in INPUTS})
+
+
+def _onnx(path: Path) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run([EMBEDDING], inputs)[0]
+
+
+def _openvino(path: Path) -> Any:
+    import openvino
+
+    # Left to itself it computes in bf16 where the processor can.
+    model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return lambda inputs: model(inputs)[EMBEDDING]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the exporter and its libraries say of themselves is for those who write them."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,35 @@
+"""The settings of handing a model over. Imports nothing heavy: the command line reads it for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raytriever.options import option
+
+FORMATS = ("onnx", "openvino")
+
+
+def read_formats(given: str) -> str:
+    """Formats between commas, each known and named once."""
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in FORMATS:
+            raise ValueError(f"choose from {', '.join(FORMATS)}, with commas between")
+    return ",".join(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """What is made of a model, and what is said of it."""
+
+    formats: str | None = option(None, "written beside the weights", reads=read_formats, form="onnx,openvino")
+    evaluation: str | None = option(
+        None, "a directory of jobs/evaluate.py, whose figures and thresholds the model card shows"
+    )
+    licence: str | None = option(None, "an SPDX identifier of the hub, such as apache-2.0, for the model card")
+    push_to_hub: str | None = option(None, "upload it as OWNER/NAME too, private at first; HF_TOKEN says who you are")
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The formats that were asked for."""
+        return tuple(self.formats.split(",")) if self.formats else ()

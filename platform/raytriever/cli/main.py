@@ -33,8 +33,10 @@ STAGES = {
     "mine": "find hard negatives and write a table of them",
     "index": "build an approximate index, or open, measure and search it",
     "study": "measure a claim of a paper",
-    "annotate": "let a language model find positives and write a data set with them",
+    "launch": "start a Ray head and an MLflow server on this machine",
     "submit": "run another stage on a Ray cluster, in an upload of this folder",
+    "export": "hand a model over: graphs for other runtimes, a model card",
+    "annotate": "let a language model find positives and write a data set with them",
 }
 
 

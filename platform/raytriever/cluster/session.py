@@ -54,6 +54,17 @@ def ray_session(num_workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
+def gpus() -> int:
+    """GPUs of the cluster that is connected, or that it would start nodes for: one that grows from none has none yet.
+
+    An autoscaler tells Ray what its types of nodes have; that Ray Train asks the same before it waits for a place is
+    why this is asked of a part of Ray that it does not document.
+    """
+    there = ray.cluster_resources().get("GPU", 0)
+    could_be = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    return int(max(there, could_be.get("GPU", 0)))
+
+
 def _runtime_env() -> dict[str, Any] | None:
     """What workers of a joined cluster need besides what they have: the code that this process runs.
 

@@ -21,6 +21,7 @@ from raytriever.cluster.failures import Failures
 from raytriever.cluster.monitor import listening
 from raytriever.cluster.news import GivenUp, News
 from raytriever.cluster.refresh import mining
+from raytriever.cluster.session import gpus
 from raytriever.cluster.worker import train_worker
 from raytriever.config import Config
 from raytriever.data.negatives_table import NegativesTable
@@ -83,7 +84,7 @@ def train_on_cluster(
         os.environ.setdefault(name, value)
     fewest, most = config.training.workers
     most = config.training.sharing(most)
-    gpus = int(ray.cluster_resources().get("GPU", 0))
+    use_gpu = gpus() > 0
     first = ray.put(negatives)
     with (
         listening(hear_or_keep) as listener,
@@ -103,10 +104,10 @@ def train_on_cluster(
                 "mailbox": listener.mailbox,
                 "directory": os.getcwd(),
             },
-            torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+            torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=most if most == fewest else (fewest, most),
-                use_gpu=gpus > 0,
+                use_gpu=use_gpu,
                 elastic_resize_monitor_interval_s=RESIZE_SECONDS,
             ),
             run_config=RunConfig(

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all check format bench dashboards clean
+.PHONY: help quickstart test test-all check format bench dashboards dist clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
@@ -68,11 +68,18 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/tune.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/quickstart.py
 
 dashboards: $(VENV)/.runs
 	$(BIN)/python dashboards/describe.py
 	$(BIN)/python dashboards/watch.py
+
+# What every node of a cluster installs: the wheel, and the versions it was tested with (docs/cluster.md).
+dist: $(VENV)/bin/python
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+	cp constraints.txt dist/
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -56,6 +56,7 @@ def submit(
         ConfigError: no cluster answers, or the upload is too large.
         KeyboardInterrupt: on Ctrl-C, when the job has been stopped.
     """
+    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)  # what Ray says of its requests
     with tempfile.TemporaryDirectory() as aside:
         package = _packed(folder, Path(aside), say)
         try:

@@ -1,0 +1,191 @@
+"""Several nodes on one machine: one that trains is taken away, the head is killed, and runs end as in peace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+
+from raytriever.cluster.session import gpus
+
+REPOSITORY = Path(__file__).parent.parent.parent
+STEPS = 600
+SETTINGS = [
+    "--eval-steps",
+    "50",
+    "--patience",
+    "99",
+    "--keep",
+    "2",
+    "--max-steps",
+    str(STEPS),
+    "--checkpoint-steps",
+    "20",
+]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """Every step's loss, none of them told twice."""
+    entries = [json.loads(line) for line in (run / "steps.jsonl").read_text().split("\n")[:-1]]
+    told = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
+    assert len(told) == len(dict(told)), "a step was told twice"
+    return dict(told)
+
+
+def wait_for(
+    what: Callable[[], Any], process: subprocess.Popen[str], said: Callable[[], str], seconds: float = 200
+) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert process.poll() is None, said()
+        assert time.monotonic() < end, f"it did not happen in time: {said()}"
+        time.sleep(0.02)
+
+
+class Nodes:
+    """Clusters and runs that end with the test."""
+
+    def __init__(self) -> None:
+        self.clusters: list[Cluster] = []
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def cluster(self, **head: Any) -> Cluster:
+        self.clusters.append(Cluster(initialize_head=True, head_node_args=head))
+        return self.clusters[-1]
+
+    def run(
+        self, cli: Any, cluster: Cluster, name: str, *words: str
+    ) -> tuple[subprocess.Popen[str], Callable[[], str]]:
+        errors = cli.folder / f"{name}-{len(self.processes)}.err"
+        with errors.open("w") as stream:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(REPOSITORY / "jobs" / "train.py"),
+                    *cli.settings,
+                    *SETTINGS,
+                    *words,
+                    "--output",
+                    name,
+                ],
+                cwd=cli.folder,
+                env=cli.environment | {"RAY_ADDRESS": cluster.address},
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+                text=True,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process, errors.read_text
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for cluster in self.clusters:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    found = Nodes()
+    yield found
+    found.end()
+
+
+def worker_processes() -> dict[int, str]:
+    """Training processes of this machine, and the raylet each is of."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"RayTrainWorker" in (entry / "cmdline").read_bytes():
+                found[int(entry.name)] = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_over_two_nodes_ends_on_the_one_that_is_left(command_line: Callable, nodes: Nodes) -> None:
+    cli = command_line()
+    cluster = nodes.cluster(num_cpus=0)
+    taken = cluster.add_node(num_cpus=1)
+    cluster.add_node(num_cpus=1)
+    process, said = nodes.run(cli, cluster, "peace", "--num-workers", "2")
+    assert process.wait(300) == 0, said()
+
+    process, said = nodes.run(cli, cluster, "run", "--num-workers", "1:2")
+    wait_for(lambda: (cli.folder / "run" / "checkpoints" / "step-60").exists(), process, said)
+    assert "2 workers of 1:2" in said()
+    raylets = {parent for pid, parent in worker_processes().items() if os.path.exists(f"/proc/{pid}")}
+    assert len(raylets) == 2, "both nodes train"
+    cluster.remove_node(taken, allow_graceful=False)
+    assert process.wait(300) == 0, said()
+    assert "1 worker of 1:2" in said()
+    assert "continuing after step" in said()
+    one, other = losses(cli.folder / "peace"), losses(cli.folder / "run")
+    assert one.keys() == other.keys() == set(range(1, STEPS + 1))
+    # As many as share it, a step is the step of one; sums are rounded in another order.
+    assert [other[step] for step in one] == pytest.approx(list(one.values()), rel=1e-3, abs=1e-6)
+    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("peace", "run")]
+    assert figures[1]["after"] == pytest.approx(figures[0]["after"], abs=0.02)
+    assert figures[1]["before"] == figures[0]["before"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(
+    command_line: Callable, nodes: Nodes
+) -> None:
+    cli = command_line()
+    cluster = nodes.cluster(num_cpus=2)
+    process, said = nodes.run(cli, cluster, "peace")
+    assert process.wait(300) == 0, said()
+
+    process, said = nodes.run(cli, cluster, "run")
+    wait_for(lambda: (cli.folder / "run" / "checkpoints" / "step-100").exists(), process, said)
+    cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+    assert process.wait(200) != 0, "a run without its head has not ended well"
+    assert not (cli.folder / "run" / "metrics.json").exists()
+    nodes.clusters.remove(cluster)
+
+    process, said = nodes.run(cli, nodes.cluster(num_cpus=2), "run")
+    assert process.wait(300) == 0, said()
+    assert "continuing after step" in said()
+    assert losses(cli.folder / "run") == losses(cli.folder / "peace")
+    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("peace", "run")]
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.slow
+def test_gpus_that_would_come_count_before_they_are_there(nodes: Nodes) -> None:
+    cluster = nodes.cluster(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        assert gpus() == 0
+        # As the autoscaler of `ray up` and of KubeRay tells it.
+        config = autoscaler_pb2.ClusterConfig()
+        for name, resources in (("head", {"CPU": 4}), ("gpu-spot", {"CPU": 8, "GPU": 1})):
+            group = config.node_group_configs.add(name=name, max_count=8)
+            group.resources.update(resources)
+        ray.experimental.internal_kv._internal_kv_put(
+            ray._raylet.GCS_AUTOSCALER_CLUSTER_CONFIG_KEY.encode(),
+            config.SerializeToString(),
+            namespace=ray._raylet.GCS_AUTOSCALER_STATE_NAMESPACE.encode(),
+        )
+        assert gpus() == 8
+    finally:
+        ray.shutdown()

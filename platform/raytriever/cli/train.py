@@ -21,6 +21,7 @@ from raytriever.options import did_you_mean, flag_of
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
 from raytriever.training.refresh_config import RefreshConfig
+from raytriever.training.validation_config import ValidationConfig
 
 SECTIONS = {
     "data": DataConfig,
@@ -28,6 +29,7 @@ SECTIONS = {
     "loss": LossConfig,
     "training": TrainingConfig,
     "refresh": RefreshConfig,
+    "validation": ValidationConfig,
 }
 
 

@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raytriever.cluster.opening import Opened
+from raytriever.cluster.stage import chosen
+from raytriever.cluster.validation_sets import DEV
 from raytriever.config import dump_config
+from raytriever.metrics.registry import DEFAULT_METRICS
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.outcome import write_outcome
+from raytriever.retrieval.protocol import AUC
+from raytriever.retrieval.report_evaluation import PER_QUERY
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import Point, Tracker
 from raytriever.training.run_directory import RunDirectory
@@ -42,6 +47,7 @@ def conclude(
         found,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
+        {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
     )
     rows = {name: evaluation.metrics for name, evaluation in found.items()}
@@ -54,9 +60,10 @@ def conclude(
     ]
     points.append(Point("total_seconds", time.monotonic() - began, steps, now))
     tracker.log(points)
-    for name in ("config.yaml", "report.html", "figures", "model"):
+    for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
-    run.finish({"dataset": dataset.name, "split": base.data.test_split, **rows})
+    best = chosen(folders[-1], opened.curriculum.parts[-1].config)
+    run.finish({"dataset": dataset.name, "split": base.data.test_split, **rows, **best})
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:

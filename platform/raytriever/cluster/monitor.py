@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytriever.cluster.news import GivenUp, News, Notice, Saving, StepNews
+from raytriever.cluster.news import Evaluated, GivenUp, News, Notice, Saving, StepNews
 from raytriever.cluster.restarts import Restarts
 from raytriever.errors import UserError
 
@@ -127,6 +127,10 @@ class Sender:
     def step(self, step: int, measured: dict[str, float]) -> None:
         """Tell what was measured after a step."""
         self.tell(StepNews(step, measured))
+
+    def evaluated(self, step: int, measured: dict[str, float]) -> None:
+        """Tell what the checkpoint of a step was worth."""
+        self.tell(Evaluated(step, measured))
 
     def notice(self, text: str) -> None:
         """Tell the person something."""

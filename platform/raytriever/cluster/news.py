@@ -15,6 +15,14 @@ class StepNews:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """What the checkpoint of a step was worth in retrieval from dev data; later steps may have been told of by then."""
+
+    step: int
+    measured: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Notice:
     """A line for the person."""
 
@@ -43,4 +51,4 @@ class GivenUp:
     reason: str
 
 
-News = StepNews | Notice | Saving
+News = StepNews | Evaluated | Notice | Saving

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from raytriever.cluster.ingest import by_size
+from raytriever.cluster.validation_sets import DevSet, open_dev_sets
 from raytriever.config import STAGES, Config, Curriculum, Stage, different_stages, naming, read_settings, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -45,12 +46,14 @@ class OpenStage:
         description: the encoder as this stage sees it.
         material: what it learns from.
         total_steps: after which it ends at the latest.
+        dev_sets: what its checkpoints are evaluated on.
     """
 
     stage: Stage
     description: Description
     material: Material
     total_steps: int
+    dev_sets: tuple[DevSet, ...] = ()
 
     def model_after(self, previous: Path) -> ModelConfig:
         """This stage's settings of the encoder for another stage's model, whose own prefixes and lengths give way."""
@@ -160,4 +163,5 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         say(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive with one of their batch")
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
-    return OpenStage(stage, description, material, total_steps)
+    dev_sets = open_dev_sets(config, material.datasets[0], by_size(training.workers[1]), say)
+    return OpenStage(stage, description, material, total_steps, dev_sets)

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from raytriever.cluster.news import News, Notice, Saving
+from raytriever.cluster.news import Evaluated, News, Notice, Saving
 from raytriever.cluster.run_gauges import RunGauges
+from raytriever.cluster.validation_sets import DEV
 from raytriever.tracking.progress import Progress
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import LastingTracker, Point
@@ -51,15 +52,28 @@ class Recorder:
             self.flush()
             self.gauges.saved()
             return
-        self.gauges.set(item.step, item.measured)
         milliseconds = time.time_ns() // 1_000_000
         self._waiting += [Point(name, value, item.step, milliseconds) for name, value in item.measured.items()]
+        if isinstance(item, Evaluated):
+            self._evaluated(item)
+            return
+        self.gauges.set(item.step, item.measured)
         if "dev_loss" in item.measured:
             self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
         else:
             self._bar(item.step - 1).reach(item.step, **glance(item.measured))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
+
+    def _evaluated(self, item: Evaluated) -> None:
+        """Show what an earlier step's checkpoint is worth, its data sets together."""
+        figures = {name[len(DEV) :]: value for name, value in item.measured.items() if name.count("/") == 1}
+        self._say(f"step {item.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+        self.gauges.tell("evaluation_step", item.step, "steps done by the newest checkpoint that was evaluated")
+        for name, value in figures.items():
+            self.gauges.tell(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
+        if "evaluation_seconds" in item.measured:
+            self.gauges.tell("evaluation_seconds", item.measured["evaluation_seconds"], "of the newest evaluation")
 
     def flush(self) -> None:
         """Log what has gathered, and tell how far the tracker's server is behind."""

@@ -17,7 +17,10 @@ from raytriever.data.negatives_table import NegativesTable
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.hard_negatives import hard_negatives
 from raytriever.tracking.tracker import DatasetRecord, LastingTracker, closing
+from raytriever.training.config import DEV_LOSS
 from raytriever.training.run_directory import CONFIG, RunDirectory
+from raytriever.training.validation_record import FOLDER as EVALUATIONS
+from raytriever.training.validation_record import judge, read_records
 
 
 def find_negatives(
@@ -64,8 +67,23 @@ def train_into(
         recorder.gauges.training(*watched),
     ):
         told = max((step for step, _ in recorder.curve("loss")), default=0)
-        train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear, told)
+        train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear, told, stage.dev_sets)
     return recorder
+
+
+def chosen(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
+    """Which checkpoint became `model/` by an evaluation, for `metrics.json`; nothing where the dev loss decided.
+
+    Args:
+        folder: the run directory.
+        config: its settings.
+    """
+    training = config.training
+    values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
+    verdict = judge(values, training.patience, training.min_delta)
+    if training.best_metric == DEV_LOSS or not verdict.best_step:
+        return {}
+    return {"best": {"metric": training.best_metric, "step": verdict.best_step, "value": verdict.value}}
 
 
 def train_as_child(
@@ -97,4 +115,5 @@ def train_as_child(
         # A call that was killed when all steps were done may have kept none of them.
         steps = max((step for step, _ in recorder.curve("loss")), default=None)
         dev_loss = min((loss for _, loss in recorder.curve("dev_loss")), default=None)
-        run.finish({"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss})
+        figures = {"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss}
+        run.finish({**figures, **chosen(run.path, config)})

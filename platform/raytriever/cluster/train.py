@@ -18,10 +18,13 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytriever.cluster.failures import Failures
+from raytriever.cluster.inline import inline
 from raytriever.cluster.monitor import listening
-from raytriever.cluster.news import GivenUp, News
+from raytriever.cluster.news import GivenUp, News, Notice
 from raytriever.cluster.refresh import mining
 from raytriever.cluster.session import gpus
+from raytriever.cluster.validation import validating
+from raytriever.cluster.validation_sets import DevSet
 from raytriever.cluster.worker import train_worker
 from raytriever.config import Config
 from raytriever.data.negatives_table import NegativesTable
@@ -54,6 +57,9 @@ def train_on_cluster(
     folder: Path,
     hear: Callable[[News], None],
     told: int = 0,
+    dev_sets: Sequence[DevSet] = (),
+    here: bool = False,
+    beside: int = 1,
 ) -> None:
     """Train on as many processes as `config.training.num_workers` says, within which a run shrinks and grows.
 
@@ -65,6 +71,9 @@ def train_on_cluster(
         folder: the run directory, on storage that every node sees; the best model stands in its `model` afterwards.
         hear: called on the driver with every item of news.
         told: the last step that an earlier call has told of.
+        dev_sets: what checkpoints are evaluated on while training goes on; none where they are not.
+        here: whether the only worker is this process, which spares starting one; a death is the caller's then.
+        beside: runs that share a node's cores with this one, itself counted.
 
     Raises:
         UserError: a worker met something a user can mend, or the processes die again and again.
@@ -87,9 +96,10 @@ def train_on_cluster(
     use_gpu = gpus() > 0
     first = ray.put(negatives)
     with (
-        listening(hear_or_keep) as listener,
+        (inline if here else listening)(hear_or_keep) as listener,
         TemporaryDirectory(prefix="raytriever-") as state,
         mining(config, places, first, folder) as miner,
+        validating(config, dev_sets, folder, lambda line: hear(Notice(line))) as evaluator,
     ):
         trainer = TorchTrainer(
             train_worker,
@@ -98,15 +108,18 @@ def train_on_cluster(
                 "places": list(places),
                 "negatives": first,
                 "miner": miner,
+                "evaluator": evaluator,
+                "dev_sets": tuple(dev_sets),
                 "told": told,
                 "total_steps": total_steps,
                 "folder": str(folder.resolve()),
                 "mailbox": listener.mailbox,
                 "directory": os.getcwd(),
+                "beside": beside,
             },
             torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
             scaling_config=ScalingConfig(
-                num_workers=most if most == fewest else (fewest, most),
+                num_workers=0 if here else most if most == fewest else (fewest, most),
                 use_gpu=use_gpu,
                 elastic_resize_monitor_interval_s=RESIZE_SECONDS,
             ),
@@ -118,7 +131,9 @@ def train_on_cluster(
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACE_ATTEMPTS),
             ),
         )
-        failure = _fit(trainer, listener.broken)
+        failure = None if here else _fit(trainer, listener.broken)
+        if here:
+            trainer.fit()
     if mistakes:
         raise mistakes[0]
     if ends:

@@ -15,6 +15,7 @@ from ray.train.torch import get_device
 from raytriever.cluster.monitor import Sender
 from raytriever.cluster.refresh import refresh_plan
 from raytriever.cluster.regroup import regroup
+from raytriever.cluster.validation import validation_plan
 from raytriever.config import Config
 from raytriever.data.files import is_uri
 from raytriever.errors import DataError, UserError
@@ -77,9 +78,9 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
     os.chdir(job["directory"])
     workers = current_workers()
     if device.type == "cpu":
-        # Ray leaves one thread to a process; the cores of a node are shared among its workers.
-        local = ray.train.get_context().get_local_world_size()
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
+        # Ray leaves one thread to a process; the cores of a node are shared among the workers on it.
+        local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (local * job["beside"])))
     settings = config.training
     retriever = load_retriever(config.model).to(device)
     prepare_for_training(retriever, config.model, settings.seed)
@@ -105,6 +106,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
             heard=sender.settle,
             data_digest=material.digest(negatives),
             refresh=refresh_plan(job, config, material, folder, workers, device),
+            validation=validation_plan(job, config, folder, workers, sender),
         )
     )
     if workers.rank == 0:

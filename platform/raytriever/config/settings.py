@@ -18,8 +18,9 @@ from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_options, did_you_mean, read_option
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.refresh_config import RefreshConfig, check_refresh
+from raytriever.training.validation_config import ValidationConfig, check_validation
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
 
     @property
     def hash(self) -> str:
@@ -58,6 +60,11 @@ def check_config(config: Config) -> None:
             f"give a multiple of {workers}, such as {nearest}, or another --num-workers",
         )
     check_refresh(config.refresh, config.data, config.training.max_steps)
+    check_validation(config.validation, config.training)
+    if config.training.best_metric != DEV_LOSS:
+        from raytriever.retrieval.metric_words import deciding_metric  # numpy, which the command line can do without
+
+        deciding_metric(config.training.best_metric)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -44,6 +44,21 @@ def read_metrics(words: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def deciding_metric(best_metric: str) -> str:
+    """The one metric that `--best-metric` means, by its name here: `recall_at_5` for `r_at_5`.
+
+    Raises:
+        ConfigError: there is no such metric, or it names several.
+    """
+    try:
+        found = read_metrics(best_metric)
+    except ConfigError as error:
+        raise ConfigError(error.what, f"--best-metric {best_metric}", error.remedy) from error
+    if len(found) != 1:
+        raise ConfigError("names several metrics", f"--best-metric {best_metric}", "give one")
+    return found[0]
+
+
 def metric_title(name: str) -> str:
     """A metric's name in print: `nDCG@10`, `Acc@20`, `AUC`."""
     cutoff = cutoff_of(name)

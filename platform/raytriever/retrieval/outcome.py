@@ -13,6 +13,7 @@ from raytriever.retrieval.figures import save_calibration, save_roc, save_score_
 from raytriever.retrieval.figures_models import save_curves
 from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
+from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.per_query_file import per_query_content
 from raytriever.retrieval.protocol import Protocol
 from raytriever.retrieval.report import Page, Picture, write_page
@@ -32,6 +33,7 @@ def write_outcome(
     found: Mapping[str, Evaluation],
     losses: Curve,
     dev_losses: Curve,
+    dev_metrics: Mapping[str, Curve],
     config_yaml: str,
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
@@ -44,6 +46,7 @@ def write_outcome(
         found: evaluations by system; `before` and `after` are drawn, and tested against each other.
         losses: by step.
         dev_losses: by step.
+        dev_metrics: what checkpoints were worth on dev data, by step and metric; drawn where there are any.
         config_yaml: the resolved settings, shown on the page.
     """
     for name, evaluation in found.items():
@@ -54,11 +57,15 @@ def write_outcome(
     save_score_histograms(figures / "scores.png", dense)
     save_calibration(figures / "calibration.png", dense)
     save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
+    drawn = {metric_title(name): points for name, points in dev_metrics.items() if points}
+    if drawn:
+        save_curves(figures / "dev.png", drawn, "dev data")
     captions = {
         "roc": "ROC curves with 95 % bands",
         "scores": "Scores of positives and of the best non-positives",
         "calibration": "Share of relevant pairs among those that score so",
         "loss": "Loss",
+        **({"dev": "Checkpoints on dev data, as they were evaluated during training"} if drawn else {}),
     }
     measured = MeasuredSet(
         EvaluationSet(dataset.name, {dataset.name: dataset.name}, split),

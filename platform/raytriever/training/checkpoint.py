@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from math import prod
@@ -23,6 +23,7 @@ from torch import nn
 from raytriever.errors import StorageError
 from raytriever.parallel.shards import Slice, shape_of
 from raytriever.storage import read_manifest
+from raytriever.training.config import DEV_LOSS
 
 WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
 
@@ -33,10 +34,11 @@ class Progression:
 
     Args:
         step: optimiser steps done.
-        best_step: the step with the lowest dev loss so far, 0 before the first look.
-        best_loss: that dev loss.
-        looks_without: looks since then.
+        best_step: the step that is best so far, 0 before the first look.
+        best_loss: its dev loss, where that decides.
+        looks_without: looks since one was better by enough.
         stopped: whether early stopping ended the run.
+        reference: the dev loss that is to be bettered by enough; None where that is the best one.
     """
 
     step: int = 0
@@ -44,13 +46,16 @@ class Progression:
     best_loss: float = float("inf")
     looks_without: int = 0
     stopped: bool = False
+    reference: float | None = None
 
-    def looked(self, step: int, loss: float, patience: int) -> Progression:
-        """The progression after a look at the dev loss at `step`."""
-        if loss < self.best_loss:
+    def looked(self, step: int, loss: float, patience: int, min_delta: float = 0.0) -> Progression:
+        """The progression after a look at the dev loss at `step`; the best is the lowest, by however little."""
+        reference = self.best_loss if self.reference is None else self.reference
+        if loss < reference - min_delta:
             return Progression(step, step, loss)
         without = self.looks_without + 1
-        return Progression(step, self.best_step, self.best_loss, without, without >= patience)
+        best = (step, loss) if loss < self.best_loss else (self.best_step, self.best_loss)
+        return Progression(step, *best, without, without >= patience, None if reference == best[1] else reference)
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,12 @@ class State:
     Args:
         progression: of the run.
         origin: by name, what must be the same where the run goes on, such as the digest of its data.
-        metric: what the best is the best by; lower is better.
+        metric: what the best is the best by.
     """
 
     progression: Progression
     origin: Mapping[str, Any]
-    metric: str = "dev_loss"
+    metric: str = DEV_LOSS
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -159,8 +164,8 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, passed
 
 
-def prune(folder: Path, progression: Progression, keep: int) -> None:
-    """Remove all checkpoints but the best and, beside it, the `keep` newest.
+def prune(folder: Path, progression: Progression, keep: int, retained: Collection[int] = ()) -> None:
+    """Remove all checkpoints but the best, those of the `retained` steps and, beside the best, the `keep` newest.
 
     What is of a later step is removed too: it was broken, or the run would have gone on from there.
     """
@@ -168,7 +173,7 @@ def prune(folder: Path, progression: Progression, keep: int) -> None:
         (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step),
         reverse=True,
     )
-    kept = (progression.best_step, *others[:keep])
+    kept = {progression.best_step, *others[:keep], *retained}
     for step, path in _steps(folder):
         if step not in kept:
             shutil.rmtree(path, ignore_errors=True)

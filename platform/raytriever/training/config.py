@@ -9,6 +9,7 @@ from typing import Any
 from raytriever.options import option
 
 PRECISIONS = ("fp32", "bf16")
+DEV_LOSS = "dev_loss"
 STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")  # those of parallel/, which imports torch
 # What says how a run is carried out and not what it computes: it may differ where a run is continued.
 MAY_CHANGE = (
@@ -21,6 +22,7 @@ MAY_CHANGE = (
     "checkpoint_minutes",
     "keep",
     "refresh_pool",
+    "eval_behind",
     "activation_checkpointing",  # of the model; what is computed again is computed alike
 )
 
@@ -35,6 +37,18 @@ def worker_count(given: Any) -> int | str:
     if ends is None or isinstance(given, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
         raise ValueError("give a number of processes such as 4, or the fewest and the most such as 1:4")
     return int(ends[1]) if ends[2] in (None, ends[1]) else f"{ends[1]}:{ends[2]}"
+
+
+def metric_name(given: Any) -> str:
+    """A metric as it is called here: `nDCG@10` is `ndcg_at_10`; whether there is such a metric is seen later.
+
+    Raises:
+        ValueError: nothing is named.
+    """
+    name = str(given).strip().lower().replace("@", "_at_")
+    if not name:
+        raise ValueError("give dev_loss, or a metric such as ndcg_at_10")
+    return name
 
 
 @dataclass(frozen=True)
@@ -73,9 +87,19 @@ class TrainingConfig:
         None, "the same in tokens, padding included: texts of like length are encoded together", minimum=1
     )
     seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
-    eval_steps: int = option(20, "steps between two looks at the dev loss", minimum=1)
+    eval_steps: int = option(
+        20, "steps between two looks at the dev loss, and at the dev data where that is retrieved from", minimum=1
+    )
     dev_batches: int = option(4, "global batches of the dev split in one look", minimum=1)
-    patience: int = option(5, "looks without a better dev loss after which training stops", minimum=1)
+    best_metric: str = option(
+        DEV_LOSS,
+        "what the best checkpoint is best by, and training stops by: dev_loss, or a metric of retrieval from dev data "
+        "such as ndcg_at_10, mrr_at_10, recall_at_100 or auc",
+        reads=metric_name,
+        form="METRIC",
+    )
+    patience: int = option(5, "looks without a better --best-metric after which training stops", minimum=1)
+    min_delta: float = option(0.0, "how much better it must be to count for --patience", minimum=0)
     checkpoint_steps: int | None = option(
         None, "steps between two checkpoints; by default one at every look, and always at a best one", minimum=1
     )

@@ -1,7 +1,8 @@
 """The training loop of one worker.
 
 1. Step t draws its batch from (data, seed, t), encodes it, reduces the global score matrix, and updates.
-2. Every `eval_steps` the dev loss is looked at; after `patience` looks without a better one training stops.
+2. Every `eval_steps` the dev loss is looked at, and where that is asked for the checkpoint is evaluated by somebody
+   else; after `patience` looks that are no better training stops.
 3. The whole state is saved at looks, after so many minutes, and in the end, written while the steps go on.
 4. Hard negatives may be mined anew on the way; the batch of a step draws from one table, the same on all workers.
 5. In the end the best state is put back. Interrupted anywhere, the same call goes on from the newest checkpoint.
@@ -40,6 +41,8 @@ from raytriever.training.schedule import learning_rate_scale
 from raytriever.training.straggler import StragglerWatch, host_names
 from raytriever.training.throughput import Throughput
 from raytriever.training.timing import Stopwatch
+from raytriever.training.validation import Validator
+from raytriever.training.validation_plan import ValidationPlan
 
 # Called on the first worker with the number of steps done and what was measured there.
 Listener = Callable[[int, Mapping[str, float]], None]
@@ -65,6 +68,7 @@ class Assignment:
         heard: called with a step before its checkpoint is committed; comes back when all that was told is kept.
         data_digest: of all that batches are made of; a run goes on with no other. Empty where it is not known.
         refresh: how hard negatives are mined anew; None where they stay.
+        validation: how checkpoints are evaluated; None where the dev loss is all that is looked at.
     """
 
     retriever: Retriever
@@ -82,10 +86,11 @@ class Assignment:
     heard: Callable[[int], None] = lambda step: None
     data_digest: str = ""
     refresh: RefreshPlan | None = None
+    validation: ValidationPlan | None = None
 
 
 def train(work: Assignment) -> Progression:
-    """Train until the last step or until the dev loss stops improving; leaves the best weights in the retriever.
+    """Train until the last step or until what decides stops improving; leaves the best weights in the retriever.
 
     Raises:
         ConfigError: the chunk is larger than a worker's share, or the strategy's package is missing.
@@ -133,7 +138,10 @@ class _Training:
             settings.offload_optimizer,
         )
         self.refresher = self._refresher(work.refresh) if work.refresh else None
+        self.validator = self._validator(work.validation) if work.validation else None
         self.origin = origin_of(work.loss, settings, work.total_steps, work.data_digest)
+        if work.validation:
+            self.origin["dev data"] = work.validation.digest
         self.progression = resume(
             work.folder, self.objective, self.strategy, self.workers, work.device, self.origin, work.notice
         )
@@ -142,9 +150,14 @@ class _Training:
     def run(self) -> Progression:
         """All steps that are left."""
         work = self.work
-        first = work.total_steps if self.progression.stopped else self.progression.step
         writes = any(True for _ in self.strategy.state())
-        with Saver(work.folder, self.workers, work.device, self.settings.keep, writes, work.heard) as saver:
+        with Saver(
+            work.folder, self.workers, work.device, self.settings.keep, writes, work.heard, self._retained
+        ) as saver:
+            if self.validator:
+                self.validator.start(self.progression.step)
+                self._judge(self.validator)
+            first = work.total_steps if self.progression.stopped else self.progression.step
             if self.refresher and first < work.total_steps:
                 self.refresher.start(first)
             while steps := self._stretch():
@@ -156,13 +169,18 @@ class _Training:
                         looked = self._look_if_due()
                         if looked is not None:
                             # Before it is saved: what is told twice can be told apart, what is never told is lost.
-                            self._tell({"dev_loss": looked})
+                            self._tell(looked)
                         self._save_if_due(saver, looked is not None)
+                        self._validate(saver)
                         if self.progression.stopped:
                             break
                         if self.refresher and self.progression.step < work.total_steps:
                             self.refresher.after(self.progression.step)
             saver.settle()
+            if self.validator:
+                self.validator.finish(self.progression.step)
+                self._judge(self.validator)
+                saver.tidy(self.progression)
         leave_best(work.folder, self.objective, self.progression, self.workers, work.device)
         return self.progression
 
@@ -173,6 +191,30 @@ class _Training:
             return take_snapshot(work.retriever, self.workers)
 
         return Refresher(plan, work.train, self.workers, work.device, snapshot, work.notice)
+
+    def _validator(self, plan: ValidationPlan) -> Validator:
+        work = self.work
+        return Validator(plan, self.settings, work.total_steps, work.folder, self.workers, work.device, work.notice)
+
+    def _retained(self) -> frozenset[int]:
+        return self.validator.retained if self.validator else frozenset()
+
+    def _validate(self, saver: Saver) -> None:
+        """Hear of evaluations; where one of them ends training, that is saved."""
+        if self.validator is None or self.progression.stopped:
+            return
+        self.validator.after(self.progression.step)
+        self._judge(self.validator)
+        if self.progression.stopped:
+            self._save_if_due(saver, looked=False)
+
+    def _judge(self, validator: Validator) -> None:
+        if validator.decides:
+            verdict, step = validator.verdict, self.progression.step
+            stopped = self.progression.stopped or validator.stops(step)
+            self.progression = Progression(
+                step, verdict.best_step, looks_without=verdict.looks_without, stopped=stopped
+            )
 
     def _stretch(self) -> range:
         """The steps whose batches may be made now; none where training is over."""
@@ -214,23 +256,28 @@ class _Training:
                 **_statistics(update),
                 **self.compared,
                 **(self.refresher.told(step) if self.refresher else {}),
+                **(self.validator.told() if self.validator else {}),
             }
         )
         self.blocked = 0.0
 
-    def _look_if_due(self) -> float | None:
-        """The dev loss, where it is time to look at it; every worker decides alike."""
+    def _look_if_due(self) -> dict[str, float] | None:
+        """The dev loss, and the dev batches' AUC, which losses of any scale have in common, where it is time to look at
+        them; every worker decides alike."""
         step = self.progression.step
         if step % self.settings.eval_steps and step != self.work.total_steps:
             return None
         self.work.retriever.eval()
-        values = []
+        losses, areas = [], []
         for number in range(self.settings.dev_batches):
             batch = self.work.dev.batch(number, self.work.retriever, self.workers).to(self.work.device)
-            values.append(self.strategy.measure(batch).value.item())
-        dev_loss = sum(values) / len(values)
-        self.progression = self.progression.looked(step, dev_loss, self.settings.patience)
-        return dev_loss
+            output = self.strategy.measure(batch)
+            losses.append(output.value.item())
+            areas.append(float(output.statistics["batch_auc"]))
+        dev_loss = sum(losses) / len(losses)
+        if self.validator is None or not self.validator.decides:
+            self.progression = self.progression.looked(step, dev_loss, self.settings.patience, self.settings.min_delta)
+        return {"dev_loss": dev_loss, "dev_batch_auc": sum(areas) / len(areas)}
 
     def _save_if_due(self, saver: Saver, looked: bool) -> None:
         """Save what is best or last at once, after the checkpoint that is being written; put off any other till then.
@@ -249,9 +296,10 @@ class _Training:
             progression.best_step == progression.step
             or progression.stopped
             or progression.step == self.work.total_steps
+            or (self.validator is not None and self.validator.is_due(progression.step))
         )
         if at_once or (self.wanted and not standing.writing):
-            saver.save(self.strategy.state(), State(progression, self.origin))
+            saver.save(self.strategy.state(), State(progression, self.origin, self.settings.best_metric))
             self.saved, self.saved_at, self.wanted = progression.step, time.monotonic(), False
             self.blocked = self.saved_at - began
 

@@ -28,7 +28,7 @@ from raytriever.training.checkpoint import (
     read_state,
     sweep,
 )
-from raytriever.training.config import MAY_CHANGE, TrainingConfig
+from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
 
 
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
@@ -107,9 +107,10 @@ def _chosen(folder: Path, notice: Callable[[str], None]) -> tuple[int, int]:
         notice(line)
     if newest is None:
         return -1, 0
-    progression = read_state(newest).progression
-    if progression.best_step in (0, progression.step):
-        return progression.step, 1
+    state = read_state(newest)
+    progression = state.progression
+    if progression.best_step in (0, progression.step) or state.metric != DEV_LOSS:
+        return progression.step, 1  # what is best by a later verdict is `validation`'s
     try:
         read_manifest(checkpoint_path(folder, progression.best_step))
     except StorageError as error:

@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -32,7 +32,7 @@ from raytriever.errors import StorageError
 from raytriever.losses.workers import Workers
 from raytriever.parallel.shards import Slice
 from raytriever.storage import committed_directory, disk_errors
-from raytriever.training.checkpoint import State, checkpoint_path, prune, write_slices, write_state
+from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 
 POLL_SECONDS = 0.02
 # How long a run that ends in an error still waits for the parts of workers that may have died.
@@ -65,6 +65,7 @@ class Saver:
         keep: newest checkpoints kept beside the best.
         writes: whether this worker has anything to write.
         heard: called on the first worker with the step of a checkpoint that is written, before it is committed.
+        retained: the steps of checkpoints that are kept too; asked in the first worker's thread.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class Saver:
         keep: int,
         writes: bool,
         heard: Callable[[int], None] = lambda step: None,
+        retained: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._folder, self._workers, self._device, self._keep = folder, workers, device, keep
-        self._heard = heard
+        self._heard, self._retained = heard, retained
         table = self._table([float(writes), float(secrets.randbits(40))])
         self._writers = [rank for rank, row in enumerate(table) if row[0]]
         self._token = f"{int(table[0][1]):010x}"  # tells this call's parts from those of one that was killed
@@ -119,6 +121,11 @@ class Saver:
         copied = self._copy(slices)
         if self._workers.rank in (0, *self._writers):
             self._begin(lambda: self._write(copied, state))
+
+    def tidy(self, progression: Progression) -> None:
+        """Remove on the first worker what need not be kept; only while nothing is being written."""
+        if self._workers.rank == 0:
+            prune(self._folder, progression, self._keep, self._retained())
 
     def make_room(self, slices: Iterable[Slice]) -> None:
         """Have the memory that states are copied to made in the background: the first touch takes longer than a copy.
@@ -177,7 +184,7 @@ class Saver:
                 if rank:
                     self._take(self._part(path, rank), aside)
             self._heard(state.progression.step)
-        prune(self._folder, state.progression, self._keep)
+        self.tidy(state.progression)
 
     def _take(self, part: Path, aside: Path) -> None:
         """Wait for another worker's part, and move its files here."""

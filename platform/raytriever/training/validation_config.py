@@ -1,0 +1,56 @@
+"""The settings of evaluating by retrieval while training. Imports nothing heavy: the command line reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from raytriever.errors import ConfigError
+from raytriever.options import flag_of, option
+from raytriever.training.config import DEV_LOSS, TrainingConfig
+
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """On what the encoder is evaluated at every `--eval-steps`, by somebody else, while training goes on."""
+
+    eval_datasets: str = option(
+        "",
+        "dev data to retrieve from, separated by commas: `own`, or a data set's PATH, each with #SPLIT where it is not "
+        "--dev-split; where --best-metric asks for it, `own` by default",
+    )
+    eval_corpus: int | None = option(
+        None,
+        "documents of each dev corpus beside the judged ones, half by BM25 and half drawn; by default all of it",
+        minimum=0,
+    )
+    eval_behind: int = option(2, "evaluations that may be waited for before training waits for one of them", minimum=1)
+
+    def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
+        """The data sets and their splits; none where nothing is evaluated.
+
+        Args:
+            best_metric: `--best-metric`.
+            dev_split: of what has no split of its own.
+        """
+        named = self.eval_datasets or ("" if best_metric == DEV_LOSS else OWN)
+        parts = [part.strip().partition("#") for part in named.split(",") if part.strip()]
+        return tuple((name, split or dev_split) for name, _, split in parts)
+
+
+def check_validation(validation: ValidationConfig, training: TrainingConfig) -> None:
+    """Hold the settings to each other; raises `ConfigError`.
+
+    Args:
+        validation, training: each setting already within its own range.
+    """
+    if training.best_metric == DEV_LOSS and not validation.eval_datasets:
+        for field in dataclasses.fields(validation):
+            if getattr(validation, field.name) != field.default:
+                remedy = "give --best-metric, such as ndcg_at_10, or --eval-datasets, such as own"
+                raise ConfigError("has no effect without evaluations", flag_of(field.name), remedy)
+        return
+    if not validation.sources(training.best_metric, "dev"):
+        raise ConfigError("names no data set", f"--eval-datasets {validation.eval_datasets}", "give own, or a path")

@@ -1,0 +1,144 @@
+"""What evaluations of checkpoints found, as a continued run reads it, and what follows from it.
+
+`evaluations/step-20.json` is written by who evaluates, once; `evaluations/stop.json` by the first worker, before
+training stops by it. Which checkpoint is best is a function of the values by step: how late each became known, and how
+much further training was by then, decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from raytriever.errors import StorageError
+from raytriever.storage import disk_errors, write_atomically
+
+FOLDER, STOP = "evaluations", "stop.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One evaluation.
+
+    Args:
+        step: of the checkpoint.
+        value: of the metric that decides; higher is better; NaN where it has none.
+        measured: for the tracker.
+    """
+
+    step: int
+    value: float
+    measured: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Early stopping.
+
+    Args:
+        decided: the step of the checkpoint whose evaluation was one too many without a better one.
+        at: the steps done when all workers knew it; no later one is ever done.
+    """
+
+    decided: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What evaluations say so far.
+
+    Args:
+        best_step: of the best checkpoint, 0 where there is none; of equal ones the first.
+        value: its value.
+        looks_without: evaluations since one was better by enough.
+        decided: the step with whose evaluation patience ended; later ones count for nothing.
+    """
+
+    best_step: int = 0
+    value: float = math.nan
+    looks_without: int = 0
+    decided: int | None = None
+
+
+def judge(values: Mapping[int, float], patience: int, min_delta: float) -> Verdict:
+    """The verdict over values by step.
+
+    Args:
+        values: higher is better; NaN is no better than anything.
+        patience: evaluations that are not better by enough after which training stops.
+        min_delta: what has to be exceeded by a value over the last one that was better by enough; the best is the best
+            by however little.
+    """
+    found, best, reference = Verdict(), -math.inf, -math.inf
+    for step, value in sorted(values.items()):
+        best_step, without = found.best_step, found.looks_without + 1
+        if value > best:
+            best_step, best = step, value
+        if value > reference and (reference == -math.inf or value - reference > min_delta):
+            reference, without = value, 0
+        found = Verdict(best_step, best if best_step else math.nan, without, step if without >= patience else None)
+        if found.decided is not None:
+            break
+    return found
+
+
+def record_path(folder: Path, step: int) -> Path:
+    """Where the evaluation of a step's checkpoint stands."""
+    return folder / f"step-{step}.json"
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write one evaluation; raises `StorageError` where the disk does not take it."""
+    write_atomically(record_path(folder, record.step), json.dumps(asdict(record), indent=1) + "\n")
+
+
+def read_record(folder: Path, step: int) -> Record | None:
+    """The evaluation of a step's checkpoint, if there is one; raises `StorageError` where it is torn."""
+    content = _read(record_path(folder, step), {"step", "value", "measured"})
+    return None if content is None else Record(**content)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All evaluations, by step; raises `StorageError` where one is torn."""
+    steps = [path.stem.removeprefix("step-") for path in folder.glob("step-*.json")]
+    found = [read_record(folder, int(step)) for step in steps if step.isdigit()]
+    return sorted((one for one in found if one is not None), key=lambda one: one.step)
+
+
+def write_stop(folder: Path, stop: Stop) -> None:
+    """Write where training stops; raises as `write_record`."""
+    write_atomically(folder / STOP, json.dumps(asdict(stop)) + "\n")
+
+
+def read_stop(folder: Path) -> Stop | None:
+    """Where training stops early, where that is settled; raises `StorageError` where it is torn."""
+    content = _read(folder / STOP, {"decided", "at"})
+    return None if content is None else Stop(**content)
+
+
+def forget_later(folder: Path, step: int) -> None:
+    """Remove what is of checkpoints after `step`: a run that goes on from there makes them again."""
+    for one in read_records(folder):
+        if one.step > step:
+            record_path(folder, one.step).unlink()
+    stop = read_stop(folder)
+    if stop is not None and stop.decided > step:
+        (folder / STOP).unlink()
+
+
+def _read(file: Path, fields: set[str]) -> dict[str, Any] | None:
+    try:
+        with disk_errors(file):
+            content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or content.keys() != fields:
+        raise StorageError("is torn or changed", str(file), "remove it to evaluate again, or train anew with --fresh")
+    return content

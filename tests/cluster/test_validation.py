@@ -1,0 +1,156 @@
+"""Checkpoints evaluated beside training under a real Ray: told, chosen by, and the same whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from raytriever.training.validation_record import read_records, read_stop
+
+WORDS = ["--best-metric", "nDCG@10", "--max-steps", "12", "--eval-steps", "3", "--num-workers", "2", "--patience", "9"]
+
+
+@pytest.fixture
+def long_corpus(tiny_dataset: Path, tmp_path: Path) -> Path:
+    """The tiny data set with so many further documents that an evaluation takes longer than a step."""
+    folder = tmp_path / "long"
+    shutil.copytree(tiny_dataset, folder)
+    rng = np.random.default_rng(3)
+    with (folder / "corpus.jsonl").open("a") as stream:
+        for number in range(3_000):
+            text = "".join(rng.choice(list("abcdefghij"), 40))
+            stream.write(json.dumps({"_id": f"f{number}", "title": "", "text": text}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ended with the test, with all of their sessions."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        end(process)
+
+
+def of_session(process: subprocess.Popen[str], part: str = "") -> list[int]:
+    """The processes of a command's session whose command line holds `part`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == process.pid:
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                found += [int(entry.name)] if line and part in line else []
+        except OSError:
+            continue
+    return found
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """As a machine that loses its power."""
+    for pid in of_session(process):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 200) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.005)
+    return found
+
+
+def curves(run: Path) -> dict[str, dict[int, float]]:
+    """What was told, by name and step; nothing is told twice."""
+    found: dict[str, dict[int, float]] = {}
+    for line in (run / "steps.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        for name, value in entry["measured"].items():
+            assert entry["step"] not in found.setdefault(name, {}), (name, entry["step"])
+            found[name][entry["step"]] = value
+    return found
+
+
+def assert_as_in_peace(cli: Any) -> None:
+    """Figures, choice and model are those of the run in which nobody died."""
+    peace, torn = cli.folder / "peace", cli.folder / "torn"
+    figures = [json.loads((run / "metrics.json").read_text()) for run in (peace, torn)]
+    assert figures[0] == figures[1]
+    both = [curves(run) for run in (peace, torn)]
+    for name in ("loss", "dev_loss", "dev/ndcg_at_10", "dev/mrr_at_10", "dev/recall_at_100", "dev/auc"):
+        assert both[0][name] == both[1][name], name
+    assert sorted(both[0]["dev/ndcg_at_10"]) == [3, 6, 9, 12]
+    models = [(run / "model" / "model.safetensors").read_bytes() for run in (peace, torn)]
+    assert models[0] == models[1]
+    kept = [{path.name for path in (run / "checkpoints").iterdir()} for run in (peace, torn)]
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_best_on_dev_data_becomes_the_model(command_line: Callable, tiny_dataset: Path) -> None:
+    cli = command_line()
+    # Learning that ruins the encoder: what comes first is best, and training stops early.
+    words = ["--best-metric", "ndcg_at_10", "--eval-corpus", "40", "--patience", "2", "--learning-rate", "0.5"]
+    done = cli.train(*words, "--max-steps", "40", "--eval-steps", "2", "--eval-behind", "1", "--output", "run")
+    assert done.returncode == 0, done.stderr
+    run = cli.folder / "run"
+    told, records, stop = curves(run), read_records(run / "evaluations"), read_stop(run / "evaluations")
+    assert stop is not None
+    assert stop.at < 40
+    assert sorted(told["loss"]) == list(range(1, stop.at + 1))
+    assert told["dev/ndcg_at_10"] == {record.step: record.value for record in records}
+    assert max(told["dev/ndcg_at_10"]) == stop.decided
+    best = json.loads((run / "metrics.json").read_text())["best"]
+    values = told["dev/ndcg_at_10"]
+    assert best["step"] == max(sorted(values), key=values.__getitem__)
+    assert best == {"metric": "ndcg_at_10", "step": best["step"], "value": values[best["step"]]}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{best['step']}", f"step-{stop.at}"}
+    for line in (f"step {best['step']}: dev ndcg_at_10 {best['value']:.4f}", "on the cores that train"):
+        assert line in done.stderr
+    report = (run / "report.html").read_text()
+    assert "Checkpoints on dev data" in report
+    assert (run / "figures" / "dev.svg").is_file()
+    client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
+    [tracked] = client.search_runs([e.experiment_id for e in client.search_experiments() if e.name == "raytriever"])
+    points = client.get_metric_history(tracked.info.run_id, "dev/ndcg_at_10")
+    assert {point.step: point.value for point in points} == values
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_and_continued_it_is_as_in_peace(command_line: Callable, started: list, long_corpus: Path) -> None:
+    cli = command_line()
+    words = [*WORDS, "--dataset", str(long_corpus)]
+    done = cli.train(*words, "--output", "peace")
+    assert done.returncode == 0, done.stderr
+    run = cli.folder / "torn"
+    # Everything dies when one evaluation stands and others are waited for.
+    started.append(cli.start("train", *cli.settings, *words, "--output", "torn"))
+    wait_for(lambda: read_records(run / "evaluations") and (run / "checkpoints" / "step-6").is_dir(), started[0])
+    end(started[0])
+    assert len(read_records(run / "evaluations")) < 4
+    assert not (run / "metrics.json").exists()
+    # Then the one who evaluates dies, over a checkpoint.
+    started.append(cli.start("train", *cli.settings, *words, "--output", "torn"))
+    before = len(read_records(run / "evaluations"))
+    evaluating = wait_for(lambda: of_session(started[1], "ray::CheckpointEvaluator.evaluate"), started[1])
+    assert len(evaluating) == 1
+    os.kill(evaluating[0], signal.SIGKILL)
+    assert len(read_records(run / "evaluations")) <= before + 1
+    _, err = started[1].communicate(timeout=250)
+    assert started[1].returncode == 0, err
+    assert "failed" not in err
+    assert "continuing after step" in err
+    assert_as_in_peace(cli)

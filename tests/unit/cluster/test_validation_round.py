@@ -1,0 +1,158 @@
+"""What a checkpoint is worth: as much as the model that would be written of it, and recorded once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.cluster.validation_round import Validations
+from raytriever.cluster.validation_sets import DevSet, digest_of, open_dev_sets
+from raytriever.config import Config, check_config
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.open import open_dataset
+from raytriever.data.prepare import in_this_process
+from raytriever.errors import ConfigError, DataError, ModelError, StorageError
+from raytriever.models.config import ModelConfig
+from raytriever.models.layout import write_model
+from raytriever.models.retriever import load_retriever
+from raytriever.parallel.shards import Slice
+from raytriever.retrieval.loading import load_for_encoding
+from raytriever.retrieval.systems import evaluate_retriever
+from raytriever.storage import committed_directory
+from raytriever.training.checkpoint import Progression, State, write_slices, write_state
+from raytriever.training.config import TrainingConfig
+from raytriever.training.validation_config import ValidationConfig
+from raytriever.training.validation_record import read_records
+
+
+@pytest.fixture
+def config(tiny_encoder: Path, tiny_dataset: Path) -> Config:
+    return Config(
+        data=DataConfig(dataset=str(tiny_dataset)),
+        model=ModelConfig(str(tiny_encoder)),
+        training=TrainingConfig(best_metric="ndcg_at_5", precision="fp32"),
+    )
+
+
+@pytest.fixture
+def own(tiny_dataset: Path) -> RetrievalDataset:
+    return open_dataset(tiny_dataset, ["train", "dev"])
+
+
+def saved(config: Config, folder: Path, spoilt: bool = False) -> Path:
+    """A checkpoint of the encoder with weights of its own, with a loss's parameter beside them; and its model."""
+    torch.manual_seed(5)
+    retriever = load_retriever(config.model)
+    for parameter in retriever.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    if spoilt:
+        next(retriever.parameters()).data[:] = float("nan")
+    slices = [Slice(f"retriever.{n}", p.data.flatten(), 0, tuple(p.shape)) for n, p in retriever.named_parameters()]
+    with committed_directory(folder / "step-4") as aside:
+        write_slices([*slices, Slice("loss.temperature", torch.ones(1), 0, (1,))], aside, 0, 1)
+        write_state(State(Progression(4), {}), aside)
+    with committed_directory(folder / "model") as aside:
+        write_model(retriever.eval(), aside)
+    return folder / "step-4"
+
+
+def sets_of(config: Config, own: RetrievalDataset) -> tuple[DevSet, ...]:
+    return open_dev_sets(config, own, in_this_process, lambda line: None)
+
+
+def checked(config: Config, own: RetrievalDataset) -> None:
+    """As a run looks at it before it begins."""
+    check_config(config)
+    sets_of(config, own)
+
+
+def test_a_checkpoint_is_worth_what_its_model_is(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:
+    checkpoint = saved(config, tmp_path)
+    validations = Validations(config, sets_of(config, own), tmp_path / "evaluations")
+    record = validations.run(4, checkpoint)
+    model = ModelConfig(str(tmp_path / "model"))
+    expected = evaluate_retriever(own, "dev", model, load_for_encoding(model, "fp32", torch.device("cpu"))).metrics
+    assert {name: record.measured[f"dev/{name}"] for name in expected} == expected
+    assert record.value == record.measured["dev/ndcg_at_5"]
+    assert 0 < record.value < 1
+    assert list(read_records(tmp_path / "evaluations")) == [record]
+    # What is recorded is not measured again, whoever asks.
+    (checkpoint / "state.json").unlink()
+    assert validations.run(4, checkpoint) == record
+    with pytest.raises(StorageError):
+        validations.run(6, checkpoint)
+
+
+def test_of_several_data_sets_the_mean_decides(
+    config: Config, own: RetrievalDataset, tmp_path: Path, tiny_dataset: Path
+) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(tiny_dataset)
+    config = replace(config, validation=ValidationConfig(eval_datasets=f"own,{other}#test", eval_corpus=50))
+    sets = sets_of(config, own)
+    assert [(one.name, one.split) for one in sets] == [("letters", "dev"), ("other", "test")]
+    measured = Validations(config, sets, tmp_path / "evaluations").run(4, saved(config, tmp_path)).measured
+    for name in ("ndcg_at_5", "auc"):
+        parts = [measured[f"dev/{one}/{name}"] for one in ("letters", "other")]
+        assert measured[f"dev/{name}"] == pytest.approx(sum(parts) / 2)
+        assert parts[0] != parts[1]
+    assert digest_of(sets, config) != digest_of(sets, replace(config, validation=ValidationConfig(eval_corpus=51)))
+    assert digest_of(sets, config) != digest_of(sets[:1], config)
+
+
+def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="embeddings are not finite, the first of text 'what is"):
+        Validations(config, sets_of(config, own), tmp_path).run(4, saved(config, tmp_path, spoilt=True))
+    assert not read_records(tmp_path)
+    assert not list(tmp_path.glob(".model-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "validation", "error", "told"),
+    [
+        ({"best_metric": "ndgc_at_10"}, {}, ConfigError, r"unknown metric 'ndgc_at_10' .*did you mean 'ndcg'"),
+        ({"best_metric": "auc_at_10"}, {}, ConfigError, r"'auc_at_10' has no such cutoff"),
+        ({"best_metric": "auc,map"}, {}, ConfigError, "names several metrics"),
+        ({"best_metric": "accuracy_at_20"}, {}, ConfigError, r"letters, split 'dev': query 'q\d+' has no answers"),
+        ({}, {"eval_datasets": "nowhere"}, DataError, "no data set of this name"),
+        ({}, {"eval_datasets": "own#verify"}, DataError, "verify"),
+        ({}, {"eval_datasets": "own,own#test"}, ConfigError, "two data sets are called 'letters'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
+    config: Config, own: RetrievalDataset, settings: dict, validation: dict, error: type, told: str
+) -> None:
+    config = replace(
+        config,
+        training=replace(config.training, **settings),
+        validation=ValidationConfig(**validation),
+    )
+    with pytest.raises(error, match=told):
+        checked(config, own)
+
+
+def test_an_empty_dev_split_is_refused(config: Config, tiny_dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    (folder / "qrels").mkdir(parents=True)
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/train.tsv"):
+        (folder / name).write_text((tiny_dataset / name).read_text())
+    (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t0\n")
+    config = replace(config, validation=ValidationConfig(eval_datasets=str(folder)))
+    with pytest.raises(DataError, match=r"no query has a relevant document.*empty, split 'dev'|empty, split 'dev'"):
+        sets_of(config, open_dataset(tiny_dataset, ["dev"]))
+
+
+def test_choosing_by_what_is_measured_is_told(config: Config, own: RetrievalDataset) -> None:
+    heard: list[str] = []
+    config = replace(config, validation=ValidationConfig(eval_datasets="own#test"))
+    open_dev_sets(config, own, in_this_process, heard.append)
+    assert [line for line in heard if "chosen on 'test', which is measured too" in line]
+    # Nothing is opened, nor told, where nothing is evaluated.
+    plain = replace(config, training=TrainingConfig(), validation=ValidationConfig())
+    assert open_dev_sets(plain, own, in_this_process, heard.append) == ()
+    assert json.dumps(digest_of((), plain)) == '""'

@@ -1,0 +1,329 @@
+"""Checkpoints are evaluated beside the steps, and the best is the same however late verdicts come and whoever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raytriever.errors import ConfigError, StorageError
+from raytriever.training import validation
+from raytriever.training.checkpoint import Progression
+from raytriever.training.config import TrainingConfig, metric_name
+from raytriever.training.loop import Assignment, train
+from raytriever.training.validation_config import ValidationConfig, check_validation
+from raytriever.training.validation_record import (
+    Record,
+    Stop,
+    judge,
+    read_records,
+    read_stop,
+    record_path,
+    write_record,
+)
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from scripted_evaluator import ScriptedEvaluator, plan
+
+STEPS = 12
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits asks again at once: the scripted evaluator counts questions, not seconds."""
+    monkeypatch.setattr(validation, "WAIT_SECONDS", 0.0005)
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+class Run:
+    """Lives of one run: each goes on in the same folder where the one before it was killed."""
+
+    def __init__(self, make: Callable, folder: Path) -> None:
+        self.make, self.folder = make, folder
+        self.told: dict[int, dict[str, float]] = {}
+        self.notices: list[str] = []
+        self.evaluators: list[ScriptedEvaluator] = []
+        self.kept: list[set[str]] = []
+
+    @property
+    def evaluations(self) -> Path:
+        return self.folder / "evaluations"
+
+    @property
+    def checkpoints(self) -> set[str]:
+        return {path.name for path in (self.folder / "checkpoints").glob("step-*")}
+
+    def live(
+        self, *, die_at: int = 0, behind: int = 2, metric: str = "ndcg_at_10", steps: int = STEPS, **more: object
+    ) -> tuple[Assignment, Progression | None]:
+        """One life, killed when step `die_at` is told of, before it can be saved; the run's end without it."""
+        script = {name: more.pop(name) for name in ("values", "lag", "fails", "before") if name in more}
+        evaluator = ScriptedEvaluator(self.evaluations, **script)
+        self.evaluators.append(evaluator)
+        settings = {"total_steps": steps, "eval_steps": 2, "dev_batches": 1, "warmup_steps": 1, "batch_size": 8}
+        work, heard = self.make(folder=self.folder / "checkpoints", **{**settings, "best_metric": metric, **more})
+        told = max(self.told, default=0)
+
+        def listen(step: int, measured: Mapping[str, float]) -> None:
+            for name, value in measured.items():
+                self.told.setdefault(step, {}).setdefault(name, value)  # as the recorder does
+            self.kept.append(self.checkpoints)
+            if step == die_at and "loss" in measured:
+                raise Killed
+
+        work = dataclasses.replace(work, listener=listen, validation=plan(evaluator, listen, behind, told=told))
+        progression = None
+        if die_at:
+            with pytest.raises(Killed):
+                train(work)
+        else:
+            progression = train(work)
+        self.notices += heard.notices
+        return work, progression
+
+    def curve(self, name: str) -> dict[int, float]:
+        return {step: measured[name] for step, measured in sorted(self.told.items()) if name in measured}
+
+
+@pytest.fixture
+def begin(make_assignment, tmp_path: Path) -> Callable[[str], Run]:
+    return lambda name: Run(make_assignment, tmp_path / name)
+
+
+def weights_of(work: Assignment) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
+
+
+def assert_left(work: Assignment, run: Run, step: int) -> None:
+    """The weights left in the retriever are those of the checkpoint."""
+    saved = load_file(run.folder / "checkpoints" / f"step-{step}" / "weights-0-of-1.safetensors")
+    for name, value in weights_of(work).items():
+        assert torch.equal(value, saved[f"retriever.{name}"]), name
+
+
+VALUES = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.2, 12: 0.45}
+
+
+@pytest.mark.parametrize(("lag", "behind"), [((0,), 1), ((3,), 2), ((99,), 1), ((99,), 9)])
+def test_the_best_by_the_metric_is_kept_and_left_however_late_verdicts_come(
+    begin: Callable[[str], Run], lag: tuple[int, ...], behind: int
+) -> None:
+    run = begin("run")
+    work, progression = run.live(values=VALUES, lag=lag, behind=behind)
+    assert progression is not None
+    assert (progression.step, progression.best_step, progression.stopped) == (STEPS, 4, False)
+    assert_left(work, run, 4)
+    assert run.evaluators[0].begun == [2, 4, 6, 8, 10, 12]
+    assert run.curve("dev/ndcg_at_10") == VALUES
+    assert run.checkpoints == {"step-4", "step-12"}
+    assert sorted(run.curve("dev_loss")) == [2, 4, 6, 8, 10, 12]
+    assert [record.step for record in read_records(run.evaluations)] == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize(("behind", "furthest"), [(9, 8), (1, 4), (2, 6)])
+def test_a_step_waits_only_where_too_many_are_waited_for(
+    begin: Callable[[str], Run], behind: int, furthest: int
+) -> None:
+    run = begin("run")
+    reached: dict[int, int] = {}
+
+    def answered(step: int) -> None:
+        reached[step] = max(run.curve("loss"))
+
+    # The first answer is a hundred questions late: more than there are steps.
+    run.live(values=VALUES, lag=(100, 0), behind=behind, steps=8, before=answered)
+    assert reached[2] == furthest
+    # What is waited for is not removed.
+    assert {f"step-{step}" for step in range(2, furthest, 2)} <= run.kept[-1] | run.checkpoints | set.union(*run.kept)
+    assert all(len(kept) <= behind + 3 for kept in run.kept)
+
+
+@pytest.mark.parametrize("lag", [(0,), (2,), (5,), (99,)])
+def test_patience_ends_training_and_later_verdicts_count_for_nothing(
+    begin: Callable[[str], Run], lag: tuple[int, ...]
+) -> None:
+    run = begin("run")
+    values = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.9, 12: 0.95}
+    work, progression = run.live(values=values, lag=lag, behind=3, patience=2)
+    assert progression is not None
+    assert progression.best_step == 4
+    assert_left(work, run, 4)
+    # Those after the eighth step are never evaluated, though lag may have let training get there.
+    assert run.evaluators[0].begun == [2, 4, 6, 8]
+    stop = read_stop(run.evaluations)
+    assert stop is not None
+    assert stop.decided == 8
+    assert 8 <= stop.at <= STEPS
+    assert max(run.curve("loss")) == progression.step == stop.at
+    assert run.checkpoints == {"step-4", f"step-{stop.at}"}
+    assert [line for line in run.notices if "not got better since step 4" in line]
+
+
+@pytest.mark.parametrize("patience", [2, 9])
+@pytest.mark.parametrize("deaths", [(3, 6, 9), (5, 8), (1, 12), (7,), (12,), (9, 10, 11)])
+def test_killed_and_continued_it_is_as_in_peace(
+    begin: Callable[[str], Run], deaths: tuple[int, ...], patience: int
+) -> None:
+    peace, torn = begin("peace"), begin("torn")
+    in_peace, expected = peace.live(values=VALUES, lag=(3,), patience=patience)
+    for number, step in enumerate(deaths):
+        stop = read_stop(torn.evaluations)
+        if stop is None or step < stop.at:
+            torn.live(values=VALUES, lag=(number + 1, 5), patience=patience, die_at=step)
+    work, found = torn.live(values=VALUES, lag=(2,), patience=patience)
+    assert expected is not None
+    assert found is not None
+    assert found.best_step == expected.best_step == 4
+    for name, value in weights_of(in_peace).items():
+        assert torch.equal(value, weights_of(work)[name]), name
+    # The same figures, also of the weights they were measured with.
+    for name in ("dev/ndcg_at_10", "dev/weights"):
+        assert torn.curve(name) == peace.curve(name)
+    both = peace.curve("loss").keys() & torn.curve("loss").keys()
+    assert {step: peace.curve("loss")[step] for step in both} == {step: torn.curve("loss")[step] for step in both}
+    assert max(torn.curve("loss")) == found.step
+    evaluated = [step for one in torn.evaluators for step in one.begun]
+    assert set(evaluated) == set(peace.curve("dev/weights"))
+
+
+def test_where_a_killed_run_was_to_stop_the_continued_one_stops(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    values = {2: 0.5, 4: 0.4, 6: 0.3}
+    work, _ = run.live(values=values, lag=(0, 0, 5), patience=2)
+    settled = read_stop(run.evaluations)
+    assert settled is not None
+    at = settled.at
+    assert at > 6
+    losses = run.curve("loss")
+    # The newest checkpoint goes, as if the process had died while writing it.
+    shutil.rmtree(run.folder / "checkpoints" / f"step-{at}")
+    run.told.clear()
+    assert "step-2" in run.checkpoints
+    again, progression = run.live(values=values, lag=(0,), patience=2)
+    assert progression is not None
+    # From step 2 on, which is the only one left, records of later steps are made again, and so is the decision.
+    assert (progression.best_step, progression.stopped) == (2, True)
+    assert {step: losses[step] for step in run.curve("loss")} == run.curve("loss")
+    for name, value in weights_of(work).items():
+        assert torch.equal(value, weights_of(again)[name]), name
+
+
+def test_a_decision_that_was_not_written_down_ends_training_where_it_was_told_of(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    values = {2: 0.5, 4: 0.4, 6: 0.3}
+    run.live(values=values, lag=(0, 0, 99), patience=2, die_at=7)  # the sixth is saved, and being evaluated
+    write_record(run.evaluations, Record(6, 0.3, {"dev/ndcg_at_10": 0.3}))  # and it was, when the run was killed
+    _, progression = run.live(values=values, patience=2)
+    assert read_stop(run.evaluations) == Stop(6, 7)
+    assert progression is not None
+    assert (progression.step, progression.best_step) == (7, 2)
+    assert max(run.curve("loss")) == 7
+
+
+def test_a_failed_evaluation_is_told_and_ends_nothing(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    _, progression = run.live(values=VALUES, fails=(4, 12))
+    assert progression is not None
+    assert (progression.step, progression.best_step) == (STEPS, 8)
+    assert (
+        run.notices.count("the evaluation of step 4 failed (the evaluator is gone); training goes on without it") == 1
+    )
+    assert sorted(run.curve("dev/ndcg_at_10")) == [2, 6, 8, 10]
+
+
+def test_where_every_evaluation_fails_the_last_weights_are_left(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    work, progression = run.live(fails=tuple(VALUES), steps=4)
+    assert progression is not None
+    assert progression.best_step == 0
+    assert_left(work, run, 4)
+
+
+def test_beside_the_dev_loss_evaluations_are_told_and_decide_nothing(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    _, progression = run.live(values=VALUES, metric="dev_loss", lag=(1,), patience=99)
+    assert progression is not None
+    losses = run.curve("dev_loss")
+    assert progression.best_step == min(losses, key=losses.__getitem__)
+    assert run.curve("dev/ndcg_at_10") == VALUES
+    assert run.checkpoints == {f"step-{progression.best_step}", f"step-{STEPS}"}
+
+
+def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    run.live(values=VALUES, die_at=9)
+    file = run.folder / "checkpoints" / "step-4" / "weights-0-of-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    _, progression = run.live(values=VALUES)
+    assert progression is not None
+    assert progression.best_step == 12
+    assert [line for line in run.notices if "step-4" in line and "best from here on counts" in line]
+
+
+def test_other_dev_data_and_a_torn_record_are_refused(begin: Callable[[str], Run]) -> None:
+    run = begin("run")
+    work, _ = run.live(values=VALUES, steps=4)
+    assert work.validation is not None
+    other = dataclasses.replace(work, validation=dataclasses.replace(work.validation, digest="others"))
+    with pytest.raises(StorageError, match="its dev data is 'letters' and here 'others'"):
+        train(other)
+    record_path(run.evaluations, 2).write_text("{")
+    with pytest.raises(StorageError, match=r"step-2.json: is torn or changed"):
+        train(work)
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "min_delta", "best", "without", "decided"),
+    [
+        ({}, 1, 0.0, 0, 0, None),
+        ({1: 0.1, 2: 0.2}, 1, 0.0, 2, 0, None),
+        ({1: 0.2, 2: 0.2}, 2, 0.0, 1, 1, None),  # of equal ones the first
+        ({2: 0.1, 1: 0.2, 3: 0.3}, 1, 0.0, 1, 1, 2),  # in the order of steps; what is later counts for nothing
+        ({1: 0.20, 2: 0.21, 3: 0.22}, 2, 0.05, 3, 2, 3),  # better, and the best, but not by enough
+        ({1: 0.20, 2: 0.22, 3: 0.26, 4: 0.1}, 2, 0.05, 3, 1, None),  # over the last that was better by enough
+        ({1: NAN, 2: NAN}, 2, 0.0, 0, 2, 2),
+        ({1: NAN, 2: 0.1, 3: NAN}, 2, 0.0, 2, 1, None),
+        ({1: -5.0, 2: -4.0}, 1, 0.0, 2, 0, None),
+    ],
+)
+def test_verdicts(
+    values: dict[int, float], patience: int, min_delta: float, best: int, without: int, decided: int | None
+) -> None:
+    found = judge(values, patience, min_delta)
+    assert (found.best_step, found.looks_without, found.decided) == (best, without, decided)
+
+
+def test_the_dev_loss_has_to_be_better_by_enough_too() -> None:
+    looks = Progression()
+    for step, loss in enumerate((1.0, 0.96, 0.93, 0.92), 1):
+        looks = looks.looked(step, loss, patience=3, min_delta=0.05)
+    # 0.93 is better than 1.0 by enough, 0.96 and 0.92 were not; the best is the best by however little.
+    assert (looks.best_step, looks.best_loss, looks.looks_without, looks.stopped) == (4, 0.92, 1, False)
+    assert looks.looked(5, 0.91, 3, 0.05).looked(6, 0.9, 3, 0.05).stopped
+    assert not looks.looked(5, 0.91, 3, 0.05).looked(6, 0.87, 3, 0.05).stopped
+
+
+def test_settings_that_have_no_effect_are_refused() -> None:
+    for settings in (ValidationConfig(eval_corpus=100), ValidationConfig(eval_behind=3)):
+        with pytest.raises(ConfigError, match="has no effect without evaluations"):
+            check_validation(settings, TrainingConfig())
+    with pytest.raises(ConfigError, match="names no data set"):
+        check_validation(ValidationConfig(eval_datasets=" , "), TrainingConfig())
+    check_validation(ValidationConfig(eval_corpus=100), TrainingConfig(best_metric="auc"))
+    both = ValidationConfig(eval_datasets="own, ../scifact#test")
+    assert both.sources("dev_loss", "dev") == (("own", "dev"), ("../scifact", "test"))
+    assert ValidationConfig().sources("auc", "validation") == (("own", "validation"),)
+    assert ValidationConfig().sources("dev_loss", "dev") == ()
+    assert metric_name(" nDCG@10 ") == "ndcg_at_10"
+    with pytest.raises(ValueError, match="give dev_loss"):
+        metric_name("")

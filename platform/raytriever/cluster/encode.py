@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ from numpy import ndarray
 from ray.data import ActorPoolStrategy
 
 from raytriever.cluster.ingest import quiet_context
-from raytriever.errors import DataError, ModelError, StorageError, UserError
+from raytriever.cluster.mistakes import mistake_of, told
+from raytriever.errors import UserError
 from raytriever.retrieval.corpus import Runner
 from raytriever.retrieval.encode_shard import ShardEncoder
 
@@ -71,7 +71,7 @@ def in_actors(pool: ActorPool) -> Runner:
             )
             for row in shards.iter_rows():
                 if row["mistake"]:
-                    raise _mistake_of(row["mistake"])
+                    raise mistake_of(row["mistake"])
                 advance(len(encoder.work.plan.rows_of(row["shard"])))
 
     return run
@@ -92,11 +92,5 @@ class _Actor:
         try:
             self._encoder(int(number))
         except UserError as error:
-            mistake = json.dumps([type(error).__name__, *error.args])
+            mistake = told(error)
         return {"shard": batch["shard"], "mistake": np.array([mistake])}
-
-
-def _mistake_of(text: str) -> UserError:
-    """What an actor met, of the kind it was where every process knows that kind."""
-    kind, *told = json.loads(text)
-    return {one.__name__: one for one in (DataError, ModelError, StorageError)}.get(kind, UserError)(*told)

@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +21,9 @@ import ray.data
 from ray.data import DataContext
 
 from raytriever.cluster.job_gauges import watched_ingest
+from raytriever.cluster.mistakes import mistake_of, told
 from raytriever.cluster.session import ray_session
-from raytriever.data.chunks import Part, read_chunks
+from raytriever.data.chunks import Chunk, Part, read_chunks
 from raytriever.data.prepare import Runner, chunk_bytes
 from raytriever.data.processes import in_processes
 from raytriever.data.shards import ShardReport, ShardWriter
@@ -64,10 +65,10 @@ def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
             .map_batches(_Writer(writer), batch_size=1, batch_format="pyarrow", num_cpus=_WRITER_CPUS)
         )
         for row in shards.iter_rows():
-            told = pickle.loads(row["told"])  # noqa: S301  what our own task sent a moment ago
-            if isinstance(told, UserError):
-                raise told
-            yield told
+            if row["mistake"]:
+                raise mistake_of(row["mistake"])
+            report = json.loads(row["report"])
+            yield ShardReport(**{**report, "bad": tuple(report["bad"])})
 
 
 @contextmanager
@@ -93,12 +94,12 @@ class _Reader:
     parts: tuple[Part, ...]
     chunk_bytes: int
 
-    def __call__(self, row: Mapping[str, Any]) -> Iterator[dict[str, bytes]]:
+    def __call__(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             for chunk in read_chunks(self.parts[row["part"]], row["part"], self.chunk_bytes):
-                yield {"sent": pickle.dumps(chunk)}
+                yield {**vars(chunk), "mistake": ""}
         except UserError as mistake:
-            yield {"sent": pickle.dumps(mistake)}
+            yield {**vars(Chunk(row["part"], -1, -1, b"")), "mistake": told(mistake)}
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,14 @@ class _Writer:
     def __call__(self, batch: pa.Table) -> pa.Table:
         # Every core has a task; a tokenizer with threads of its own would only get in the others' way.
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
-        told = []
-        for sent in batch["sent"]:
-            chunk = pickle.loads(sent.as_buffer())  # noqa: S301  what our own reader sent a moment ago
-            try:
-                told.append(chunk if isinstance(chunk, UserError) else self.writer(chunk))
-            except UserError as mistake:
-                told.append(mistake)
-        return pa.table({"told": pa.array([pickle.dumps(report) for report in told], pa.large_binary())})
+        reports, mistakes = [], []
+        for row in batch.to_pylist():
+            report, mistake = "", row.pop("mistake")
+            if not mistake:
+                try:
+                    report = json.dumps(asdict(self.writer(Chunk(**row))))
+                except UserError as error:
+                    mistake = told(error)
+            reports.append(report)
+            mistakes.append(mistake)
+        return pa.table({"report": pa.array(reports, pa.large_string()), "mistake": pa.array(mistakes, pa.string())})

@@ -19,15 +19,15 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text."""
+    class Plain(yaml.SafeLoader):
+        """Plain values only. YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text."""
 
     def integer(loader: Any, node: Any) -> Any:
         return node.value if ":" in node.value else loader.construct_yaml_int(node)
 
-    Loader.add_constructor("tag:yaml.org,2002:int", integer)
+    Plain.add_constructor("tag:yaml.org,2002:int", integer)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
+        content = Plain(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

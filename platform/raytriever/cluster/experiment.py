@@ -17,6 +17,7 @@ from pathlib import Path
 
 from raytriever.cluster.conclusion import conclude
 from raytriever.cluster.opening import open_directory, open_run
+from raytriever.cluster.pinning import pin_model
 from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
@@ -57,6 +58,7 @@ def run_experiment(
     """
     began = time.monotonic()
     check_curriculum(curriculum)
+    curriculum = pin_model(curriculum, output, fresh)
     run = open_directory(output, curriculum, fresh)
     if run.state == "finished":
         send_what_waits(output, tracking_uri(), say)

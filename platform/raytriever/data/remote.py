@@ -1,7 +1,8 @@
 """A prepared data set in an object store, fetched to this node's cache on first use.
 
 Training reads documents by position in no order; so every node keeps a whole copy beside its processes rather than
-asking the store for each. Every file is held to the manifest's digest while it is copied.
+asking the store for each. Every file is held to the manifest's size and digest while it is copied, and goes nowhere but
+below the cache, whatever the manifest calls it.
 """
 
 from __future__ import annotations
@@ -35,27 +36,40 @@ def fetched(uri: str) -> Path | None:
         meta = dict(manifest["meta"])
         if meta["kind"] != "dataset":
             return None
-    except (DataError, ValueError, KeyError, TypeError):
+        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+    except (DataError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    for name in (*files, str(meta["name"])):
+        _check_name(name, uri)
     place = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
     try:
         check_directory(place)
     except StorageError:
         with committed_directory(place, meta, replace=place.exists()) as aside:
-            for name, entry in manifest["files"].items():
-                _copy(_below(uri, name), aside / name, str(entry["sha256"]))
+            for name, (size, digest) in files.items():
+                _copy(_below(uri, name), aside / name, size, digest)
     return place
 
 
-def _copy(where: str, file: Path, digest: str) -> None:
-    state = hashlib.sha256()
+def _check_name(name: str, uri: str) -> None:
+    """Refuse what would lead out of the folder in which it is to stand."""
+    parts = name.split("/")
+    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise StorageError(
+            f"names a file {name!r}, which is none below it", _below(uri, MANIFEST), "copy it there again"
+        )
+
+
+def _copy(where: str, file: Path, size: int, digest: str) -> None:
+    state, left = hashlib.sha256(), size
     with disk_errors(file), open_raw(where) as source:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as target:
-            while block := source.read(_BLOCK):
+            while left >= 0 and (block := source.read(_BLOCK)):
+                left -= len(block)
                 state.update(block)
                 target.write(block)
-    if state.hexdigest() != digest:
+    if left or state.hexdigest() != digest:
         raise StorageError("is not what the manifest says it is", where, "copy the prepared data set there again")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from raytriever.data.open import open_dataset
 from raytriever.data.prepare import Request, prepare
 from raytriever.data.remote import fetched
 from raytriever.data.tokenise import Tokenisation
-from raytriever.errors import StorageError
+from raytriever.errors import DataError, StorageError
 
 
 @pytest.fixture
@@ -41,6 +42,40 @@ def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, t
     with pytest.raises(StorageError, match=r"s3://bucket/sets/own/documents/.*is not what the manifest says"):
         fetched(uri)
     assert not [path for path in (tmp_path / "node" / "datasets").iterdir() if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["../../own.sh", "/etc/own", "documents/../../x", "a//b", "", "..\\x"])
+def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, objects: dict, tmp_path: Path, name: str) -> None:
+    manifest = json.loads(objects["sets/own/manifest.json"])
+    entry = next(iter(manifest["files"].values()))
+    for told in ({"files": {name: entry}}, {"meta": {**manifest["meta"], "name": name}}):
+        objects["sets/own/manifest.json"] = json.dumps({**manifest, **told}).encode()
+        with pytest.raises(StorageError, match="which is none below it"):
+            fetched(uri)
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_file_is_copied_no_further_than_its_size(uri: str, objects: dict, tmp_path: Path) -> None:
+    name = next(name for name in objects if name.endswith(".arrow"))
+    for content in (objects[name] + b"more", objects[name][:-1]):
+        objects[name] = content
+        with pytest.raises(StorageError, match="is not what the manifest says"):
+            fetched(uri)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:hush-hush@bucket/sets/own",
+        "s3://bucket/sets/own?secret_key=hush-hush&region=here",
+        "abfs://container:hush-hush@account.dfs.core.windows.net/x",
+        "s3://bucket/own?session_token=hush-hush",
+    ],
+)
+def test_no_secret_stands_in_an_address(uri: str) -> None:
+    with pytest.raises(DataError, match="in its address; leave it out, and set it in the environment") as caught:
+        open_dataset(uri, ["train"])
+    assert "hush" not in str(caught.value)
 
 
 def test_other_places_are_left_to_whoever_reads_sources(uri: str, objects: dict, small: Path) -> None:

@@ -1,0 +1,160 @@
+"""A Ray head and an MLflow server on this machine, started and stopped together.
+
+1. Who may reach them is decided first (`launch_doors`); Ray alone is ever opened to other machines, and only to those
+   who have its token.
+2. MLflow answers to its own name only (`--allowed-hosts`, against pages that rebind names), unpickles nothing, has one
+   process and one database under an absolute path.
+3. The two end together: by Ctrl-C, by SIGTERM, or because one of them has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from raytriever.cluster.launch_doors import Doors, keep_token, open_doors
+from raytriever.cluster.launch_process import Launched, check_free
+from raytriever.errors import ConfigError
+from raytriever.storage import cache_folder, check_writable, disk_errors
+
+READY_SECONDS = 90.0
+LOOK_SECONDS = 0.5
+LOCAL = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is started.
+
+    Args:
+        host: where Ray's dashboard listens.
+        authenticate: whether Ray asks for a token.
+        ray_port, dashboard_port, mlflow_port: of the Ray head, its dashboard with the jobs, and MLflow.
+        database: MLflow's, an SQLite file.
+        artifacts: MLflow's folder of files.
+        num_cpus: as which Ray counts this machine; None for those it has.
+    """
+
+    host: str
+    authenticate: bool
+    ray_port: int
+    dashboard_port: int
+    mlflow_port: int
+    database: Path
+    artifacts: Path
+    num_cpus: int | None = None
+
+
+def launch(asked: Launch, say: Callable[[str], None]) -> None:
+    """Start both and watch over them until they are stopped.
+
+    Args:
+        asked: the settings.
+        say: hears where they are, and what to export.
+
+    Raises:
+        ConfigError: a host, port or path that cannot be, or a host that would be open to everybody.
+        LaunchError: one did not start, or has ended.
+        KeyboardInterrupt: somebody stopped them.
+    """
+    ports = {"--ray-port": asked.ray_port, "--dashboard-port": asked.dashboard_port, "--mlflow-port": asked.mlflow_port}
+    if len(set(ports.values())) < len(ports):
+        raise ConfigError("the same port twice", ", ".join(ports), "give three different ones")
+    doors = open_doors(asked.host, asked.authenticate, os.environ)
+    for flag, port in ports.items():
+        check_free(asked.host if flag == "--dashboard-port" else LOCAL, port, flag)
+    for folder in (asked.database.parent, asked.artifacts):
+        check_writable(folder)
+    if doors.token_file is not None:
+        keep_token(doors.token_file)
+    logs = cache_folder() / "launch"
+    with disk_errors(logs):
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with ExitStack() as running:
+            servers = []
+            for name, command, environment, address in (
+                ("MLflow", mlflow_command(asked), mlflow_environment(), f"http://{LOCAL}:{asked.mlflow_port}/health"),
+                ("Ray", ray_command(asked, doors), ray_environment(doors), _dashboard(asked, doors) + "/api/version"),
+            ):
+                server = Launched(name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log")
+                running.callback(server.end)
+                servers.append((server, address))
+            for server, address in servers:
+                server.wait_for(address, READY_SECONDS)
+            for line in told(asked, doors, logs):
+                say(line)
+            while True:
+                for server, _ in servers:
+                    server.check()
+                time.sleep(LOOK_SECONDS)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def ray_command(asked: Launch, doors: Doors) -> list[str]:
+    """The Ray head, as a child that ends when it is told to."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    command += [f"--node-ip-address={doors.address}", f"--port={asked.ray_port}"]
+    command += [f"--dashboard-host={doors.host}", f"--dashboard-port={asked.dashboard_port}"]
+    return command + ([f"--num-cpus={asked.num_cpus}"] if asked.num_cpus else [])
+
+
+def ray_environment(doors: Doors) -> dict[str, str]:
+    """This process's own, with what decides whether Ray asks for a token."""
+    return {**os.environ, **doors.environment}
+
+
+def mlflow_command(asked: Launch) -> list[str]:
+    """The MLflow server, for this machine alone."""
+    names = ",".join(f"{name}:{asked.mlflow_port}" for name in (LOCAL, "localhost"))
+    return [
+        *(sys.executable, "-m", "mlflow", "server", "--host", LOCAL, "--port", str(asked.mlflow_port)),
+        *("--backend-store-uri", f"sqlite:///{asked.database}", "--artifacts-destination", str(asked.artifacts)),
+        *("--allowed-hosts", names, "--workers", "1"),
+    ]
+
+
+def mlflow_environment() -> dict[str, str]:
+    """This process's own, without the address of another server, and with pickles refused."""
+    own = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    return {**own, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+
+
+def told(asked: Launch, doors: Doors, logs: Path) -> list[str]:
+    """Where everything is, and the environment of whoever uses it; nothing secret."""
+    head, dashboard = f"{doors.address}:{asked.ray_port}", _dashboard(asked, doors)
+    exports = {
+        "RAY_ADDRESS": head,
+        "RAY_API_SERVER_ADDRESS": dashboard,
+        "MLFLOW_TRACKING_URI": f"http://{LOCAL}:{asked.mlflow_port}",
+        **doors.environment,
+    }
+    who = "with the token" if doors.authenticated else "from this machine alone"
+    return [
+        f"Ray     {head}, dashboard and jobs {dashboard}, {who}",
+        f"MLflow  http://{LOCAL}:{asked.mlflow_port}, from this machine alone, database {asked.database}",
+        f"logs    {logs}",
+        "",
+        "In another terminal:",
+        *(f"  export {name}={value}" for name, value in exports.items()),
+        "",
+        "Ctrl-C stops both.",
+    ]
+
+
+def _dashboard(asked: Launch, doors: Doors) -> str:
+    host = f"[{doors.address}]" if ":" in doors.address else doors.address
+    return f"http://{host}:{asked.dashboard_port}"
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

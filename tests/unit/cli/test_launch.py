@@ -1,0 +1,37 @@
+"""What `launch` refuses, before anything is started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+Mistake = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--host 0.0.0.0", "--host: 0.0.0.0 lets whoever reaches this machine run programs on it; add --auth, so that"),
+        ("--host :: ", "--host: :: lets whoever"),
+        ("--mlflow-port 0", "--mlflow-port: 0 is no port; give 1 to 65535"),
+        ("--ray-port 65536", "--ray-port: 65536 is no port"),
+        ("--num-cpus 0", "--num-cpus: 0 is out of range; give a value at least 1"),
+        ("--dashboard-port 6379", "--ray-port, --dashboard-port, --mlflow-port: the same port twice; give three"),
+        ("--database /proc/none/m.db", "/proc/none: "),
+        ("--hots 127.0.0.1", "--hots: unknown flag; did you mean '--host'?"),
+    ],
+)
+def test_launch_refuses(mistake: Mistake, monkeypatch: pytest.MonkeyPatch, words: str, told: str) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    # Ports of their own, so that whatever runs on this machine is not in the way.
+    free = [] if "port" in words else ["--ray-port", "16379", "--dashboard-port", "18265", "--mlflow-port", "15000"]
+    assert mistake("launch", *free, *words.split()).startswith(told)
+
+
+def test_a_port_that_is_taken(mistake: Mistake) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = mistake("launch", "--mlflow-port", port, "--ray-port", "16379", "--dashboard-port", "18265")
+    assert line == f"--mlflow-port: 127.0.0.1:{port}: Address already in use; give another"

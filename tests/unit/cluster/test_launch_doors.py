@@ -1,0 +1,115 @@
+"""Who may reach what is launched."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cluster.launch import Launch, mlflow_command, mlflow_environment, ray_command, told
+from raytriever.cluster.launch_doors import MODE, TOKEN, TOKEN_PATH, keep_token, open_doors, tighten_token
+from raytriever.errors import ConfigError, StorageError
+
+Mistake = Callable[..., str]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "10.0.0.1", "0"])
+def test_no_host_is_opened_without_a_token(host: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--host: .* lets whoever reaches this machine run programs on it; add --auth"
+    ):
+        open_doors(host, authenticate=False, environment={})
+    with pytest.raises(ConfigError, match="--auth"):
+        open_doors(host, authenticate=False, environment={MODE: "disabled"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    doors = open_doors(host, authenticate=False, environment={})
+    assert (doors.authenticated, doors.token_file, doors.environment) == (False, None, {MODE: "disabled"})
+
+
+@pytest.mark.parametrize("host", ["no such host", "a;b", "$(x)", "../x", ""])
+def test_what_is_no_host_is_one_line(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"--host: .* is no address of this machine"):
+        open_doors(host, authenticate=True, environment={})
+
+
+def test_a_token_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "token"
+    before = os.umask(0)
+    try:
+        doors = open_doors("0.0.0.0", authenticate=True, environment={TOKEN_PATH: str(file)})
+        assert not file.exists()
+        keep_token(file)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(file.read_text()) == 64
+    assert doors.environment == {MODE: "token", TOKEN_PATH: str(file)}
+    assert doors.address != "0.0.0.0"
+    token = file.read_text()
+    assert open_doors("::1", authenticate=False, environment={TOKEN_PATH: str(file), MODE: "token"}).authenticated
+    keep_token(file)
+    assert file.read_text() == token  # it is kept
+    asked = Launch(doors.host, True, 1, 2, 3, tmp_path / "m.db", tmp_path / "files")
+    assert token not in " ".join([*told(asked, doors, tmp_path), *ray_command(asked, doors)])
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o610])
+def test_a_token_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret")
+    file.chmod(mode)
+    with pytest.raises(StorageError, match=rf"may be read by others \(mode {mode:04o}\); chmod 600"):
+        keep_token(file)
+
+
+def test_files_that_hold_no_token(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch(0o600)
+    with pytest.raises(StorageError, match="holds no token"):
+        keep_token(tmp_path / "empty")
+    with pytest.raises(StorageError, match="holds no token"):
+        keep_token(tmp_path)
+
+
+def test_a_token_in_the_environment_needs_no_file(tmp_path: Path) -> None:
+    doors = open_doors("10.0.0.1", authenticate=True, environment={TOKEN: "x" * 64, TOKEN_PATH: str(tmp_path / "no")})
+    assert (doors.token_file, doors.environment) == (None, {MODE: "token"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mode_that_is_none_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE: 'tokens'; give 'token' or 'disabled'"):
+        open_doors("127.0.0.1", authenticate=False, environment={MODE: "tokens"})
+
+
+def test_the_token_that_ray_would_make_for_all_is_made_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / ".ray" / "auth_token"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (MODE, TOKEN, TOKEN_PATH):
+        monkeypatch.delenv(name, raising=False)
+    tighten_token()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    token = file.read_text()
+    file.chmod(0o644)
+    tighten_token()
+    assert (stat.S_IMODE(file.stat().st_mode), file.read_text()) == (0o600, token)
+
+
+def test_mlflow_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@elsewhere")
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")
+    words = mlflow_command(Launch("0.0.0.0", True, 6379, 8265, 5000, tmp_path / "m.db", tmp_path / "files"))
+    given = dict(itertools.pairwise(words))
+    assert given["--host"] == "127.0.0.1"
+    assert given["--allowed-hosts"] == "127.0.0.1:5000,localhost:5000"
+    assert given["--workers"] == "1"
+    assert given["--backend-store-uri"] == f"sqlite:///{tmp_path}/m.db"
+    environment = mlflow_environment()
+    assert environment["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
+    assert "MLFLOW_TRACKING_URI" not in environment

@@ -19,10 +19,9 @@ from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160, "train_queries": 96})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One database for all tests of this file: making its tables takes longer than the tests."""
-    return tmp_path_factory.mktemp("mlflow")
+@pytest.fixture
+def folder(database: Path) -> Path:
+    return database.parent
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from raytriever.errors import StorageError
 from raytriever.tracking import outbox as outbox_module
@@ -73,10 +72,9 @@ class Passage:
         self._door.through(self._run.finish, status)
 
 
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for all tests of this file: making its tables takes longer than the tests."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+@pytest.fixture
+def uri(database: Path) -> str:
+    return f"sqlite:///{database}"
 
 
 @pytest.fixture
@@ -350,7 +348,3 @@ def test_a_torn_identity_is_told_by_its_name(tmp_path: Path, content: str) -> No
     (tmp_path / IDENTITY).write_text(content)
     with pytest.raises(StorageError, match=r"run\.json: is torn or changed; give --fresh"):
         Outbox(tmp_path)
-
-
-def test_the_client_is_a_real_one(server: MlflowServer) -> None:
-    assert isinstance(server.client, MlflowClient)

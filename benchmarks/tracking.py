@@ -1,0 +1,184 @@
+"""Tracking: what telling MLflow costs the steps, and what an MLflow server that is down for a minute costs them.
+
+Run: `python benchmarks/tracking.py [--json PATH] [--steps 1000] [--down 60]`. A real `mlflow server` on this machine;
+steps of real arithmetic, each followed by what a training step tells (20 figures; a checkpoint every 50 steps, before
+which all must be kept). The steps tell on their own thread, which is harder than a run is: there a step sends to the
+driver and forgets. Blocks with and without telling alternate, so that both meet the same machine. Then the server is
+killed, stays away, and is started again; at the end every point is counted in the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+
+from ends import End, parser, report
+from raytriever.cluster.news import Saving, StepNews
+from raytriever.cluster.recorder import Recorder
+from raytriever.tracking.mlflow_tracker import MlflowServer
+from raytriever.tracking.outbox import IDENTITY
+from raytriever.tracking.spool import Spool
+
+METRICS, BLOCK, SAVE_EVERY = 20, 50, 50
+STEP_SECONDS = 0.1
+SHARE, WAIT = 1.0, 100.0
+
+
+class Server:
+    """`mlflow server` over one database, however often it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self._port}"
+        self._words = ["--backend-store-uri", f"sqlite:///{folder}/server.db"]
+        self._words += ["--artifacts-destination", str(folder / "artifacts")]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; comes back when it answers."""
+        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(self._port)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen([*command, *self._words], start_new_session=True, **quiet)
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End it at once, as a machine that loses its power does."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+class Step:
+    """Arithmetic of about `STEP_SECONDS` on one core."""
+
+    def __init__(self) -> None:
+        self._left, self._right = (np.random.default_rng(seed).normal(size=(192, 192)) for seed in (1, 2))
+        self._rounds = 1
+        while (seconds := self()) < STEP_SECONDS / 2:
+            self._rounds *= 2
+        self._rounds = max(1, round(self._rounds * STEP_SECONDS / seconds))
+
+    def __call__(self) -> float:
+        """Seconds it took."""
+        began = time.perf_counter()
+        for _ in range(self._rounds):
+            self._left @ self._right
+        return time.perf_counter() - began
+
+
+def tell(recorder: Recorder, step: int) -> float:
+    """Tell what a step measured; answers the seconds that the step waited."""
+    measured = {"loss": 1 / step, **{f"figure_{number}": step / (number + 7) for number in range(1, METRICS)}}
+    began = time.perf_counter()
+    recorder.hear(StepNews(step, measured))
+    if step % SAVE_EVERY == 0:
+        recorder.hear(Saving(step))
+    return time.perf_counter() - began
+
+
+def begin(server: Server, folder: Path) -> Spool:
+    """A run that tells a server."""
+    folder.mkdir()
+    return Spool.open(MlflowServer(server.uri), folder, folder.name)
+
+
+def costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
+    """Seconds of steps that tell beside seconds of steps that do not."""
+    step, spool = Step(), begin(server, folder)
+    told, bare, waits = list[float](), list[float](), list[float]()
+    with Recorder(spool, folder, steps) as recorder:
+        for block in range(0, steps, BLOCK):
+            bare += [step() for _ in range(BLOCK)]
+            for number in range(block + 1, block + BLOCK + 1):
+                seconds = step()
+                waits.append(tell(recorder, number))
+                told.append(seconds + waits[-1])
+    spool.finish("FINISHED")
+    waited = 100 * sum(waits) / sum(told)
+    slower = [100 * (mean(told[at : at + BLOCK]) / mean(bare[at : at + BLOCK]) - 1) for at in range(0, steps, BLOCK)]
+    lost = missing(server, folder, len(told))
+    return {
+        "a step, median (ms)": End(1000 * median(bare), "told", True),
+        f"share of the steps that telling {METRICS} figures waits (%)": End(
+            waited, f"at most {SHARE:g}", waited <= SHARE
+        ),
+        "steps that tell, slower than those that do not, median block (%)": End(median(slower), "told", True),
+        "points of these steps that are not in the server, or twice": End(lost, "0", lost == 0),
+    }
+
+
+def outage(server: Server, folder: Path, down: float) -> dict[str, End]:
+    """Steps through a death of the server."""
+    step, spool = Step(), begin(server, folder)
+    waits, number, away, back = list[float](), 0, 0.0, 0.0
+    began = time.monotonic()
+    with Recorder(spool, folder, 1) as recorder:
+        while not back or time.monotonic() < back + 15:
+            if not away and time.monotonic() > began + 10:
+                server.kill()
+                away = time.monotonic()
+            if away and not back and time.monotonic() > away + down:
+                starting = time.monotonic()
+                server.start()  # no step is done meanwhile, so none of its waits is hidden
+                back = time.monotonic()
+                print(f"server away for {starting - away:.0f} s and {back - starting:.0f} s of starting")
+            step()
+            number += 1
+            waits.append(tell(recorder, number))
+    spool.finish("FINISHED")
+    lost = missing(server, folder, number)
+    longest = 1000 * max(waits)
+    return {
+        f"server down for {down:g} s: longest wait of a step (ms)": End(longest, f"at most {WAIT:g}", longest <= WAIT),
+        f"points of {number} steps that are not in the server, or twice": End(lost, "0", lost == 0),
+    }
+
+
+def missing(server: Server, folder: Path, steps: int) -> int:
+    """Points that the server does not have, and points that it has more than once or otherwise."""
+    client = MlflowServer(server.uri).client
+    run_id = json.loads((folder / IDENTITY).read_text())["tracking_id"]
+    wrong = 0
+    for name in ("loss", *(f"figure_{number}" for number in range(1, METRICS))):
+        there = [point.step for point in client.get_metric_history(run_id, name)]
+        wrong += len(set(range(1, steps + 1)) ^ set(there)) + len(there) - len(set(there))
+    return wrong
+
+
+def main() -> None:
+    """Measure and report."""
+    line = parser((__doc__ or "").splitlines()[0])
+    line.add_argument("--steps", type=int, default=1000, help=f"steps that tell, a multiple of {BLOCK}")
+    line.add_argument("--down", type=float, default=60.0, help="seconds without the server")
+    given = line.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        server = Server(Path(place))
+        try:
+            server.start()
+            ends = costs(server, Path(place) / "steps", given.steps)
+            ends |= outage(server, Path(place) / "outage", given.down)
+        finally:
+            server.kill()
+    report(f"{METRICS} figures a step to an MLflow server on this machine", ends, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Whole runs against a real MLflow server that dies and comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+REPOSITORY = Path(__file__).parents[2]
+STEPS = 400
+
+
+class Server:
+    """`mlflow server` over one database, on one port, however often it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(self.port)),
+                *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
+                *("--artifacts-destination", str(self.folder / "artifacts")),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        wait_for(self.answers, 90)
+
+    def answers(self) -> bool:
+        try:
+            return bool(urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200)
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+def wait_for(what: Callable[[], Any], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_restarted_costs_a_run_nothing(
+    command_line: Callable[..., Any], server: Server
+) -> None:
+    server.start()
+    cli = command_line()
+    run = cli.folder / "run"
+    words = [*cli.settings, "--max-steps", str(STEPS), "--eval-steps", "20", "--patience", "99", "--output", "run"]
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words],
+        cwd=cli.folder,
+        env={**cli.environment, "MLFLOW_TRACKING_URI": server.uri},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: (run / "checkpoints" / "step-40").exists() or process.poll() is not None, 180)
+        assert process.poll() is None, process.communicate()[1]
+        server.kill()
+        # It goes on, and what it tells stands beside it.
+        wait_for(lambda: (run / "checkpoints" / "step-200").exists() or process.poll() is not None, 120)
+        server.start()
+        _, err = process.communicate(timeout=200)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    assert err.count("the run goes on, and what it tells is kept") == 1
+    assert err.count("MLflow answers again after") == 1
+    client = MlflowClient(server.uri)
+    identity = json.loads((run / "run.json").read_text())
+    tracked = client.get_run(identity["tracking_id"])
+    assert tracked.info.status == "FINISHED"
+    history = client.get_metric_history(tracked.info.run_id, "loss")
+    assert [point.step for point in history] == list(range(1, STEPS + 1))
+    kept = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["measured"]["loss"] for line in kept if "loss" in line["measured"]}
+    assert {point.step: point.value for point in history} == losses
+    assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}
+    assert (identity["files"], identity["status"], identity["description"]) == ([], None, None)

@@ -22,9 +22,10 @@ def ours(name: str) -> str:
     return f'max by (run) (ray_raytriever_{name}{{run=~"$run"}})'
 
 
-def all_of(pattern: str, seconds: str) -> str:
-    """Every gauge whose name fits, seen within a time, a curve a name and run."""
-    return f'max by (__name__, run) (last_over_time({{__name__=~"ray_raytriever_{pattern}", run=~"$run"}}[{seconds}]))'
+def evaluations() -> str:
+    """Every metric of an evaluation that was told in the last hour, a curve a name and run."""
+    ours = '__name__=~"ray_raytriever_evaluation_.+", __name__!~"ray_raytriever_evaluation_(step|seconds)", run=~"$run"'
+    return f"max by (__name__, run) (last_over_time({{{ours}}}[1h]))"
 
 
 def rate_of(total: str) -> str:
@@ -190,9 +191,10 @@ EVALUATION = Row(
         ),
         Panel(
             "Newest metrics",
-            "Of jobs/evaluate.py: the run is EVALUATION/MODEL/DATASET; a data set's stay for an hour.",
+            "Of a run's newest checkpoint on dev data, and of jobs/evaluate.py: its run is NAME/MODEL/DATASET. They stay "
+            "for an hour.",
             "none",
-            {"{{__name__}} {{run}}": all_of("evaluation_.+", "1h")},
+            {"{{__name__}} {{run}}": evaluations()},
         ),
     ],
 )

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
 
+from raytriever.cluster import gauges
+from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.job_gauges import tell_evaluation, watched_encoding, watched_ingest
 from raytriever.cluster.news import Saving, StepNews
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
+from raytriever.data.chunks import Part
+from raytriever.data.shards import ShardReport, ShardWriter
+from raytriever.parallel.strategy import NotFiniteError
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.spool import Spool
 
@@ -29,25 +37,92 @@ def scraped() -> dict[tuple[str, str], float]:
     return found
 
 
-@pytest.mark.slow
-def test_a_scrape_finds_the_newest_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def found_within(seconds: float, wanted: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """A scrape that has what is wanted."""
+    end = time.monotonic() + seconds
+    while not wanted.items() <= (found := scraped()).items():
+        assert time.monotonic() < end, found
+        time.sleep(0.5)
+    return found
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray reports every second and forgets after two; who told tells again in between."""
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")
+    monkeypatch.setattr(gauges, "AGAIN_SECONDS", 0.5)
+
+
+@pytest.mark.slow
+def test_a_scrape_finds_the_newest_figures_however_long_a_step_takes(tmp_path: Path, often: None) -> None:
     stage = tmp_path / "whole" / "stages" / "2-human"
     stage.mkdir(parents=True)
     tracker = Spool.open(MlflowServer(f"sqlite:///{tmp_path}/mlflow.db"), stage, "gauges")
     measured = {"loss": 0.25, "learning_rate": 1e-5, "batch_auc": 0.75, "step_seconds": 0.5}
+    run = "whole/2-human"
     with ray_session(num_workers=1), Recorder(tracker, stage, 10) as recorder:
-        recorder.hear(StepNews(1, {**measured, "loss": 9.0}))
-        recorder.hear(Saving(1))
-        recorder.hear(StepNews(2, measured))
-        end = time.monotonic() + 60
-        wanted = {("ray_raytriever_step", "whole/2-human"): 2.0, ("ray_raytriever_batch_auc", "whole/2-human"): 0.75}
-        while not wanted.items() <= scraped().items():
-            assert time.monotonic() < end, scraped()
-            time.sleep(0.5)
-        found = scraped()
+        with suppress(NotFiniteError), recorder.gauges.training(10, 2.5, None):
+            began = time.time()
+            recorder.hear(StepNews(1, {**measured, "loss": 9.0}))
+            recorder.hear(Saving(1))
+            recorder.hear(StepNews(2, measured))
+            recorder.gauges.set(1, {"dev_ndcg_at_10": 0.5})  # of a checkpoint, when a later step is done
+            wanted = {("ray_raytriever_step", run): 2.0, ("ray_raytriever_batch_auc", run): 0.75}
+            found_within(60, wanted)
+            time.sleep(5)
+            found = scraped()
+            assert wanted.items() <= found.items()
+            assert found["ray_raytriever_training", run] == 1
+            raise NotFiniteError("the loss is nan")
+        found_within(60, {("ray_raytriever_not_finite", run): 1.0})
+        with recorder.gauges.training(10, 2.5, None):
+            pass
+        found_within(60, {("ray_raytriever_not_finite", run): 0.0, ("ray_raytriever_training", run): 0.0})
     tracker.finish("FINISHED")
-    assert found["ray_raytriever_loss", "whole/2-human"] == 0.25
-    assert found["ray_raytriever_step_seconds", "whole/2-human"] == 0.5
-    assert found["ray_raytriever_tracking_failures", "whole/2-human"] == 0
-    assert 0 <= found["ray_raytriever_checkpoint_age_seconds", "whole/2-human"] < 60
+    assert found["ray_raytriever_loss", run] == 0.25
+    assert found["ray_raytriever_dev_ndcg_at_10", run] == 0.5
+    assert found["ray_raytriever_total_steps", run] == 10
+    assert found["ray_raytriever_checkpoint_interval_seconds", run] == 150
+    assert found["ray_raytriever_tracking_failures", run] == 0
+    assert 0 < found["ray_raytriever_disk_free_share", run] < 1
+    for moment in ("step", "checkpoint"):
+        assert began - 1 < found[f"ray_raytriever_{moment}_timestamp_seconds", run] < began + 60
+
+
+@pytest.mark.slow
+def test_totals_of_jobs_grow_and_end(often: None) -> None:
+    parts = (Part("/somewhere/letters/corpus.jsonl", "json", parse=lambda row: None),)
+    reports = [ShardReport(0, 0, 100), ShardReport(0, 1, 50, ({"row": 3},))]
+    with ray_session(num_workers=1):
+        passed = watched_ingest(ShardWriter(parts, Path("/nowhere"), None), iter(reports))
+        assert next(passed) == reports[0]
+        ingest = "ingest/letters"
+        found_within(
+            60, {("ray_raytriever_ingest_rows", ingest): 100.0, ("ray_raytriever_ingest_running", ingest): 1.0}
+        )
+        assert list(passed) == reports[1:]
+        own = Gauges("vectors")
+
+        def run(encoder: object, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+            for number in missing:
+                advance(number)
+
+        counted: list[int] = []
+        watched = watched_encoding(run, own)
+        watched(None, [5, 6], counted.append)  # type: ignore[arg-type]
+        watched(None, [7], counted.append)  # type: ignore[arg-type]
+        kept = tell_evaluation("page", "mini", "letters", {"ndcg_at_10": 0.25})
+        found = found_within(
+            60,
+            {
+                ("ray_raytriever_ingest_rows", ingest): 150.0,
+                ("ray_raytriever_ingest_quarantined", ingest): 1.0,
+                ("ray_raytriever_encoding_texts", "vectors"): 18.0,
+                ("ray_raytriever_evaluation_ndcg_at_10", "page/mini/letters"): 0.25,
+            },
+        )
+        assert counted == [5, 6, 7]
+        assert kept.set_again()
+    assert not kept.set_again()
+    # Who has gone tells no more: its gauges had left two seconds after.
+    assert found.get(("ray_raytriever_ingest_running", ingest), 0.0) == 0.0

@@ -69,6 +69,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/jobs.py
+	$(BIN)/python benchmarks/tracking.py
 	$(BIN)/python benchmarks/quickstart.py
 
 dashboards: $(VENV)/.runs

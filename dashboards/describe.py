@@ -191,8 +191,7 @@ EVALUATION = Row(
         ),
         Panel(
             "Newest metrics",
-            "Of a run's newest checkpoint on dev data, and of jobs/evaluate.py: its run is NAME/MODEL/DATASET. They stay "
-            "for an hour.",
+            "Of a run's newest checkpoint on dev data; of jobs/evaluate.py NAME/MODEL/DATASET. They stay for an hour.",
             "none",
             {"{{__name__}} {{run}}": evaluations()},
         ),

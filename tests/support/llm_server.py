@@ -4,7 +4,8 @@
 model would: the passages between their marks, by number. Its rule: a passage is relevant to a question, and useful for
 an answer, if it shares a word of at least four letters with the question; the longest passage is the most useful.
 
-Every request is a line of FILE: `asked` when it came, `answered` when a chat completion was sent whole.
+Every request is a line of FILE: `asked` when it came, `answered` when a chat completion is sent to
+a reader that is still there.
 Faults strike by shares of the requests, drawn by the seed; a request sent again is drawn for again.
 """
 
@@ -21,7 +22,7 @@ import socket
 import struct
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 PASSAGE = re.compile(r"<passage number=(\d+) seal=(\w+)>\n(.*?)\n</passage seal=\2>", re.DOTALL)
 QUESTION = re.compile(r"<question seal=(\w+)>\n(.*?)\n</question seal=\1>", re.DOTALL)
@@ -50,6 +51,13 @@ def answer_to(messages: list[dict[str, str]]) -> dict[str, Any]:
     if '{"useful"' in said:
         return {"useful": sorted(fits, key=lambda number: (-len(passages[number]), number))}
     return {"answer": f"It is said: {passages[min(passages)][:200]}"}
+
+
+class Peer(NamedTuple):
+    """Whoever asks."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
 class Server:
@@ -82,63 +90,61 @@ class Server:
                 headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = first.split(" ", 2)
-                if not await self.handle(method, path, headers, body, writer):
+                if not await self.handle(method, path, headers, body, Peer(reader, writer)):
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    async def handle(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter
-    ) -> bool:
+    async def handle(self, method: str, path: str, headers: dict[str, str], body: bytes, peer: Peer) -> bool:
         """Answer one request; whether the connection stays open."""
         options = self.options
         if options.key and headers.get("authorization") != f"Bearer {options.key}":
             said = f"Incorrect API key provided: {headers.get('authorization', '')}"
-            return await self.send(writer, 401, {"error": {"message": said, "code": "invalid_api_key"}})
+            return await self.send(peer, 401, {"error": {"message": said, "code": "invalid_api_key"}})
         if method == "GET" and path == "/v1/models" and not options.no_models:
-            return await self.send(writer, 200, {"object": "list", "data": [{"id": options.model, "object": "model"}]})
+            return await self.send(peer, 200, {"object": "list", "data": [{"id": options.model, "object": "model"}]})
         if method == "POST" and path == "/v1/hold":  # a test's word, no part of the protocol
             self.open.clear()
-            return await self.send(writer, 200, {"answered": self.answered})
+            return await self.send(peer, 200, {"answered": self.answered})
         if method != "POST" or path != "/v1/chat/completions":
-            return await self.send(writer, 404, {"detail": "Not Found"})
+            return await self.send(peer, 404, {"detail": "Not Found"})
         asked = json.loads(body)
         digest = hashlib.sha256(json.dumps(asked["messages"], sort_keys=True).encode()).hexdigest()
         self.note("asked", digest)
         if asked["model"] != options.model:
             error = {"message": f"The model `{asked['model']}` does not exist.", "code": "model_not_found"}
-            return await self.send(writer, 404, {"error": error})
+            return await self.send(peer, 404, {"error": error})
         for name in options.refuses.split(","):
             if name and (name in asked or name == asked.get("response_format", {}).get("type")):
                 said = f"Unsupported parameter: '{name}' is not supported"
                 said += ". Use 'max_completion_tokens' instead." if name == "max_tokens" else ": response_format."
                 said = "'temperature' is not supported" if name == "temperature" else said
-                return await self.send(writer, 400, {"error": {"message": said, "param": name}})
+                return await self.send(peer, 400, {"error": {"message": said, "param": name}})
         if options.filters and options.filters in body.decode():
-            return await self.send(writer, 400, {"error": {"message": "blocked by the content filter"}})
-        return await self.answer(asked, digest, writer)
+            return await self.send(peer, 400, {"error": {"message": "blocked by the content filter"}})
+        return await self.answer(asked, digest, peer)
 
-    async def answer(self, asked: dict[str, Any], digest: str, writer: asyncio.StreamWriter) -> bool:
+    async def answer(self, asked: dict[str, Any], digest: str, peer: Peer) -> bool:
         fault = self.fault()
         if fault == "stall":
             await asyncio.sleep(3600)
         if fault == "busy":
             status = {"error": {"message": "Rate limit reached"}}
-            return await self.send(writer, 429, status, {"Retry-After": str(self.options.retry_after)})
+            return await self.send(peer, 429, status, {"Retry-After": str(self.options.retry_after)})
         await asyncio.sleep(self.options.service_time)
         if fault == "error":
-            return await self.send(writer, 500, {"error": {"message": "internal"}})
+            return await self.send(peer, 500, {"error": {"message": "internal"}})
         if fault == "drop":
             # Half an answer, then a reset.
-            writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"choi')
-            await writer.drain()
+            peer.writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"choi')
+            await peer.writer.drain()
             reset = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             return False
         if fault == "garbage":
-            return await self.send(writer, 200, self.draw.choice([{"choices": []}, ["?"], {"error": "busy"}, "<html>"]))
+            return await self.send(peer, 200, self.draw.choice([{"choices": []}, ["?"], {"error": "busy"}, "<html>"]))
         content = json.dumps(answer_to(asked["messages"]))
         if self.options.wrapped:
             content = f'<think>maybe {{"relevant": [1]}}?</think>\nHere you are:\n```json\n{content}\n```\nDone.'
@@ -150,11 +156,11 @@ class Server:
         if not self.options.no_usage:
             body["usage"] = {"prompt_tokens": read, "completion_tokens": len(content) // 4}
         await self.open.wait()
-        return await self.send(writer, 200, body, digest=digest)
+        return await self.send(peer, 200, body, digest=digest)
 
     async def send(
         self,
-        writer: asyncio.StreamWriter,
+        peer: Peer,
         status: int,
         body: Any,
         more: dict[str, str] | None = None,
@@ -163,12 +169,12 @@ class Server:
         raw = json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Content-Length": str(len(raw)), **(more or {})}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        writer.write(f"HTTP/1.1 {status} Told\r\n{lines}\r\n".encode() + raw)
-        await writer.drain()
-        # Only an answer whose reader is still there was delivered.
-        if digest is not None and not writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        # Only an answer whose reader is still there is one.
+        if digest is not None and not (peer.writer.is_closing() or peer.reader.at_eof()):
             self.answered += 1
             self.note("answered", digest)
+        peer.writer.write(f"HTTP/1.1 {status} Told\r\n{lines}\r\n".encode() + raw)
+        await peer.writer.drain()
         return True
 
 

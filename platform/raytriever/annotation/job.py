@@ -97,7 +97,8 @@ def run_annotation(
     try:
         if log.damaged:
             say(f"{log.path}: {log.damaged:,} damaged answers are asked for again")
-        if not dry_run and not len(log):
+        known = any(entry["llm"] == job.service.llm for entry in log.entries())
+        if not dry_run and not known:
             asyncio.run(_check(job, key))
         dataset = open_whole(job.dataset, job.max_bad_rows, say)
         work = _prepare(job, dataset, prompts, log, say)
@@ -107,6 +108,8 @@ def run_annotation(
         if dry_run:
             return table, None
         say(table)
+        if known and expected.most.requests:
+            asyncio.run(_check(job, key))
         retried = asyncio.run(_ask(work, key, say))
         told = _write(work, output)
     finally:
@@ -150,6 +153,7 @@ def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) ->
 
 
 async def _check(job: AnnotationJob, key: str | None) -> None:
+    """Before anything long is done; where answers are known, only if some are missing: the service may be gone."""
     async with Service(job.service, job.annotation.temperature, job.annotation.max_tokens, key) as service:
         await service.check()
 

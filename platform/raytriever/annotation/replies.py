@@ -18,6 +18,7 @@ FIELDS = {RELEVANCE: "relevant", ANSWER: "answer", UTILITY: "useful"}
 # A pseudo-answer goes into the next prompt: no longer than a long passage.
 LONGEST_ANSWER = 4000
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_BRACES = 200  # the last of an answer at which an object is looked for: what never ends costs no time
 _DECODER = json.JSONDecoder()
 
 
@@ -67,16 +68,16 @@ def _field(stage: str, content: str) -> Any:
     """The value of the stage's field in the last object of the answer that has it."""
     name, found = FIELDS[stage], None
     text = _THOUGHT.sub("", content)
-    place = text.find("{")
-    while place >= 0:
+    end = 0
+    for place in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:
+        if place < end:
+            continue  # within an object that was read
         try:
             value, end = _DECODER.raw_decode(text, place)
         except (ValueError, RecursionError):
-            end = place + 1
-        else:
-            if isinstance(value, dict) and name in value:
-                found = value
-        place = text.find("{", end)
+            continue
+        if isinstance(value, dict) and name in value:
+            found = value
     if found is None:
         raise Malformed(f'no JSON object with "{name}" in it')
     return found[name]

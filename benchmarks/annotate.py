@@ -1,0 +1,230 @@
+"""Annotation against a chat-completions server with a fixed service time: its rate, and what a kill -9 costs.
+
+200 queries of four passages, 600 requests, 16 in flight. The server's own rate is that of a bare loop which sends the
+same requests from 16 connections and looks at nothing. Both rates are told by the server's log: requests, through the
+time from the first that was asked to the last that was answered; three pairs of runs, the median of their ratios.
+
+An answer is paid twice if the server answered a request, and was asked the same again after a kill. Two ways to kill:
+- while the server holds its answers back, when everything it has sent has arrived: nothing may be paid twice;
+- at any moment: an answer that is on its way when the process dies is lost with it, and how many were is reported.
+
+Run: `python benchmarks/annotate.py [--json PATH]`; about three minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.request import Request, urlopen
+
+import aiohttp
+
+from ends import End, parser, report
+from raytriever.annotation.annotate import Question, bytes_of
+from raytriever.annotation.prompts import RELEVANCE, load_prompts
+from raytriever.annotation.replies import schema_of
+
+REPOSITORY = Path(__file__).parent.parent
+QUERIES, PASSAGES, IN_FLIGHT, SECONDS = 200, 4, 16, 0.2
+REQUESTS = 3 * QUERIES
+PAIRS, KILLS = 3, 5
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    endpoint: str
+    log: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it noted; the last line may not be whole yet."""
+        whole = self.log.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in whole if line.endswith("\n")]
+
+    def digests(self, event: str) -> Counter[str]:
+        """How often each request was `asked` or `answered`."""
+        return Counter(line["digest"] for line in self.lines() if line["event"] == event)
+
+    def rate(self) -> float:
+        """Answers a second."""
+        lines = self.lines()
+        answered = [line["at"] for line in lines if line["event"] == "answered"]
+        return len(answered) / (max(answered) - min(line["at"] for line in lines))
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    """The server of the tests, answering after a fixed time."""
+    log = folder / f"requests-{len(list(folder.glob('requests-*')))}.jsonl"
+    program = REPOSITORY / "tests" / "support" / "llm_server.py"
+    words = [sys.executable, str(program), "--log", str(log), "--service-time", str(SECONDS)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield Served(process, f"http://127.0.0.1:{int(process.stdout.readline())}/v1", log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def questions() -> list[Question]:
+    """Each with passages that share a word with it alone."""
+    draw = random.Random(5)
+    found = []
+    for _ in range(QUERIES):
+        name = "".join(draw.choices("abcdefghij", k=8))
+        passages = [f"{name} no {j}" + " and a hundred words more of it" * (j + 5) for j in range(PASSAGES)]
+        found.append(Question(f"what is {name}", range(PASSAGES), passages))
+    return found
+
+
+def write_dataset(folder: Path) -> None:
+    """The questions and their passages in BEIR layout."""
+    (folder / "qrels").mkdir(parents=True)
+    asked = list(enumerate(questions()))
+    rows = [{"_id": f"d{i}-{j}", "text": text} for i, each in asked for j, text in enumerate(each.passages)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"_id": f"q{i}", "text": each.text} for i, each in asked]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = "".join(f"q{i}\td{i}-0\t1\n" for i, _ in asked)
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+
+
+async def bare_loop(endpoint: str) -> None:
+    """As many requests of the same size, from as many connections."""
+    prompts = load_prompts("")
+    bodies = []
+    for number in range(REQUESTS):
+        question = questions_made[number % QUERIES]
+        messages = prompts.ask(RELEVANCE, question.text, question.passages)
+        bodies.append({"model": "judge", "messages": messages, "max_tokens": 1024, "schema": schema_of(RELEVANCE, 4)})
+    waiting = iter(bodies)
+    connector = aiohttp.TCPConnector(limit=IN_FLIGHT)
+
+    async def send(session: aiohttp.ClientSession) -> None:
+        for body in waiting:
+            async with session.post(f"{endpoint}/chat/completions", json=body) as response:
+                await response.read()
+
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await asyncio.gather(*(send(session) for _ in range(IN_FLIGHT)))
+
+
+questions_made = questions()
+
+
+def command(folder: Path, name: str, endpoint: str) -> list[str]:
+    """One job; its answers are of its own."""
+    words = ["--dataset", folder / "data", "--endpoint", endpoint, "--llm", "judge", "--in-flight", IN_FLIGHT]
+    words += ["--output", folder / name, "--answers", folder / f"{name}-answers"]
+    return [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *map(str, words)]
+
+
+def begin(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """The job as a process."""
+    environment = {**os.environ, "RAYTRIEVER_CACHE": str(folder / "cache")}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def finish(words: list[str], folder: Path) -> None:
+    """The job to its end."""
+    code = begin(words, folder).wait()
+    if code:
+        raise RuntimeError(f"{' '.join(words)} ended with code {code}")
+
+
+def rates(folder: Path) -> list[tuple[float, float]]:
+    """Pairs: the server's own rate, and that of the job."""
+    found = []
+    for number in range(PAIRS):
+        with serving(folder) as served:
+            asyncio.run(bare_loop(served.endpoint))
+            own = served.rate()
+        with serving(folder) as served:
+            finish(command(folder, f"rate-{number}", served.endpoint), folder)
+            found.append((own, served.rate()))
+    return found
+
+
+def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int, float]:
+    """Kill a job when it was answered a share of its requests, and run it again to its end.
+
+    Returns:
+        Answers paid twice, requests under way at the kill, and of what was paid twice the longest time in seconds
+        between the answer and the kill.
+    """
+    with serving(folder) as served:
+        words = command(folder, name, served.endpoint)
+        process = begin(words, folder)
+        while served.digests("answered").total() < share * REQUESTS:
+            time.sleep(0.002)
+        if hold:
+            urlopen(Request(f"{served.endpoint}/hold", method="POST"), timeout=30).close()
+            time.sleep(1.0)
+        at = time.time()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        time.sleep(2 * SECONDS)
+        first = served.lines()
+        under_way = (served.digests("asked") - served.digests("answered")).total()
+        paid = served.digests("answered")
+    with serving(folder) as served:
+        again = [served.endpoint if word.startswith("http://") else word for word in words]
+        finish(again, folder)
+        twice = set(paid) & set(served.digests("answered"))
+        missing = REQUESTS - len(set(paid) | set(served.digests("answered")))
+    if missing:
+        raise RuntimeError(f"{missing} requests were never answered")
+    ages = [at - line["at"] for line in first if line["event"] == "answered" and line["digest"] in twice]
+    return len(twice), under_way, max(ages, default=0.0)
+
+
+def main() -> None:
+    """Measure all of it."""
+    arguments = parser(__doc__ or "").parse_args()
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        write_dataset(folder / "data")
+        pairs = rates(folder)
+        held = killed(folder, "held", 0.5, hold=True)
+        draw = random.Random()
+        found = [killed(folder, f"kill-{number}", draw.uniform(0.2, 0.8), hold=False) for number in range(KILLS)]
+    own, ours = (sorted(column)[PAIRS // 2] for column in zip(*pairs, strict=True))
+    ratio = sorted(job / server for server, job in pairs)[PAIRS // 2]
+    prompt = load_prompts("").ask(RELEVANCE, questions_made[0].text, questions_made[0].passages)
+    ends = {
+        "bytes of a prompt": End(bytes_of(prompt), "reported", True),
+        f"{IN_FLIGHT} in flight at {SECONDS} s each, requests/s": End(IN_FLIGHT / SECONDS, "reported", True),
+        "the server's own, by a bare loop, requests/s": End(own, "reported", True),
+        "annotate, requests/s": End(ours, "reported", True),
+        "annotate / the server's own": End(ratio, ">= 0.95", ratio >= 0.95),
+        "kill -9, answers held back: under way": End(held[1], "reported", True),
+        "kill -9, answers held back: paid twice": End(held[0], "0", held[0] == 0),
+        f"{KILLS} kills at any moment: answers lost on their way": End(
+            sum(kill[0] for kill in found), "reported", True
+        ),
+        "of those, the longest between answer and kill, ms": End(
+            max(kill[2] for kill in found) * 1000, "reported", True
+        ),
+        f"{KILLS} kills at any moment: under way": End(sum(kill[1] for kill in found), "reported", True),
+    }
+    report("annotate", ends, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

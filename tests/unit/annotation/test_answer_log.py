@@ -1,0 +1,114 @@
+"""The log of answers: what was acknowledged is there, whatever happened then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raytriever.annotation.answer_log import FILE, AnswerLog
+from raytriever.errors import StorageError
+
+KEYS = [f"{number:064x}" for number in range(40)]
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from raytriever.annotation.answer_log import AnswerLog
+
+async def main():
+    log = AnswerLog(Path(sys.argv[1]))
+    async def one(number):
+        await log.put(f"{number:064x}", {"content": "x" * 5000})
+        print(number, flush=True)
+    number = 0
+    while True:
+        await asyncio.gather(*(one(number + i) for i in range(8)))
+        number += 8
+
+asyncio.run(main())
+"""
+
+
+def put(log: AnswerLog, *keys: str) -> None:
+    async def every() -> None:
+        await asyncio.gather(*(log.put(key, {"content": key[-2:]}) for key in keys))
+
+    asyncio.run(every())
+
+
+def test_answers_come_back(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path)
+    put(log, *KEYS)
+    assert log.get(KEYS[7]) == {"key": KEYS[7], "content": "07"}
+    log.close()
+    again = AnswerLog(tmp_path)
+    assert len(again) == 40
+    assert [entry["key"] for entry in again.entries()] == KEYS
+    assert again.get("f" * 64) is None
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    again.close()
+
+
+def test_a_line_cut_short_is_cut_off_and_one_damaged_passed_over(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path)
+    put(log, *KEYS[:3])
+    log.close()
+    file = tmp_path / FILE
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"01"', b'"0x"')
+    file.write_bytes(b"".join(lines) + lines[0][:-4])
+    again = AnswerLog(tmp_path)
+    assert (len(again), again.damaged) == (2, 1)
+    assert KEYS[1] not in again
+    put(again, KEYS[1])
+    again.close()
+    last = AnswerLog(tmp_path)
+    assert (len(last), last.damaged) == (3, 1)
+    last.close()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path)
+    with pytest.raises(StorageError, match="another run is writing"):
+        AnswerLog(tmp_path)
+    log.close()
+    AnswerLog(tmp_path).close()
+
+
+def test_a_full_disk_is_told_and_leaves_a_log_that_opens(small_disk: Path) -> None:
+    log = AnswerLog(small_disk)
+
+    async def fill() -> None:
+        for number in range(40):
+            await log.put(f"{number:064x}", {"content": "x" * 1000})
+
+    with pytest.raises(StorageError, match="no space left"):
+        asyncio.run(fill())
+    there = len(log)
+    log.close()
+    again = AnswerLog(small_disk)
+    assert (len(again), again.damaged) == (there, 0)
+    again.close()
+
+
+def test_what_was_acknowledged_before_a_kill_is_there(tmp_path: Path) -> None:
+    for _ in range(3):
+        words = [sys.executable, "-c", WRITER, str(tmp_path)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        told = [int(process.stdout.readline()) for _ in range(30)]
+        os.kill(process.pid, signal.SIGKILL)
+        told += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        process.stdout.close()
+        process.wait()
+        log = AnswerLog(tmp_path)
+        assert log.damaged == 0
+        assert all(f"{number:064x}" in log for number in told)
+        log.close()
+        (tmp_path / FILE).unlink()

@@ -1,0 +1,252 @@
+"""The whole job against a real service, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.data.open import open_dataset
+from raytriever.data.records import SOURCES
+from raytriever.storage import read_manifest
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def words(topics: Path, endpoint: str, *more: str) -> list[str]:
+    """A command line; a dozen questions at once, and no long waits."""
+    found = ["--dataset", str(topics), "--endpoint", endpoint, "--llm", "judge", "--output", "out", "--in-flight", "8"]
+    return [*found, "--longest-wait", "0.05", *more]
+
+
+def positives(folder: str = "out", split: str = "train") -> dict[str, list[tuple[str, str, int]]]:
+    """The positives of each query as the data set is read: document, source, rank."""
+    dataset = open_dataset(folder, [split])
+    rows = dataset.judgements[split]
+    found: dict[str, list[tuple[str, str, int]]] = {}
+    for query, document, score, source, rank in zip(
+        rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks, strict=True
+    ):
+        if score > 0:
+            told = (dataset.documents.ids[int(document)], SOURCES[int(source)], int(rank))
+            found.setdefault(dataset.queries.ids[int(query)], []).append(told)
+    return found
+
+
+def test_a_data_set_with_the_models_positives(
+    serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve()
+    assert run("annotate", words(topics, served.endpoint, "--price-in", "1", "--price-out", "4")) == 0
+    out = capsys.readouterr().out
+    assert "24 queries; 0 of them have no positive, 0 had no candidate, 0 failed" in out
+    assert "24 positives people had named too" in out
+    assert "10 positives left out: people had judged them 0" in out
+    assert "72 answers paid for now, 0 found in the log" in out
+    assert "jobs/train.py --dataset out --positives human-first --positives-order ranked" in out
+    found = positives()
+    # The longest is the most useful; of the first ten topics people say that it is not relevant.
+    assert sorted(found["q12"]) == [
+        ("d12-0", "human", 0),
+        ("d12-1", "llm", 2),
+        ("d12-2", "llm", 1),
+        ("d12-3", "llm", 0),
+    ]
+    assert sorted(found["q3"]) == [("d3-0", "human", 0), ("d3-1", "llm", 2), ("d3-2", "llm", 1)]
+    assert positives(split="test") == positives(str(topics), "test")
+    meta = read_manifest("out")["meta"]
+    assert (meta["queries"], meta["positives"], meta["agreed"], meta["judged_irrelevant"]) == (24, 86, 24, 10)
+    read, written = meta["tokens_read"], meta["tokens_written"]
+    assert meta["cost"] == pytest.approx((read + 4 * written) / 1e6)
+    told = [json.loads(line) for line in Path("out/annotations.jsonl").read_text().splitlines()]
+    assert {row["query"] for row in told} == {f"q{i}" for i in range(24)}
+    assert all(row["answer"].startswith("It is said: ") and len(row["useful"]) == 4 for row in told)
+
+    # Again, with the service gone: nothing is asked, and the bytes are the same.
+    served.end()
+    again = [word if word != "out" else "again" for word in words(topics, served.endpoint, "--agreed", "llm")]
+    assert run("annotate", again) == 0
+    assert "0 answers paid for now, 72 found in the log" in capsys.readouterr().out
+    assert Path("again/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
+    assert ("d12-0", "llm", 3) in positives("again")["q12"]
+    assert served.events("asked").total() == 72
+
+
+def test_faults_of_every_kind_change_nothing(
+    serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("annotate", words(topics, serve().endpoint, "--answers", "a")) == 0
+    served = serve(drop=0.15, stall=0.05, busy=0.1, error=0.15, garbage=0.1, retry_after=0.01, wrapped=True, seed=2)
+    flags = ["--answers", "b", "--timeout", "0.5", "--retries", "30"]
+    flagged = [word if word != "out" else "other" for word in words(topics, served.endpoint, *flags)]
+    capsys.readouterr()
+    assert run("annotate", flagged) == 0
+    out = capsys.readouterr().out
+    for kind in ("connection lost", "no answer within 0.5 s", "status 429", "status 500", "no chat completion"):
+        assert f"{kind} (" in out
+    assert Path("other/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
+    assert served.events("answered").total() == 72
+
+
+def test_malformed_answers_are_counted_told_and_asked_again(
+    serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(nonsense=0.3, seed=4)
+    assert run("annotate", words(topics, served.endpoint, "--repairs", "12")) == 0
+    out = capsys.readouterr().out
+    malformed = read_told(out, " malformed answers; the first: ")
+    assert malformed > 5
+    assert f"{72 + malformed:,} answers paid for now" in out
+    capsys.readouterr()
+    again = [word if word != "out" else "strict" for word in words(topics, served.endpoint, "--repairs", "0")]
+    assert run("annotate", again) == 2
+    err = capsys.readouterr().err
+    assert "queries got no annotation; the first: " in err
+    assert "take a model that follows the form asked for, or raise --max-tokens or --max-failed" in err
+    assert not Path("strict").exists()
+    assert run("annotate", [*again, "--max-failed", "1"]) == 0
+    failed = [
+        row for row in map(json.loads, Path("strict/annotations.jsonl").read_text().splitlines()) if "failed" in row
+    ]
+    assert f", {len(failed)} failed" in capsys.readouterr().out
+    assert served.events("answered").total() == 72 + malformed  # the repairs are all that was paid for; nothing twice
+    # People's judgements of a query without an annotation stand.
+    assert positives("strict")[failed[0]["query"]] == [(f"d{failed[0]['query'][1:]}-0", "human", 0)]
+
+
+def read_told(out: str, tail: str) -> int:
+    (line,) = [line for line in out.splitlines() if tail in line]
+    return int(line.split()[0].replace(",", ""))
+
+
+def test_a_budget_stops_the_job_and_more_of_it_goes_on(
+    serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve()
+    flags = ["--price-in", "1", "--price-out", "2", "--max-tokens", "64"]
+    assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith("error: --budget: is used up after ")
+    assert "raise it to go on; answers are kept" in err
+    assert not Path("out").exists()
+    asked = served.events("asked").total()
+    # The same budget buys no more; and what it bought can be had.
+    assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
+    assert served.events("asked").total() == asked
+    first = err.split("--max-queries ")[1].split()[0]
+    assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01", "--max-queries", first)) == 0
+    assert served.events("asked").total() == asked
+    cost = read_manifest("out")["meta"]["cost"]
+    assert 0.005 < cost <= 0.01
+    more = [word if word != "out" else "whole" for word in words(topics, served.endpoint, *flags, "--budget", "0.5")]
+    assert run("annotate", more) == 0
+    assert max(served.events("answered").values()) == 1
+    assert served.events("answered").total() == 72
+
+
+def test_a_dry_run_asks_nothing_and_its_bounds_hold(
+    serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve()
+    flags = ["--max-tokens", "64", "--price-in", "1", "--price-out", "2"]
+    assert run("annotate", words(topics, served.endpoint, *flags, "--dry-run")) == 0
+    table = capsys.readouterr().out
+    assert not Path("out").exists()
+    assert served.log.read_text() == ""
+    rows = {line[:16].strip(): line[16:].split() for line in table.splitlines()[1:-1]}
+    assert rows["requests"] == ["72", "72"]
+    most = [float(rows[name][1].replace(",", "")) for name in ("tokens read", "tokens written", "cost")]
+    assert run("annotate", words(topics, served.endpoint, *flags)) == 0
+    meta = read_manifest("out")["meta"]
+    spent = [meta["tokens_read"], meta["tokens_written"], meta["cost"]]
+    assert all(paid <= bound for paid, bound in zip(spent, most, strict=True))
+    assert meta["tokens_read"] > most[0] / 3
+    capsys.readouterr()
+    again = [word if word != "out" else "again" for word in words(topics, "", *flags, "--dry-run")]
+    assert run("annotate", again) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split() == ["requests", "0", "0"]
+    assert "72 answers are in the log already" in out
+
+
+def test_queries_that_no_split_judges(serve: Callable[..., Any], topics: Path, work: Path) -> None:
+    assert run("annotate", words(topics, serve().endpoint, "--split", "more")) == 0
+    found = positives(split="more")
+    assert set(found) == {f"q{i}" for i in range(32, 40)}
+    assert {source for rows in found.values() for _, source, _ in rows} == {"llm"}
+
+
+def test_candidates_of_a_run_and_of_an_encoder(
+    serve: Callable[..., Any], topics: Path, tiny_encoder: Path, work: Path
+) -> None:
+    lines = [f"q{i} Q0 d{i}-{j} 9 {j}.5 system\n" for i in range(40) for j in (1, 3)]
+    Path("some.trec").write_text("".join(lines))
+    served = serve()
+    assert run("annotate", words(topics, served.endpoint, "--candidates", "some.trec")) == 0
+    told = [json.loads(line) for line in Path("out/annotations.jsonl").read_text().splitlines()]
+    assert all([name[-1] for name in row["candidates"]] == ["3", "1"] for row in told)
+    more = ["--candidates", "some.trec, dense,bm25", "--model", str(tiny_encoder), "--depth", "6"]
+    more += ["--passages-per-prompt", "3"]
+    assert run("annotate", [word if word != "out" else "all" for word in words(topics, served.endpoint, *more)]) == 0
+    told = [json.loads(line) for line in Path("all/annotations.jsonl").read_text().splitlines()]
+    for row in told:
+        topic = row["query"][1:]
+        assert {f"d{topic}-{j}" for j in range(4)} <= set(row["candidates"])
+        assert len(row["candidates"]) == len(set(row["candidates"])) <= 14
+        assert set(row["useful"]) == {f"d{topic}-{j}" for j in range(4)}
+    assert np.mean([len(row["candidates"]) for row in told]) > 5
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_pays_no_answer_twice(serve: Callable[..., Any], topics: Path, work: Path) -> None:
+    served = serve(service_time=0.02)
+    command = [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *words(topics, served.endpoint)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while served.log.stat().st_size < 4000:
+        assert process.poll() is None
+        time.sleep(0.005)
+    # Answers are held back until none is on its way; those asked for then are under way when the kill strikes.
+    answered = served.hold()
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 0 < answered < 72
+    assert not Path("out").exists()
+    under_way = served.events("asked") - served.events("answered")
+    assert under_way.total() == 8
+    served.end()
+    more = serve()
+    again = [word if word != served.endpoint else more.endpoint for word in command]
+    subprocess.run(again, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    paid = served.events("answered") + more.events("answered")
+    assert max(paid.values()) == 1
+    assert paid.total() == 72
+    assert set(under_way) <= set(more.events("asked"))
+
+
+@pytest.mark.slow
+def test_training_takes_it_as_it_stands(
+    serve: Callable[..., Any], topics: Path, tiny_encoder: Path, work: Path
+) -> None:
+    assert run("annotate", words(topics, serve().endpoint, "--agreed", "llm")) == 0
+    for which in ("llm", "human-first"):
+        flags = ["--dataset", "out", "--positives", which, "--positives-order", "ranked", "--positives-per-query", "3"]
+        flags += ["--negatives-per-query", "1", "--loss", "lsepair", "--model", str(tiny_encoder), "--max-steps", "2"]
+        command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *flags, "--batch-size", "4"]
+        done = subprocess.run([*command, "--run-name", which], capture_output=True, text=True, check=False)
+        if which == "llm":
+            assert done.returncode == 0, done.stderr
+            assert (Path("runs") / which / "metrics.json").exists()
+        else:  # every pair that people named too is the model's here
+            assert done.returncode == 2
+            assert "no query has a positive of source 'human'" in done.stderr

@@ -1,0 +1,160 @@
+"""One request against a real server: sent again where that helps, given up where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from raytriever.annotation.config import ServiceConfig
+from raytriever.annotation.prompts import RELEVANCE, load_prompts
+from raytriever.annotation.replies import read_numbers, schema_of
+from raytriever.annotation.service import Refused, Reply, Service, ServiceError
+
+QUICK = ServiceConfig(llm="judge", timeout=5.0, longest_wait=0.05)
+ASKED = load_prompts("").ask(RELEVANCE, "what is wood", ["wood is hard", "iron is harder"])
+
+
+def chat(config: ServiceConfig, key: str | None = None, times: int = 1) -> tuple[Reply, Service]:
+    async def ask() -> tuple[Reply, Service]:
+        async with Service(config, 0.0, 64, key) as service:
+            replies = await asyncio.gather(*(service.chat(ASKED, schema_of(RELEVANCE, 2)) for _ in range(times)))
+            return replies[0], service
+
+    return asyncio.run(ask())
+
+
+def check(config: ServiceConfig, key: str | None = None) -> None:
+    async def ask() -> None:
+        async with Service(config, 0.0, 64, key) as service:
+            await service.check()
+
+    asyncio.run(ask())
+
+
+def test_an_answer_and_its_tokens(serve: Callable[..., Any]) -> None:
+    config = replace(QUICK, endpoint=serve().endpoint + "/chat/completions")
+    check(config)
+    reply, service = chat(config)
+    assert read_numbers(RELEVANCE, reply.content, 2) == [0]
+    assert reply.finish == "stop"
+    assert reply.read == sum(len(message["content"].encode()) for message in ASKED) // 4
+    assert service.retried == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("drop", "connection lost"),
+        ("busy", "status 429"),
+        ("error", "status 500"),
+        ("garbage", "no chat completion"),
+        ("stall", "no answer within 0.3 s"),
+    ],
+)
+def test_what_fails_in_passing_is_sent_again(serve: Callable[..., Any], fault: str, told: str) -> None:
+    served = serve(**{fault: 0.5}, retry_after=0.01, seed=1)
+    config = replace(QUICK, endpoint=served.endpoint, retries=30, timeout=0.3 if fault == "stall" else 5.0)
+    _, service = chat(config, times=6)
+    again = sum(service.retried.values())
+    assert set(service.retried) == {told}
+    assert again > 0
+    assert served.events("asked").total() == 6 + again
+    assert served.events("answered").total() == 6
+
+
+@pytest.mark.parametrize("fault", ["drop", "error", "garbage"])
+def test_retries_come_to_an_end(serve: Callable[..., Any], fault: str) -> None:
+    served = serve(**{fault: 1.0})
+    with pytest.raises(ServiceError, match="gives no answer"):
+        chat(replace(QUICK, endpoint=served.endpoint, retries=2))
+    assert served.events("asked").total() == 3
+
+
+def test_a_service_that_asks_for_time_gets_it(serve: Callable[..., Any]) -> None:
+    served = serve(busy=1.0, retry_after=0.4)
+    with pytest.raises(ServiceError):
+        chat(replace(QUICK, endpoint=served.endpoint, retries=2))
+    times = served.times("asked")
+    assert len(times) == 3
+    assert all(later - earlier >= 0.4 for earlier, later in pairwise(times))
+
+
+def test_a_service_that_asks_for_too_much_time_ends_the_job(serve: Callable[..., Any]) -> None:
+    served = serve(busy=1.0, retry_after=86400)
+    with pytest.raises(ServiceError, match="asks to wait for 86,400 seconds"):
+        chat(replace(QUICK, endpoint=served.endpoint))
+    assert served.events("asked").total() == 1
+
+
+def test_keys(serve: Callable[..., Any]) -> None:
+    config = replace(QUICK, endpoint=serve(key="right-secret-key").endpoint)
+    check(config, "right-secret-key")
+    assert chat(config, "right-secret-key")[0].content
+    for ask in (check, chat):
+        with pytest.raises(ServiceError) as found:
+            ask(config, "wrong-secret-key")
+        assert "refuses the key (401" in str(found.value)
+        assert "check the key in OPENAI_API_KEY" in str(found.value)
+        assert "wrong-secret" not in str(found.value)
+        with pytest.raises(ServiceError, match="put a key into OPENAI_API_KEY, or name another --key-variable"):
+            ask(config)
+
+
+def test_models(serve: Callable[..., Any]) -> None:
+    served = serve()
+    with pytest.raises(ServiceError, match="--llm: the service has no model 'juge'; did you mean 'judge'"):
+        check(replace(QUICK, llm="juge", endpoint=served.endpoint))
+    with pytest.raises(ServiceError, match="--llm: the service has no model 'juge'"):
+        chat(replace(QUICK, llm="juge", endpoint=served.endpoint))
+    check(replace(QUICK, endpoint=serve(no_models=True).endpoint))
+
+
+def test_addresses(serve: Callable[..., Any]) -> None:
+    served = serve()
+    with pytest.raises(ServiceError, match=r"--endpoint: nothing answers at .* \(404\); the address often ends in /v1"):
+        chat(replace(QUICK, endpoint=served.endpoint.removesuffix("/v1")))
+    served.end()
+    with pytest.raises(ServiceError, match="gives no answer: no connection"):
+        check(replace(QUICK, endpoint=served.endpoint))
+    with pytest.raises(ServiceError, match="gives no answer: no connection"):
+        check(replace(QUICK, endpoint="http://no-such-host.invalid/v1"))
+
+
+@pytest.mark.parametrize(
+    ("refuses", "asked"),
+    [
+        ("json_schema", 2),
+        ("response_format", 3),
+        ("max_tokens", 2),
+        ("temperature", 2),
+        ("response_format,max_tokens,temperature", 5),
+    ],
+)
+def test_what_a_service_does_not_take_is_left_out(serve: Callable[..., Any], refuses: str, asked: int) -> None:
+    served = serve(refuses=refuses, wrapped=True)
+    reply, _ = chat(replace(QUICK, endpoint=served.endpoint))
+    assert read_numbers(RELEVANCE, reply.content, 2) == [0]
+    assert served.events("asked").total() == asked
+
+
+def test_requests_at_once_find_the_dialect_together(serve: Callable[..., Any]) -> None:
+    served = serve(refuses="response_format,temperature")
+    chat(replace(QUICK, endpoint=served.endpoint), times=8)
+    assert served.events("answered").total() == 8
+
+
+def test_a_request_that_is_refused_is_not_sent_again(serve: Callable[..., Any]) -> None:
+    served = serve(filters="iron is harder")
+    with pytest.raises(Refused, match="status 400: blocked by the content filter"):
+        chat(replace(QUICK, endpoint=served.endpoint))
+    assert served.events("asked").total() == 1
+
+
+def test_a_service_that_does_not_count_tokens(serve: Callable[..., Any]) -> None:
+    reply, _ = chat(replace(QUICK, endpoint=serve(no_usage=True).endpoint))
+    assert (reply.read, reply.written) == (None, None)

@@ -29,7 +29,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raytriever.errors import ConfigError
 
-MOST = 100 * 2**20
+MOST = 100_000_000  # bytes
 STOP_SECONDS = 60.0
 
 
@@ -102,6 +102,7 @@ def _packed(folder: Path, aside: Path, say: Callable[[str], None]) -> Path:
 def _largest(package: Path) -> str:
     with ZipFile(package) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.file_size, reverse=True)[:3]
+        entries = [entry for entry in entries if entry.file_size > MOST / 100] or entries
     return ", ".join(f"{entry.filename} {entry.file_size / 1e6:.1f} MB" for entry in entries)
 
 

@@ -20,7 +20,7 @@ HOME = "RAYTRIEVER_HOME"
 # Where Ray unpacks uploads, and what it sets for the process of a submitted job.
 UNPACKED, SUBMITTED = "working_dir_files", "RAY_JOB_CONFIG_JSON_ENV_VAR"
 WRITTEN = ("--output", "--json")
-MUCH = 50 * 2**20
+MUCH = 50_000_000  # bytes
 # Where numba keeps what it compiled, for every process of a submitted job; see `compiled`.
 COMPILED, LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 

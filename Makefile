@@ -63,6 +63,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/retrieval_encode.py
 	$(BIN)/python benchmarks/retrieval_search.py
 	$(BIN)/python benchmarks/retrieval_mine.py
+	$(BIN)/python benchmarks/annotate.py
 	$(BIN)/python benchmarks/indexes.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/tune.py

@@ -91,6 +91,7 @@ class Annotator:
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.in_flight)
         self._under_way: dict[str, asyncio.Future[Entry]] = {}
+        self._ended: list[UserError | BudgetReached] = []
 
     async def run(
         self, questions: Iterator[tuple[int, Question]], told: Callable[[int, Annotation], None]
@@ -100,7 +101,7 @@ class Annotator:
         Returns:
             What ended the job before its time, when everything under way was answered and written; else None.
         """
-        ended: list[UserError | BudgetReached] = []
+        ended = self._ended
 
         async def work() -> None:
             for number, question in questions:
@@ -207,6 +208,9 @@ class Annotator:
         size = bytes_of(messages)
         async with self._slots:
             aside = await self.spending.set_aside(size, self.config.max_tokens)
+            if self._ended:
+                self.spending.settle(aside, Tokens())
+                raise self._ended[0]
             paid = Tokens()
             try:
                 reply = await self.service.chat(messages, schema)

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,12 @@ class AnswerLog:
             raise StorageError("was changed while it was read", str(self.path), "give the same command again")
         return entry
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> Iterator[Entry]:
         """All entries, in the order of their answers."""
-        return [entry for key in self._places if (entry := self.get(key.hex())) is not None]
+        for key in list(self._places):
+            entry = self.get(key.hex())
+            if entry is not None:
+                yield entry
 
     async def put(self, key: str, entry: Entry) -> None:
         """Keep an answer; comes back when it is on disk. Raises `StorageError` if it cannot be written."""

@@ -12,6 +12,7 @@ from raytriever.options import option
 BM25, DENSE = "bm25", "dense"
 # What follows the base of an endpoint; whoever pastes the whole address means the base.
 CHAT = "/chat/completions"
+LOCAL = ("localhost", "127.0.0.1", "::1")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.candidates import find_candidates
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
 from raytriever.annotation.estimate import estimate
-from raytriever.annotation.opening import choose_queries, key_of_service, open_whole
+from raytriever.annotation.opening import choose_queries, key_of_service, open_whole, paid_before
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import Prompts, load_prompts
 from raytriever.annotation.service import Service
-from raytriever.annotation.spending import BudgetReached, Spending
+from raytriever.annotation.spending import BudgetReached, Gauge, Spending, Tokens
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ConfigError, DataError, StorageError, UserError
 from raytriever.models.config import ModelConfig
@@ -92,17 +92,17 @@ def run_annotation(
         raise StorageError("is there already", str(output), "give another --output, or remove it")
     check_writable(output)
     prompts = load_prompts(job.annotation.prompts)
-    key = None if dry_run else key_of_service(job.service)
+    key = None if dry_run else key_of_service(job.service, say)
     log = AnswerLog(job.answers or cache_folder() / "answers")
     try:
         if log.damaged:
             say(f"{log.path}: {log.damaged:,} damaged answers are asked for again")
-        known = any(entry["llm"] == job.service.llm for entry in log.entries())
+        paid, gauge = paid_before(log, job.service.llm)
+        known = gauge.read_tokens > 0
         if not dry_run and not known:
             asyncio.run(_check(job, key))
         dataset = open_whole(job.dataset, job.max_bad_rows, say)
-        work = _prepare(job, dataset, prompts, log, say)
-        gauge = work.annotator.spending.gauge
+        work = _prepare(job, dataset, prompts, log, paid, gauge, say)
         expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
         table = expected.table(job.service, gauge)
         if dry_run:
@@ -120,7 +120,13 @@ def run_annotation(
 
 
 def _prepare(
-    job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts, log: AnswerLog, say: Callable[[str], None]
+    job: AnnotationJob,
+    dataset: RetrievalDataset,
+    prompts: Prompts,
+    log: AnswerLog,
+    paid: Mapping[str, Tokens],
+    gauge: Gauge,
+    say: Callable[[str], None],
 ) -> _Work:
     """Find the candidates, and what was paid before; the annotator asks nothing yet."""
     settings = job.annotation
@@ -131,13 +137,7 @@ def _prepare(
     if not any(candidates):
         raise DataError(f"nobody found a passage for any of {len(queries):,} queries", dataset.name, "add --candidates")
     name = job_name(job, dataset, prompts)
-    spending = Spending(job.service)
-    for entry in log.entries():
-        if entry["job"] == name:
-            spending.spent.read += entry["read"]
-            spending.spent.written += entry["written"]
-        if entry["llm"] == job.service.llm and not entry["guessed"]:
-            spending.gauge.learn(entry["bytes"], entry["read"])
+    spending = Spending(job.service, paid.get(name, Tokens()), gauge)
     silent = Annotator(prompts, settings, job.service.llm, name, log, None, spending)
     return _Work(job, dataset, queries, candidates, silent)
 

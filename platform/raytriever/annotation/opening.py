@@ -6,10 +6,13 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from raytriever.annotation.config import ServiceConfig
+from raytriever.annotation.answer_log import AnswerLog
+from raytriever.annotation.config import LOCAL, ServiceConfig
+from raytriever.annotation.spending import Gauge, Tokens
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.open import open_dataset
 from raytriever.data.prepared import splits_of
@@ -57,7 +60,20 @@ def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> l
     return sorted(found, key=lambda query: hashlib.sha256(ids[query].encode()).digest())[:most]
 
 
-def key_of_service(config: ServiceConfig) -> str | None:
+def paid_before(log: AnswerLog, llm: str) -> tuple[dict[str, Tokens], Gauge]:
+    """What each job paid, and how many bytes of a prompt are a token of a model, as far as it has answered."""
+    paid: dict[str, Tokens] = {}
+    gauge = Gauge()
+    for entry in log.entries():
+        tokens = paid.setdefault(entry["job"], Tokens())
+        tokens.read += entry["read"]
+        tokens.written += entry["written"]
+        if entry["llm"] == llm and not entry["guessed"]:
+            gauge.learn(entry["bytes"], entry["read"])
+    return paid, gauge
+
+
+def key_of_service(config: ServiceConfig, say: Callable[[str], None]) -> str | None:
     """The key that the environment holds; None where its usual variable is not set.
 
     Raises:
@@ -72,4 +88,7 @@ def key_of_service(config: ServiceConfig) -> str | None:
         raise ConfigError(
             "the variable it names holds a character that no key has", "--key-variable", "set it to the key alone"
         )
+    address = urlsplit(config.base)
+    if address.scheme == "http" and address.hostname not in LOCAL:
+        say(f"the key goes to {address.hostname} in clear: use https where others may listen")
     return key

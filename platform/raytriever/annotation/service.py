@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from raytriever.annotation.config import CHAT, ServiceConfig
+from raytriever.annotation.config import CHAT, LOCAL, ServiceConfig
 from raytriever.annotation.dialect import Dialect
 from raytriever.annotation.prompts import Message
 from raytriever.errors import UserError
@@ -92,7 +92,7 @@ class Service:
 
     async def __aenter__(self) -> Service:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        local = urlsplit(self._config.base).hostname in ("localhost", "127.0.0.1", "::1")
+        local = urlsplit(self._config.base).hostname in LOCAL
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=self._config.in_flight + _KEPT_OPEN),
@@ -132,7 +132,8 @@ class Service:
         """
         attempt = 0
         while True:
-            await self._pause(self._not_before - time.monotonic())
+            while (left := self._not_before - time.monotonic()) > 0 and not self.stop.is_set():
+                await self._pause(left)
             try:
                 sent = self.dialect.version
                 status, body, wait = await self._exchange("POST", CHAT, self.dialect.body(messages, schema))

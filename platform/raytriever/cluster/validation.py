@@ -16,6 +16,7 @@ from typing import Any
 import ray
 import torch
 
+from raytriever.cluster.gauges import Gauges, run_of
 from raytriever.cluster.monitor import Sender
 from raytriever.cluster.validation_round import Validations
 from raytriever.cluster.validation_sets import DevSet, digest_of
@@ -53,25 +54,35 @@ class CheckpointEvaluator:
 
 
 class RayEvaluator:
-    """A `validation_plan.Evaluator` that hands checkpoints to the actor."""
+    """A `validation_plan.Evaluator` that hands checkpoints to the actor.
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    Args:
+        actor: who evaluates.
+        gauges: of the run; those who watch for steps are to know that these may wait.
+    """
+
+    def __init__(self, actor: Any, gauges: Gauges) -> None:
+        self._actor, self._gauges = actor, gauges
         self._answer: Any = None
 
     def begin(self, step: int, checkpoint: Path) -> None:
         """See `Evaluator`."""
+        self._tell(True)
         self._answer = self._actor.evaluate.remote(step, str(checkpoint))
 
     def answer(self) -> Answer | None:
         """See `Evaluator`."""
         if not ray.wait([self._answer], timeout=0)[0]:
             return None
+        self._tell(False)
         try:
             found: Answer = ray.get(self._answer)
         except ray.exceptions.RayError as error:  # a defect, or it died too often
             return Answer(reason=str(error).strip().splitlines()[-1])
         return found
+
+    def _tell(self, evaluates: bool) -> None:
+        self._gauges.tell("evaluation_running", evaluates, "1 while a checkpoint is evaluated, else 0")
 
 
 @contextmanager
@@ -121,7 +132,7 @@ def validation_plan(
     return ValidationPlan(
         folder / FOLDER,
         config.validation.eval_behind,
-        RayEvaluator(job["evaluator"]) if workers.rank == 0 else None,
+        RayEvaluator(job["evaluator"], Gauges(run_of(folder))) if workers.rank == 0 else None,
         lambda step, measured: sender.evaluated(step, dict(measured)),
         told,
         digest_of(job["dev_sets"], config),

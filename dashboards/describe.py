@@ -24,8 +24,9 @@ def ours(name: str) -> str:
 
 def evaluations() -> str:
     """Every metric of an evaluation that was told in the last hour, a curve a name and run."""
-    ours = '__name__=~"ray_raytriever_evaluation_.+", __name__!~"ray_raytriever_evaluation_(step|seconds)", run=~"$run"'
-    return f"max by (__name__, run) (last_over_time({{{ours}}}[1h]))"
+    no_metrics = "ray_raytriever_evaluation_(step|running|.*seconds)"
+    metrics = f'__name__=~"ray_raytriever_evaluation_.+", __name__!~"{no_metrics}", run=~"$run"'
+    return f"max by (__name__, run) (last_over_time({{{metrics}}}[1h]))"
 
 
 def rate_of(total: str) -> str:
@@ -194,6 +195,18 @@ EVALUATION = Row(
             "Of a run's newest checkpoint on dev data; of jobs/evaluate.py NAME/MODEL/DATASET. They stay for an hour.",
             "none",
             {"{{__name__}} {{run}}": evaluations()},
+        ),
+        Panel(
+            "Evaluated checkpoint",
+            "The newest whose metrics are known, beside the newest step; training waits where it is too far behind.",
+            "short",
+            curves(evaluated="evaluation_step", trained="step"),
+        ),
+        Panel(
+            "Seconds an evaluation",
+            "Of the newest checkpoint, beside the training; and what steps waited for evaluations.",
+            "s",
+            curves(evaluation="evaluation_seconds", steps_waited="evaluation_wait_seconds"),
         ),
     ],
 )

@@ -30,6 +30,7 @@ RULES = yaml.safe_load((programs.HERE / "prometheus" / "alerts.yml").read_text()
 # Words of expressions that are no metrics of a scrape.
 PATTERNS = ("ray_raytriever_evaluation_", "ray_raytriever_dev_")
 REFRESH = ["--refresh-every", "8", "--refresh-mode", "sync", "--refresh-negatives", "5", "--negatives-per-query", "1"]
+LOOKS = ["--best-metric", "ndcg_at_10", "--eval-steps", "8"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def work(folder: Path, command_line_in: Callable[[Path], Any], dataset: Path, pa
         return str(err)
 
     # Who is slowest is known after twenty steps.
-    does("train", *cli.settings, "--max-steps", "24", "--output", "run", "--num-workers", "2", *REFRESH)
+    does("train", *cli.settings, "--max-steps", "24", "--output", "run", "--num-workers", "2", *REFRESH, *LOOKS)
     wild = ["--learning-rate", "1e30", "--warmup-steps", "0"]
     said = does("train", *cli.settings, "--max-steps", "60", "--output", "diverged", *wild, code=2)
     assert re.search("NaN|nan|inf", said)

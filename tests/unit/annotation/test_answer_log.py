@@ -62,9 +62,10 @@ def test_a_line_cut_short_is_cut_off_and_one_damaged_passed_over(tmp_path: Path)
     file = tmp_path / FILE
     lines = file.read_bytes().splitlines(keepends=True)
     lines[1] = lines[1].replace(b'"01"', b'"0x"')
-    file.write_bytes(b"".join(lines) + lines[0][:-4])
+    file.write_bytes(b"".join(lines) + lines[0][:40] + b"x" * 999)
     again = AnswerLog(tmp_path)
     assert (len(again), again.damaged) == (2, 1)
+    assert file.read_bytes() == b"".join(lines)
     assert KEYS[1] not in again
     put(again, KEYS[1])
     again.close()

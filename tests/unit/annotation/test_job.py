@@ -208,7 +208,10 @@ def test_candidates_of_a_run_and_of_an_encoder(
 
 
 @pytest.mark.slow
-def test_a_kill_in_the_middle_pays_no_answer_twice(serve: Callable[..., Any], topics: Path, work: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_kill_in_the_middle_pays_no_answer_twice(
+    serve: Callable[..., Any], topics: Path, work: Path, by: signal.Signals
+) -> None:
     served = serve(service_time=0.02)
     command = [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *words(topics, served.endpoint)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -218,8 +221,8 @@ def test_a_kill_in_the_middle_pays_no_answer_twice(serve: Callable[..., Any], to
     # Answers are held back until none is on its way; those asked for then are under way when the kill strikes.
     answered = served.hold()
     time.sleep(0.5)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    os.kill(process.pid, by)
+    assert process.wait(60) == (-9 if by == signal.SIGKILL else 130)
     assert 0 < answered < 72
     assert not Path("out").exists()
     under_way = served.events("asked") - served.events("answered")

@@ -1,0 +1,100 @@
+"""The steps of one query after another, against a real service and a real log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raytriever.annotation.annotate import Annotation, Annotator, Question, portions
+from raytriever.annotation.answer_log import AnswerLog
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig
+from raytriever.annotation.estimate import Estimate, estimate
+from raytriever.annotation.prompts import load_prompts
+from raytriever.annotation.service import Service
+from raytriever.annotation.spending import Spending
+
+WOOD = Question("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
+NOTHING = Question("what is timber", [1, 2], ["iron", "steel"])
+
+
+def run(
+    endpoint: str, folder: Path, questions: list[Question], config: AnnotationConfig | None = None
+) -> tuple[dict[int, Annotation], Annotator]:
+    service = ServiceConfig(endpoint=endpoint, llm="judge", in_flight=4)
+    config = config or AnnotationConfig()
+    log = AnswerLog(folder)
+    found: dict[int, Annotation] = {}
+
+    async def every() -> Annotator:
+        async with Service(service, config.temperature, config.max_tokens, None) as asked:
+            prompts = load_prompts("")
+            annotator = Annotator(prompts, config, "judge", "job", log, asked, Spending(service), service.in_flight)
+            assert await annotator.run(iter(enumerate(questions)), found.__setitem__) is None
+            return annotator
+
+    try:
+        return found, asyncio.run(every())
+    finally:
+        log.close()
+
+
+def test_relevant_then_useful_in_order(serve: Callable[..., Any], tmp_path: Path) -> None:
+    served = serve()
+    found, annotator = run(served.endpoint, tmp_path / "log", [WOOD, NOTHING])
+    assert found[0].relevant == [5, 8]
+    assert found[0].useful == [8, 5]
+    assert found[0].answer == "It is said: timber burns"
+    assert found[1] == Annotation()
+    assert served.events("asked").total() == annotator.counts.asked == 4
+
+
+def test_portions_of_a_long_list_lose_nothing(serve: Callable[..., Any], tmp_path: Path) -> None:
+    assert [(start, len(some)) for start, some in portions(["p"] * 7, 3)] == [(0, 2), (2, 2), (4, 3)]
+    assert list(portions([], 3)) == []
+    found, annotator = run(serve().endpoint, tmp_path, [WOOD], AnnotationConfig(passages_per_prompt=1))
+    assert found[0].useful == [8, 5]
+    assert annotator.counts.asked == 4 + 2
+
+
+def test_equal_requests_are_asked_once(serve: Callable[..., Any], tmp_path: Path) -> None:
+    served = serve(service_time=0.05)
+    found, annotator = run(served.endpoint, tmp_path, [WOOD] * 6)
+    assert all(found[number] == found[0] for number in range(6))
+    assert served.events("asked").total() == 3
+    assert annotator.counts.asked == 3
+
+
+def test_another_prompt_model_or_setting_is_another_request(tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path)
+    messages = load_prompts("").ask("answer", "what", ["this"])
+
+    def key(llm: str = "judge", content: str = "", **settings: Any) -> str:
+        config = AnnotationConfig(**settings)
+        annotator = Annotator(load_prompts(""), config, llm, "job", log, None, Spending(ServiceConfig()))
+        return annotator.key([*messages, {"role": "user", "content": content}], {})
+
+    keys = [key(), key("other"), key(content="more"), key(temperature=0.5), key(max_tokens=99)]
+    assert len(set(keys)) == 5
+    assert key(repairs=5, max_failed=0.5, agreed="llm") == keys[0]
+    log.close()
+
+
+def test_an_estimate_counts_what_the_log_lacks(serve: Callable[..., Any], tmp_path: Path) -> None:
+    log = AnswerLog(tmp_path / "empty")
+
+    def guess(log: AnswerLog) -> Estimate:
+        prompts, spending = load_prompts(""), Spending(ServiceConfig())
+        annotator = Annotator(prompts, AnnotationConfig(), "judge", "job", log, None, spending)
+        return asyncio.run(estimate(annotator, [WOOD, NOTHING]))
+
+    before = guess(log)
+    log.close()
+    assert (before.likely.requests, before.most.requests, before.from_log) == (6, 6, 0)
+    _, annotator = run(serve().endpoint, tmp_path / "log", [WOOD, NOTHING])
+    assert annotator.spending.spent.read <= before.most.tokens(annotator.spending.gauge).read
+    full = AnswerLog(tmp_path / "log")
+    after = guess(full)
+    full.close()
+    assert (after.likely.requests, after.most.requests, after.from_log) == (0, 0, 4)

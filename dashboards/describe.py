@@ -117,6 +117,12 @@ TRAINING = Row(
             "none",
             curves(norm="gradient_norm"),
         ),
+        Panel(
+            "Arithmetic in use",
+            "Share of the GPUs' peak arithmetic that training uses, where the peak is known; nothing without GPUs.",
+            "percentunit",
+            curves(used="model_flops_utilisation"),
+        ),
         Panel("Learning rate", "Of the newest step.", "sci", curves(rate="learning_rate")),
         Panel(
             "Peak memory",
@@ -253,6 +259,21 @@ CLUSTER = Row(
             "Bytes of objects, by where they are. Spilled ones are on the disk and slow: an alert.",
             "bytes",
             {"{{Location}}": "sum by (Location) (ray_object_store_memory)"},
+        ),
+        Panel(
+            "GPUs",
+            "In use, each GPU of each node; nothing where there are none.",
+            "percent",
+            {"{{ip}} {{GpuIndex}}": "max by (ip, GpuIndex) (ray_node_gpus_utilization)"},
+        ),
+        Panel(
+            "GPU memory",
+            "Used share of each GPU; nothing where there are none.",
+            "percentunit",
+            {
+                "{{ip}} {{GpuIndex}}": "max by (ip, GpuIndex) "
+                "(ray_node_gram_used / (ray_node_gram_used + ray_node_gram_available))"
+            },
         ),
         Panel(
             "Network",

@@ -42,7 +42,7 @@ def paragraphs(count: int) -> list[str]:
 
 
 def speed(arguments: argparse.Namespace) -> dict[str, float]:
-    """Turns of sentence-transformers at its defaults and of ours, over the same texts, each a third of them a turn."""
+    """Turns of ours, each a third of the texts, and of sentence-transformers at its defaults, each half of that."""
     import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
@@ -69,12 +69,13 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
     for turn in range(ROUNDS):
         some = texts[turn::ROUNDS]
         found = {}
-        for name, way in ways.items():
+        # Theirs takes four times as long, and the half tells its speed as well.
+        for name, own in {"theirs": some[::2], "ours": some}.items():
             wall, core = time.perf_counter(), time.process_time()
-            found[name] = way(some)
-            walls[name].append(len(some) / (time.perf_counter() - wall))
-            cores[name].append(len(some) / (time.process_time() - core))
-        cosines.append((found["ours"] * found["theirs"]).sum(1))
+            found[name] = ways[name](own)
+            walls[name].append(len(own) / (time.perf_counter() - wall))
+            cores[name].append(len(own) / (time.process_time() - core))
+        cosines.append((found["ours"][::2] * found["theirs"]).sum(1))
     return {
         **{f"{name} wall": median(found) for name, found in walls.items()},
         **{f"{name} cpu": median(found) for name, found in cores.items()},

@@ -21,6 +21,8 @@ from raytriever.data.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.training.refresh_ledger import Ledger, read_ledger, round_path
 
+EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
+
 
 def steps(run: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
@@ -79,7 +81,7 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     told = {
         name: points_of(client, tracked, name)
         for name in tracked.data.metrics
-        if name.startswith("refresh_") and name != "refresh_wait_seconds"
+        if name.startswith("refresh_") and name not in EVERY_STEP
     }
     assert {step for points in told.values() for step, _ in points} == {5, 9}
     shares = {f"share_{name}" for name in ("relevant", "within_relative_margin", "not_chosen", "kept")}
@@ -95,7 +97,9 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     kept = round(told["refresh_candidates"][1][1] * told["refresh_share_kept"][1][1])
     assert told["refresh_true_positives"][1][1] == pytest.approx((kept - len(table)) / kept)
     assert kept > len(table)
-    assert [step for step, _ in points_of(client, tracked, "refresh_wait_seconds")] == list(range(1, 11))
+    for name in EVERY_STEP:
+        assert [step for step, _ in points_of(client, tracked, name)] == list(range(1, 11))
+    assert [age for _, age in points_of(client, tracked, "refresh_age_steps")] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
 
 
 TWO_ROUNDS = ["--max-steps", "9", "--eval-steps", "9", "--refresh-every", "3", "--refresh-mode", "sync"]

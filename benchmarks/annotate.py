@@ -33,7 +33,8 @@ from urllib.request import Request, urlopen
 import aiohttp
 
 from ends import End, parser, report
-from raytriever.annotation.annotate import Question, bytes_of
+from raytriever.annotation.annotate import Question
+from raytriever.annotation.asking import bytes_of
 from raytriever.annotation.prompts import RELEVANCE, load_prompts
 from raytriever.annotation.replies import schema_of
 

@@ -4,32 +4,25 @@
 2. From those it writes an answer.
 3. Of those it names the passages that were useful and necessary for it, the most useful first: the positives.
 
-Every answer is looked up in the log before it is asked for, and is on disk before the next step follows from it.
-Requests that are equal to the letter, of one query or of two, are asked once. More queries are begun than requests
-may be under way, so that the service has work while an answer is written to disk, and while the last queries end.
+More queries are begun than requests may be under way, so that the service has work while an answer is written to disk,
+and while the last queries end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
-from raytriever.annotation.answer_log import AnswerLog, Entry
-from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY, Message, Prompts
-from raytriever.annotation.replies import Malformed, numbers_of, read_answer, schema_of
-from raytriever.annotation.service import Refused, Service, ServiceError
-from raytriever.annotation.spending import BudgetReached, Spending, Tokens
+from raytriever.annotation.asking import Asker, Counts
+from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY
+from raytriever.annotation.replies import Malformed, numbers_of, read_answer
+from raytriever.annotation.service import Refused, ServiceError
+from raytriever.annotation.spending import BudgetReached
 from raytriever.errors import UserError
 
 _ENOUGH = 20  # queries ended before a share of failures means anything
 _BEGUN = 2  # queries begun for each request that may be under way
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,47 +44,8 @@ class Annotation:
     failed: str = ""
 
 
-@dataclass
-class Counts:
-    """What happened on the way."""
-
-    asked: int = 0
-    from_log: int = 0
-    malformed: int = 0
-    uncounted: int = 0
-    first_malformed: str = ""
-    failed: int = 0
-    first_failed: str = ""
-
-
-@dataclass
-class Annotator:
-    """Asks what the log does not hold.
-
-    Args:
-        prompts, config: what is asked, and how.
-        llm: the model's name, a part of every request's key.
-        job: what entries are marked with, so that a job knows what it paid.
-        log: of answers.
-        service: None to ask nothing: what is not in the log raises `NotAnswered`.
-        spending: the budget.
-        in_flight: requests under way at once.
-    """
-
-    prompts: Prompts
-    config: AnnotationConfig
-    llm: str
-    job: str
-    log: AnswerLog
-    service: Service | None
-    spending: Spending
-    in_flight: int = 1
-    counts: Counts = field(default_factory=Counts)
-
-    def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.in_flight)
-        self._under_way: dict[str, asyncio.Future[Entry]] = {}
-        self._ended: list[UserError | BudgetReached] = []
+class Annotator(Asker):
+    """Takes queries through the steps."""
 
     async def run(
         self, questions: Iterator[tuple[int, Question]], told: Callable[[int, Annotation], None]
@@ -101,7 +55,7 @@ class Annotator:
         Returns:
             What ended the job before its time, when everything under way was answered and written; else None.
         """
-        ended = self._ended
+        ended = self.ended
 
         async def work() -> None:
             for number, question in questions:
@@ -148,97 +102,6 @@ class Annotator:
             found += [start + place for place in sorted(places)]
         return found
 
-    async def ask(
-        self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
-    ) -> T:
-        """A stage's answer as `read` has it; one that it cannot read is asked for again, with the reason.
-
-        Raises:
-            Malformed: after all repairs.
-            Refused, ServiceError, StorageError, BudgetReached: there is no answer.
-        """
-        messages = self.prompts.ask(stage, query, passages, answer)
-        schema = schema_of(stage, len(passages))
-        for repair in range(self.config.repairs + 1):
-            entry = await self._entry(stage, messages, schema)
-            content = str(entry["content"])
-            try:
-                return read(content)
-            except Malformed as why:
-                reason = str(why) if entry["finish"] == "stop" else f"{why} (ended by {entry['finish']})"
-                self.counts.malformed += 1
-                self.counts.first_malformed = self.counts.first_malformed or f"{stage}: {reason}: {content[:120]!r}"
-                if repair == self.config.repairs:
-                    raise Malformed(f"{stage}: {reason}") from why
-                messages = self.prompts.ask_again(messages, content, reason)
-        raise AssertionError("a range that begins at 0 is not empty")
-
-    def key(self, messages: list[Message], schema: dict[str, Any]) -> str:
-        """SHA-256 of everything an answer depends on: model, parameters, messages, and the form asked for."""
-        config = self.config
-        parts = [self.llm, config.temperature, config.max_tokens, messages, schema]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    async def _entry(self, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
-        key = self.key(messages, schema)
-        under_way = self._under_way.get(key)
-        if under_way is not None:
-            return await asyncio.shield(under_way)
-        there = self.log.get(key)
-        if there is not None:
-            self.counts.from_log += 1
-            return there
-        if self.service is None:
-            raise NotAnswered(stage, messages)
-        promised = self._under_way[key] = asyncio.get_running_loop().create_future()
-        try:
-            entry = await self._pay(key, stage, messages, schema)
-            promised.set_result(entry)
-            return entry
-        except BaseException as error:
-            promised.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
-            with suppress(BaseException):
-                promised.exception()  # another query may wait for it, or none
-            raise
-        finally:
-            del self._under_way[key]
-
-    async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
-        assert self.service is not None
-        size = bytes_of(messages)
-        async with self._slots:
-            aside = await self.spending.set_aside(size, self.config.max_tokens)
-            if self._ended:
-                self.spending.settle(aside, Tokens())
-                raise self._ended[0]
-            paid = Tokens()
-            try:
-                reply = await self.service.chat(messages, schema)
-                guessed = reply.read is None or reply.written is None
-                self.counts.uncounted += guessed
-                gauge = self.spending.gauge
-                paid.read = gauge.tokens(size) if reply.read is None else reply.read
-                paid.written = gauge.tokens(len(reply.content.encode("utf-8", "replace")))
-                if reply.written is not None:
-                    paid.written = reply.written
-                if reply.read:
-                    gauge.learn(size, reply.read)
-            finally:
-                self.spending.settle(aside, paid)
-        entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
-        entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
-        await self.log.put(key, entry)
-        self.counts.asked += 1
-        return entry
-
-
-class NotAnswered(Exception):
-    """What the log does not hold, where nothing may be asked."""
-
-    def __init__(self, stage: str, messages: list[Message]) -> None:
-        super().__init__(stage)
-        self.stage, self.messages = stage, messages
-
 
 def portions(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequence[str]]]:
     """Passages in portions of at most `size`, as even as can be, each with the place of its first."""
@@ -246,11 +109,6 @@ def portions(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequence
     for number in range(count):
         start, end = (len(passages) * edge // count for edge in (number, number + 1))
         yield start, passages[start:end]
-
-
-def bytes_of(messages: list[Message]) -> int:
-    """The size of a prompt in UTF-8, by which tokens are guessed."""
-    return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
 
 
 def check_failures(counts: Counts, ended: int, share: float, whole: bool = False) -> UserError | None:

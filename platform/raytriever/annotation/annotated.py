@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.annotation.annotate import Counts
+from raytriever.annotation.asking import Counts
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from raytriever.annotation.annotate import Annotator, NotAnswered, Question, bytes_of, portions
+from raytriever.annotation.annotate import Annotator, Question, portions
+from raytriever.annotation.asking import NotAnswered, bytes_of
 from raytriever.annotation.config import ServiceConfig
 from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY
 from raytriever.annotation.replies import LONGEST_ANSWER, Malformed, numbers_of, read_answer

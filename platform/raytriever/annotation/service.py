@@ -15,12 +15,9 @@ The key comes from the environment, goes into one header, and is taken out of wh
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +27,7 @@ import aiohttp
 from raytriever.annotation.config import CHAT, LOCAL, ServiceConfig
 from raytriever.annotation.dialect import Dialect
 from raytriever.annotation.prompts import Message
+from raytriever.annotation.protocol import Passing, Reply, error_message, model_names, read_reply, retry_after
 from raytriever.errors import UserError
 from raytriever.options import did_you_mean
 from raytriever.tracking.masking import HIDDEN, masked
@@ -47,30 +45,6 @@ class ServiceError(UserError):
 
 class Refused(Exception):
     """The service takes exception to one request."""
-
-
-class _Passing(Exception):
-    """A failure that may be over when the request is sent again; `wait` is the least number of seconds till then."""
-
-    def __init__(self, what: str, wait: float = 0.0) -> None:
-        super().__init__(what)
-        self.wait = wait
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a model answered.
-
-    Args:
-        content: the text; empty where there is none.
-        finish: why it ended: `stop`, `length`, `content_filter`...
-        read, written: tokens as the service counted them; None where it did not.
-    """
-
-    content: str
-    finish: str
-    read: int | None
-    written: int | None
 
 
 class Service:
@@ -114,11 +88,11 @@ class Service:
         """
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
-        except _Passing as failure:
+        except Passing as failure:
             raise self._unreachable(failure) from failure
         if status in (401, 403):
             raise self._key_refused(status, body)
-        known = _model_names(body) if status == 200 else []
+        known = model_names(body) if status == 200 else []
         if known and self._config.llm not in known:
             remedy = did_you_mean(self._config.llm, known[:20])
             raise ServiceError(f"the service has no model {self._config.llm!r}", "--llm", self._shown(remedy))
@@ -138,11 +112,11 @@ class Service:
                 sent = self.dialect.version
                 status, body, wait = await self._exchange("POST", CHAT, self.dialect.body(messages, schema))
                 if status == 200:
-                    return _read(body)
-                if status in (400, 422) and self.dialect.adapt(sent, _message(body)):
+                    return read_reply(body)
+                if status in (400, 422) and self.dialect.adapt(sent, error_message(body)):
                     continue
                 raise self._failure(status, body, wait)
-            except _Passing as failure:
+            except Passing as failure:
                 kind = str(failure)
                 self.retried[kind] = self.retried.get(kind, 0) + 1
                 if attempt >= self._config.retries or self.stop.is_set():
@@ -173,8 +147,8 @@ class Service:
                 async for block in response.content.iter_chunked(1 << 16):
                     found += block
                     if len(found) > _LARGEST:
-                        raise _Passing("an answer without end")
-                return response.status, bytes(found), _retry_after(response.headers.get("Retry-After"))
+                        raise Passing("an answer without end")
+                return response.status, bytes(found), retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise ServiceError(
                 f"no trusted connection ({error})", self._config.base, "check its certificate"
@@ -182,20 +156,20 @@ class Service:
         except aiohttp.InvalidURL as error:
             raise ServiceError("is no address", "--endpoint", "give one such as http://localhost:8000/v1") from error
         except TimeoutError as error:
-            raise _Passing(f"no answer within {self._config.timeout:g} s") from error
+            raise Passing(f"no answer within {self._config.timeout:g} s") from error
         except aiohttp.ClientConnectorError as error:
-            raise _Passing(f"no connection ({error.os_error.strerror or error.os_error})") from error
+            raise Passing(f"no connection ({error.os_error.strerror or error.os_error})") from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _Passing("connection lost") from error
+            raise Passing("connection lost") from error
 
     def _failure(self, status: int, body: bytes, wait: float) -> Exception:
-        config, said = self._config, self._shown(_message(body))
+        config, said = self._config, self._shown(error_message(body))
         if status in (401, 403):
             return self._key_refused(status, body)
         if status == 402 or (status == 429 and "insufficient_quota" in said):
             return ServiceError(f"the account has no credit ({said})", config.base, "top it up and go on")
         if status in _PASSING or status >= 500:
-            return _Passing(f"status {status}", wait)
+            return Passing(f"status {status}", wait)
         if status == 404 and (config.llm in said or "model" in said.lower()):
             return ServiceError(f"the service has no model {config.llm!r} ({said})", "--llm", "give one that it lists")
         if status in (404, 405):
@@ -209,9 +183,11 @@ class Service:
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
         name = self._config.key_variable
         remedy = f"check the key in {name}" if self._key else f"put a key into {name}, or name another --key-variable"
-        return ServiceError(f"refuses the key ({status}: {self._shown(_message(body))})", self._config.base, remedy)
+        return ServiceError(
+            f"refuses the key ({status}: {self._shown(error_message(body))})", self._config.base, remedy
+        )
 
-    def _unreachable(self, failure: _Passing) -> ServiceError:
+    def _unreachable(self, failure: Passing) -> ServiceError:
         return ServiceError(
             f"gives no answer: {failure}", self._config.base, "check --endpoint and the service, then go on"
         )
@@ -221,54 +197,3 @@ class Service:
         if self._key:
             text = text.replace(self._key, HIDDEN)
         return " ".join(masked(text).split())[:200]
-
-
-def _read(body: bytes) -> Reply:
-    """The reply that a body holds; raises `_Passing` where it holds none."""
-    try:
-        whole = json.loads(body)
-        choice = whole["choices"][0]
-        message, usage = choice["message"], whole.get("usage") or {}
-        content = message.get("content")
-        if not isinstance(content, str | None) or not isinstance(usage, dict):
-            raise TypeError
-        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise _Passing("no chat completion") from error
-    read, written = (count if type(count) is int and count >= 0 else None for count in counts)
-    finish = "refusal" if message.get("refusal") else str(choice.get("finish_reason") or "stop")
-    return Reply(content or "", finish[:40], read, written)
-
-
-def _message(body: bytes) -> str:
-    """What an error's body says, in the forms that services have for it."""
-    try:
-        found = json.loads(body)
-        error = found.get("error", found.get("detail", found.get("message", found)))
-        if isinstance(error, dict):
-            told = [str(error[name]) for name in ("message", "code", "param") if error.get(name)]
-            return " ".join(told) or json.dumps(error)
-        return error if isinstance(error, str) else json.dumps(error)
-    except (ValueError, AttributeError, RecursionError):
-        return body[:400].decode(errors="replace")
-
-
-def _model_names(body: bytes) -> list[str]:
-    try:
-        return [str(model["id"]) for model in json.loads(body)["data"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return []
-
-
-def _retry_after(value: str | None) -> float:
-    """Seconds; the header gives them, or a date. 0 where it gives neither."""
-    if not value:
-        return 0.0
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
-    return seconds if 0 < seconds < 1e9 else 0.0

@@ -30,8 +30,9 @@ def main(words: list[str]) -> None:
     if not _SPLIT.fullmatch(arguments.split):
         raise ConfigError(f"{arguments.split!r} is no split's name", "--split", "use letters, digits, '_' and '-'")
 
-    from raytriever.annotation.job import AnnotationJob, run_annotation
+    from raytriever.annotation.job import run_annotation
     from raytriever.annotation.summary import summary
+    from raytriever.annotation.work import AnnotationJob
 
     output = Path(arguments.output)
     job = AnnotationJob(

@@ -1,9 +1,12 @@
 """Every answer that was paid for, in a file that only grows: an answer is on disk before anything follows from it.
 
+An answer that has arrived is written before anything else is done, so that a kill of the process does not take it,
+and synced before it is counted, so that a cut of the power does not. Lines that come while others are being synced
+share the next sync: a disk's latency is no bound on the rate.
+
 A line is the CRC-32 of what follows, a blank, and one JSON object: the key of the request, the job it was asked for,
-what was answered, its tokens. Lines that come while others are being made durable share the next fsync, so that a
-disk's latency is no bound on the rate. A line that a kill cut short was never counted; it is cut off when the log is
-opened. A line whose sum is wrong is passed over, and its request is asked again.
+what was answered, its tokens. A line that a kill cut short was never counted; it is cut off when the log is opened. A
+line whose sum is wrong is passed over, and its request is asked again.
 """
 
 from __future__ import annotations
@@ -38,21 +41,19 @@ class AnswerLog:
         self.path = folder / FILE
         self.damaged = 0
         self._places: dict[bytes, tuple[int, int]] = {}
-        self._waiting: list[tuple[bytes, bytes, asyncio.Future[None]]] = []
-        self._committing: asyncio.Task[None] | None = None
+        self._unsynced: list[tuple[bytes, int, int, asyncio.Future[None]]] = []
+        self._syncing: asyncio.Task[None] | None = None
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                self._lock()
+                _fsync_folder(folder)
+                self._end = self._read()
+                os.ftruncate(self._file, self._end)
+            except BaseException:
                 os.close(self._file)
-                raise StorageError(
-                    "another run is writing its answers there", str(self.path), "wait for it, or give other --answers"
-                ) from error
-            _fsync_folder(folder)
-            self._end = self._read()
-            os.ftruncate(self._file, self._end)
+                raise
 
     def __len__(self) -> int:
         return len(self._places)
@@ -79,50 +80,61 @@ class AnswerLog:
 
     async def put(self, key: str, entry: Entry) -> None:
         """Keep an answer; comes back when it is on disk. Raises `StorageError` if it cannot be written."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((bytes.fromhex(key), _line({"key": key, **entry}), written))
-        if self._committing is None or self._committing.done():
-            self._committing = asyncio.create_task(self._commit())
-        await written
+        line = _line({"key": key, **entry})
+        start = self._append(line)
+        synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unsynced.append((bytes.fromhex(key), start, len(line), synced))
+        if self._syncing is None or self._syncing.done():
+            self._syncing = asyncio.create_task(self._sync())
+        await synced
 
     def close(self) -> None:
-        """Write what still waits, and let go of the log."""
+        """Make everything durable, and let go of the log."""
         try:
-            waiting, self._waiting = self._waiting, []
-            if waiting:
-                self._write([line for _, line, _ in waiting])
+            with disk_errors(self.path):
+                os.fsync(self._file)
         finally:
             os.close(self._file)
 
-    async def _commit(self) -> None:
-        while self._waiting:
-            lines, self._waiting = self._waiting, []
-            start = self._end
-            try:
-                await asyncio.to_thread(self._write, [line for _, line, _ in lines])
-            except Exception as error:
-                for _, _, written in lines:
-                    if not written.done():
-                        written.set_exception(error)
-                return
-            for key, line, written in lines:
-                self._places[key] = (start, len(line))
-                start += len(line)
-                if not written.done():
-                    written.set_result(None)
-
-    def _write(self, lines: list[bytes]) -> None:
-        block = b"".join(lines)
+    def _append(self, line: bytes) -> int:
+        """Write a line, at once and whole: from here on no kill of this process takes it. Answers where it stands."""
+        start, done = self._end, 0
         with disk_errors(self.path):
             try:
-                done = 0
-                while done < len(block):
-                    done += os.pwrite(self._file, block[done:], self._end + done)
-                os.fsync(self._file)
+                while done < len(line):
+                    done += os.pwrite(self._file, line[done:], start + done)
             except OSError:
-                os.ftruncate(self._file, self._end)
+                os.ftruncate(self._file, start)
                 raise
-        self._end += len(block)
+        self._end = start + len(line)
+        return start
+
+    async def _sync(self) -> None:
+        """Make durable what was written, again and again until nothing new is there."""
+        while self._unsynced:
+            batch, self._unsynced = self._unsynced, []
+            failure = None
+            try:
+                await asyncio.to_thread(os.fsync, self._file)
+            except OSError as error:
+                failure = error
+            for key, start, length, synced in batch:
+                if failure is None:
+                    self._places[key] = (start, length)
+                if synced.done():
+                    continue
+                if failure is None:
+                    synced.set_result(None)
+                else:
+                    synced.set_exception(StorageError(f"cannot be written ({failure.strerror})", str(self.path)))
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StorageError(
+                "another run is writing its answers there", str(self.path), "wait for it, or give other --answers"
+            ) from error
 
     def _read(self) -> int:
         """Learn where each entry stands; answers where the last whole line ends."""

@@ -1,4 +1,4 @@
-"""The log of answers: what was acknowledged is there, whatever happened then."""
+"""The log of answers: what has arrived is there, whatever happens then."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from raytriever.annotation.answer_log import AnswerLog
 async def main():
     log = AnswerLog(Path(sys.argv[1]))
     async def one(number):
-        await log.put(f"{number:064x}", {"content": "x" * 5000})
-        print(number, flush=True)
+        put = asyncio.ensure_future(log.put(f"{number:064x}", {"content": "x" * 5000}))
+        await asyncio.sleep(0)
+        print(number, flush=True)  # it has arrived; that it is synced is not waited for
+        await put
     number = 0
     while True:
         await asyncio.gather(*(one(number + i) for i in range(8)))
@@ -83,22 +85,28 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_leaves_a_log_that_opens(small_disk: Path) -> None:
-    log = AnswerLog(small_disk)
+    logs = []
 
     async def fill() -> None:
         for number in range(40):
-            await log.put(f"{number:064x}", {"content": "x" * 1000})
+            await logs[0].put(f"{number:064x}", {"content": "x" * 1000})
+
+    def fill_it() -> None:
+        logs.append(AnswerLog(small_disk))
+        asyncio.run(fill())
 
     with pytest.raises(StorageError, match="no space left"):
-        asyncio.run(fill())
-    there = len(log)
-    log.close()
-    again = AnswerLog(small_disk)
-    assert (len(again), again.damaged) == (there, 0)
-    again.close()
+        fill_it()
+    if small_disk.is_mount():
+        there = len(logs[0])
+        logs[0].close()
+        again = AnswerLog(small_disk)
+        assert (len(again), again.damaged) == (there, 0)
+        assert there > 3
+        again.close()
 
 
-def test_what_was_acknowledged_before_a_kill_is_there(tmp_path: Path) -> None:
+def test_what_had_arrived_before_a_kill_is_there(tmp_path: Path) -> None:
     for _ in range(3):
         words = [sys.executable, "-c", WRITER, str(tmp_path)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,62 @@
+"""The data set that is written: read again, it holds what was annotated and all that was there before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.annotation.annotate import Annotation
+from raytriever.annotation.candidates import fused
+from raytriever.annotation.output import with_positives, write_annotated
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.open import open_dataset
+from raytriever.storage import read_manifest
+
+# Query 0: people judged document 0 relevant and document 1 not. Query 1: document 2, by the model of an earlier job.
+ROWS = Judgements(*np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [1, 2, 1, 1, 0]]).T)
+FOUND = {0: Annotation([0, 1, 3], "so", [3, 1, 0]), 2: Annotation([1], "so", [1])}
+
+
+def table(rows: Judgements) -> list[tuple[int, ...]]:
+    columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_people_are_not_contradicted() -> None:
+    merged, counts = with_positives(ROWS, FOUND, "human")
+    assert table(merged) == [(0, 0, 1, 0, 0), (0, 1, 0, 0, 0), (0, 3, 1, 1, 0), (1, 2, 1, 1, 0), (2, 1, 1, 1, 0)]
+    assert counts == {"positives": 3, "agreed": 1, "judged_irrelevant": 1}
+    merged, _ = with_positives(ROWS, FOUND, "llm")
+    assert table(merged)[0] == (0, 0, 1, 1, 2)
+    merged, _ = with_positives(None, FOUND, "human")
+    assert table(merged) == [(0, 0, 1, 1, 2), (0, 1, 1, 1, 1), (0, 3, 1, 1, 0), (2, 1, 1, 1, 0)]
+
+
+@pytest.mark.parametrize("name", ["d", "a\tb ", "ü\u2028"])
+def test_whatever_the_ids_it_is_read_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    documents = Documents([f"{name}{i}" for i in range(4)], ["", "T", "", ""], ["a", "b\nc", "d", 'e"f'])
+    queries = Queries([f"{name}{i}" for i in range(3)], ["one", "two", "three"])
+    dataset = RetrievalDataset("some", documents, queries, {"train": ROWS, "test": ROWS})
+    candidates = {0: [0, 1, 2, 3], 2: [1]}
+    meta = {"kind": "annotations"}
+    write_annotated(tmp_path / "out", dataset, "train", FOUND, candidates, "human", meta)
+    read = open_dataset(tmp_path / "out", ["train", "test"])
+    assert not read.quarantine.total
+    assert list(read.documents.ids) == documents.ids
+    assert list(read.documents.texts) == documents.texts
+    assert list(read.queries.texts) == queries.texts
+    assert table(read.judgements["train"]) == table(with_positives(ROWS, FOUND, "human")[0])
+    assert table(read.judgements["test"]) == table(ROWS)
+    assert read_manifest(tmp_path / "out")["meta"]["positives"] == 3
+
+
+def test_what_several_found_stands_in_front() -> None:
+    first, second = np.array([4, 7, 2]), np.array([7, -1, -1])
+    assert fused([first, second]) == [7, 4, 2]
+    assert fused([np.array([9, 1]), np.array([1, 9])]) == [1, 9]
+    assert fused([np.array([-1])]) == []

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-FILES = sorted(file for part in ("platform", "jobs", "benchmarks") for file in (REPOSITORY / part).rglob("*.py"))
+FILES = sorted(
+    file for part in ("platform", "jobs", "benchmarks", "dashboards") for file in (REPOSITORY / part).rglob("*.py")
+)
 
 # Modules whose reading runs what it reads, or that unpack archives without looking.
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "tarfile"}

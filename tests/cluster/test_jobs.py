@@ -256,7 +256,7 @@ def test_a_job_that_is_stopped_leaves_a_run_that_the_same_command_goes_on_with(h
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_cannot_be_submitted_is_told_in_a_line(head: Head) -> None:
+def test_what_cannot_be_submitted_is_told_in_a_line(head: Head, settings: list[str]) -> None:
     large = head.checkout / "notes.txt"
     large.write_bytes(bytes(101 * 2**20))
     try:
@@ -273,5 +273,17 @@ def test_what_cannot_be_submitted_is_told_in_a_line(head: Head) -> None:
     assert "start a cluster with `ray start --head`" in out.splitlines()[-1]
     code, out = head.ends(sys.executable, "jobs/submit.py", "train", RAY_AUTH_MODE="disabled")
     assert code == 2
+    assert "Traceback" not in out
+    assert "RAY_AUTH_MODE=token" in out.splitlines()[-1]
+    code, out = head.ends(
+        sys.executable,
+        "jobs/train.py",
+        *settings,
+        "--output",
+        str(head.home / "none"),
+        RAY_ADDRESS=f"127.0.0.1:{head.port}",
+        RAY_AUTH_MODE="disabled",
+    )
+    assert code == 2, out
     assert "Traceback" not in out
     assert "RAY_AUTH_MODE=token" in out.splitlines()[-1]

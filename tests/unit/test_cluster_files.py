@@ -190,6 +190,8 @@ def test_the_job_of_kuberay_is_given_to_that_cluster_and_writes_where_it_lasts(
     cluster, job = kuberay["RayCluster"], kuberay["RayJob"]["spec"]
     assert job["clusterSelector"]["ray.io/cluster"] == cluster["metadata"]["name"]
     assert f"--output {MOUNT}/" in job["entrypoint"]
+    submitter = {each["name"]: each for each in pods(kuberay)[-1]["spec"]["containers"][0]["env"]}
+    assert submitter["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == cluster["metadata"]["name"]
     for pod in pods(kuberay)[:-1]:
         assert {"name": "runs", "mountPath": MOUNT} in pod["spec"]["containers"][0]["volumeMounts"]
 
@@ -205,7 +207,8 @@ PLANTED = [
 
 def test_an_upload_is_the_code_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "checkout"
-    code = [path.relative_to(REPOSITORY) for top in ("platform", "jobs") for path in (REPOSITORY / top).rglob("*.py")]
+    files = [path for top in ("platform", "jobs") for path in (REPOSITORY / top).rglob("*") if path.is_file()]
+    code = [path.relative_to(REPOSITORY) for path in files if "__pycache__" not in path.parts]
     code += [Path(name) for name in (".rayignore", ".gitignore", "pyproject.toml", "constraints.txt", "settings.yaml")]
     for path in [*code, *map(Path, PLANTED)]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

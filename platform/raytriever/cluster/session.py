@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
+from raytriever.cluster.launch_doors import tighten_token
 from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
 
@@ -37,6 +39,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         if address:
             ray.init(address=address, runtime_env=_runtime_env(), **common)
         else:
+            tighten_token()
             cpus = max(os.cpu_count() or 1, num_workers + 2)
             # `local` keeps out of any other cluster recorded on this machine.
             ray.init(address="local", num_cpus=cpus, **common)
@@ -45,6 +48,12 @@ def ray_session(num_workers: int) -> Iterator[None]:
             "no Ray cluster answers",
             f"RAY_ADDRESS={address}",
             "start it with `ray start --head`, or unset RAY_ADDRESS",
+        ) from error
+    except AuthenticationError as error:
+        raise ConfigError(
+            f"wants a token, or another one ({' '.join(str(error).split())[:200]})",
+            f"RAY_ADDRESS={address}",
+            "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN",
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ended_by)  # `ray.init` puts a handler of its own there

@@ -25,6 +25,7 @@ from zipfile import ZipFile
 
 from ray._private.ray_constants import get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import create_package
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raytriever.errors import ConfigError
@@ -65,7 +66,7 @@ def submit(
             # What a job that is stopped gets to end in order, where the cluster says nothing of it.
             settings["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": "30"} | (settings.get("env_vars") or {})
             job = client.submit_job(entrypoint=shlex.join(entrypoint), runtime_env=settings, **given)
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, AuthenticationError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"cannot submit ({reason})",

@@ -1,0 +1,81 @@
+"""A whole node dies while `jobs/encode.py` runs with actors on two; the store is that of a run in peace."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import children_of, processes, wait_for
+from ray.cluster_utils import Cluster
+
+from raytriever.cli.main import run
+from raytriever.retrieval.embeddings import EmbeddingStore
+
+SHARDS = 12
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head with room for one actor."""
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "long"
+    folder.mkdir()
+    lines = (json.dumps({"_id": str(n), "text": "abcdefghij"[: n % 9 + 1] * 5}) for n in range(SHARDS * 1_024))
+    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n')
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_node_dies_and_no_byte_is_another(
+    command_line: Callable,
+    started: list,
+    tiny_encoder: Path,
+    corpus: Path,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cli = command_line()
+    words = ["--dataset", str(corpus), "--model", str(tiny_encoder), "--precision", "fp32", "--batch-tokens", "512"]
+    for name, value in cli.environment.items():
+        monkeypatch.setenv(name, value)
+    assert run("encode", [*words, "--output", str(cli.folder / "peace")]) == 0
+
+    node = cluster.add_node(num_cpus=1)
+    [raylet] = node.all_processes["raylet"]
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    store = cli.folder / "torn"
+    process = cli.start("encode", *words, "--actors", "2", "--output", str(store))
+    started.append(process)
+
+    def done() -> set[str]:
+        return {file.parent.name for file in store.glob("shards/0*/manifest.json")}
+
+    def at_work() -> bool:
+        """Some shards stand, and the node that is to die has an actor."""
+        return bool(done()) and bool(processes("_Actor", children_of(raylet.process.pid)))
+
+    wait_for(at_work, 120, process)
+    cluster.remove_node(node, allow_graceful=False)
+    before = {name: (store / "shards" / name).stat().st_mtime_ns for name in done()}
+    assert len(before) < SHARDS - 1
+    _, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    # The same bytes, and what stood was not made again.
+    assert files(store) == files(cli.folder / "peace")
+    assert {name: (store / "shards" / name).stat().st_mtime_ns for name in before} == before
+    assert len(EmbeddingStore.open(store)) == SHARDS * 1_024
+    assert not [name for name in os.listdir(store / "shards") if name.startswith(".")]

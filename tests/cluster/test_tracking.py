@@ -111,4 +111,4 @@ def test_a_server_that_is_killed_and_restarted_costs_a_run_nothing(
     losses = {line["step"]: line["measured"]["loss"] for line in kept if "loss" in line["measured"]}
     assert {point.step: point.value for point in history} == losses
     assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}
-    assert (identity["files"], identity["status"], identity["description"]) == ([], None, None)
+    assert (identity["files"], identity["status"], identity["descriptions"]) == ([], None, [])

@@ -29,7 +29,7 @@ def main(words: list[str]) -> None:
 
     from raytriever.cluster.evaluating import evaluate_in_session
     from raytriever.retrieval.beir_suite import named
-    from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models
+    from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models, pinned_models
     from raytriever.retrieval.evaluation_calibration import read_aims
     from raytriever.retrieval.evaluation_request import EvaluationJob, with_suite
     from raytriever.retrieval.evaluation_results import RESULTS
@@ -37,11 +37,12 @@ def main(words: list[str]) -> None:
     from raytriever.retrieval.evaluation_text import evaluation_text
     from raytriever.retrieval.metric_words import read_metrics
     from raytriever.retrieval.protocol import Protocol
-    from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
+    from raytriever.tracking.beside import open_beside
+    from raytriever.tracking.mlflow_tracker import tracking_uri
 
     if not arguments.datasets and not config.suite:
         raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
-    models = evaluated_models(arguments.models, model)
+    models = pinned_models(evaluated_models(arguments.models, model))
     output = Path(arguments.output)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     job = EvaluationJob(
@@ -57,7 +58,7 @@ def main(words: list[str]) -> None:
     if config.suite:
         job = with_suite(job, Path(config.data_root) if config.data_root else None, warn)
     results = evaluate_in_session(
-        job, encoding, output, arguments.fresh, lambda: MlflowServer(tracking_uri()).connect(output.resolve().name), warn
+        job, encoding, output, arguments.fresh, lambda: open_beside(tracking_uri(), output, warn), warn
     )
     print(evaluation_text(results))
     print(f"\n{output / RESULTS}")

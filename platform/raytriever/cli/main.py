@@ -20,6 +20,7 @@ from raytriever import __version__
 from raytriever.cluster.submitted import settle
 from raytriever.errors import ConfigError, UserError
 from raytriever.options import did_you_mean
+from raytriever.tracking.masking import masked
 
 # Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
 STAGES = {
@@ -50,8 +51,8 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
             importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
     except UserError as mistake:
         if debug:
-            traceback.print_exc()
-        print(f"error: {' '.join(str(mistake).split())}", file=sys.stderr)
+            print(masked(traceback.format_exc()), end="", file=sys.stderr)
+        print(f"error: {masked(' '.join(str(mistake).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; give the same command again to go on", file=sys.stderr)

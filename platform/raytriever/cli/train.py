@@ -44,6 +44,7 @@ def main(words: list[str]) -> None:
 
     from raytriever.cluster.experiment import default_output, run_experiment
     from raytriever.retrieval.table import metrics_table
+    from raytriever.tracking.masking import masked
     from raytriever.tracking.mlflow_tracker import tracking_uri
 
     for line in _without_effect(curriculum, _flags(arguments)):
@@ -59,7 +60,8 @@ def main(words: list[str]) -> None:
     if finished.quarantined:
         print(finished.quarantined)
     print("\nGo on with:")
-    print(f"  {_program('mlflow')} ui --backend-store-uri {tracking_uri()}")
+    uri = masked(tracking_uri())
+    print(f"  {uri} in a browser" if uri.startswith("http") else f"  {_program('mlflow')} ui --backend-store-uri {uri}")
     print(f'  {_program("python")} jobs/search.py --model {finished.path} --dataset {config.data.dataset} "{_EXAMPLE}"')
     print(f"  {finished.path / 'report.html'} in a browser")
 

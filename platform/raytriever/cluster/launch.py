@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from raytriever.cluster.launch_doors import Doors, keep_token, open_doors
-from raytriever.cluster.launch_process import Launched, check_free
+from raytriever.cluster.launch_process import Launched, check_free, free_port
 from raytriever.errors import ConfigError
 from raytriever.storage import cache_folder, check_writable, disk_errors
 
@@ -105,7 +106,13 @@ def ray_command(asked: Launch, doors: Doors) -> list[str]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={doors.address}", f"--port={asked.ray_port}"]
     command += [f"--dashboard-host={doors.host}", f"--dashboard-port={asked.dashboard_port}"]
-    return command + ([f"--num-cpus={asked.num_cpus}"] if asked.num_cpus else [])
+    if asked.num_cpus:
+        command.append(f"--num-cpus={asked.num_cpus}")
+    if ipaddress.ip_address(doors.address).is_loopback:
+        # Nobody has to know the rest of its ports, and Ray's own ranges may be another cluster's on this machine.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
+        command += [f"--{what}-port={free_port()}" for what in ("ray-client-server", "dashboard-agent-listen")]
+    return command
 
 
 def ray_environment(doors: Doors) -> dict[str, str]:

@@ -111,6 +111,12 @@ def check_free(host: str, port: int, flag: str) -> None:
             raise ConfigError(f"{host}:{port}: {error.strerror}", flag, "give another") from error
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def _session_of(pid: int) -> int:
     try:
         return os.getsid(pid)

@@ -12,6 +12,7 @@ from typing import Any
 from raytriever.errors import ConfigError
 from raytriever.retrieval.compare_read import CURVES
 from raytriever.retrieval.compare_run import Figures, FinishedRun
+from raytriever.tracking.masking import masked
 from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, tracking_uri
 
 SYSTEMS = ("bm25", "before", "after")
@@ -28,10 +29,11 @@ class MlflowRuns:
 
     def __init__(self) -> None:
         self._uri = tracking_uri()
+        self._shown = masked(self._uri)
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
             # MLflow would make an empty one.
-            raise ConfigError("no such database", self._uri, "name the server or database by MLFLOW_TRACKING_URI")
+            raise ConfigError("no such database", self._shown, "name the server or database by MLFLOW_TRACKING_URI")
         from mlflow import MlflowClient
 
         with self._telling("does not answer"):
@@ -58,13 +60,13 @@ class MlflowRuns:
             found = self._client.search_runs(where, words, max_results=MOST, order_by=["attributes.start_time DESC"])
             runs = [self._read(run) for run in found if _figures(run)]
         if not runs:
-            raise ConfigError(f"no finished run matches {words!r}", self._uri, "try the filter in MLflow's UI")
+            raise ConfigError(f"no finished run matches {words!r}", self._shown, "try the filter in MLflow's UI")
         return runs[::-1]
 
     def _read(self, run: Any) -> FinishedRun:
         figures = _figures(run)
         if not figures:
-            raise ConfigError(f"run {run.info.run_id} has no figures", self._uri, "name a finished run")
+            raise ConfigError(f"run {run.info.run_id} has no figures", self._shown, "name a finished run")
         curves = {
             name: sorted(
                 {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}.items()
@@ -85,9 +87,9 @@ class MlflowRuns:
         try:
             yield
         except (MlflowException, SQLAlchemyError) as error:
-            reason = textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ...")
+            reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
             raise ConfigError(
-                f"MLflow {what} ({reason})", self._uri, "give an id or a filter of MLflow's UI"
+                f"MLflow {what} ({reason})", self._shown, "give an id or a filter of MLflow's UI"
             ) from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
+from raytriever.models.source import commit_of
 from raytriever.options import did_you_mean
 from raytriever.retrieval.file_names import distinct_names, safe_name
 
@@ -46,6 +47,23 @@ def evaluated_models(given: Sequence[str], settings: ModelConfig) -> list[Evalua
     return [
         EvaluatedModel(name, None if place == BM25 else dataclasses.replace(settings, model=place))
         for name, place in zip(names, places, strict=True)
+    ]
+
+
+def pinned_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+    """The same with hub models' revisions as commits, so that results say what was measured.
+
+    Raises:
+        ModelError: see `models.source.resolve_model`.
+    """
+    return [
+        model
+        if model.config is None
+        else EvaluatedModel(
+            model.name,
+            dataclasses.replace(model.config, revision=commit_of(model.config.model, model.config.revision)),
+        )
+        for model in models
     ]
 
 

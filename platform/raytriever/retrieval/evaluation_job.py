@@ -69,36 +69,37 @@ def run_evaluation(
     results = Results(missing=list(job.missing), systems=_systems(job.models, retrievers, precision))
     values: dict[str, dict[str, dict[str, ndarray]]] = {model.name: {} for model in job.models}
     run = tracker()
-    with closing(run), committed_directory(output, {"kind": "evaluation"}, replace=True) as aside:
-        for one, datasets in zip(job.sets, opened, strict=True):
-            said = f"{sum(len(dataset.documents) for dataset in datasets):,} documents, split {one.split}"
-            say(f"{one.name}: {said} ({precision} on {device})")
-            if own := sum(own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
-                found = f"{own} queries are judged relevant to the document with their own id, which is left out"
-                say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
-            seconds: dict[str, float] = {}
-            parts = [
-                _measure(job, one, name, dataset, retrievers, workers or Workers(), seconds)
-                for name, dataset in zip(one.parts, datasets, strict=True)
-            ]
-            measured = MeasuredSet(one, parts)
-            write_set(aside, measured, job.protocol, seconds)
-            _take(results, measured, values)
-            if hear is not None:
-                for model in job.models:
-                    hear(model.name, one.name, results.models[model.name][one.name])
-            results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
-            for part in parts:
-                left_out = part.dataset.quarantine.write(aside / measured.label(part))
-                if left_out.total and left_out.path:
-                    told = replace(left_out, path=output / left_out.path.relative_to(aside))
-                    results.quarantined.append(str(told))
-            run.describe(asked, _record(measured), {"raytriever.stage": "evaluate"})
-        results.significance = significance_rows(values, job.baselines)
-        write_whole(aside, results, asked, job.sets[0].split, job.baselines)
-        if report is not None:
-            report(aside)
-        _log(run, results, aside)
+    with closing(run):
+        with committed_directory(output, {"kind": "evaluation"}, replace=True) as aside:
+            for one, datasets in zip(job.sets, opened, strict=True):
+                said = f"{sum(len(dataset.documents) for dataset in datasets):,} documents, split {one.split}"
+                say(f"{one.name}: {said} ({precision} on {device})")
+                if own := sum(own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
+                    found = f"{own} queries are judged relevant to the document with their own id, which is left out"
+                    say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
+                seconds: dict[str, float] = {}
+                parts = [
+                    _measure(job, one, name, dataset, retrievers, workers or Workers(), seconds)
+                    for name, dataset in zip(one.parts, datasets, strict=True)
+                ]
+                measured = MeasuredSet(one, parts)
+                write_set(aside, measured, job.protocol, seconds)
+                _take(results, measured, values)
+                if hear is not None:
+                    for model in job.models:
+                        hear(model.name, one.name, results.models[model.name][one.name])
+                results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
+                for part in parts:
+                    left_out = part.dataset.quarantine.write(aside / measured.label(part))
+                    if left_out.total and left_out.path:
+                        told = replace(left_out, path=output / left_out.path.relative_to(aside))
+                        results.quarantined.append(str(told))
+                run.describe(asked, _record(measured), {"raytriever.stage": "evaluate"})
+            results.significance = significance_rows(values, job.baselines)
+            write_whole(aside, results, asked, job.sets[0].split, job.baselines)
+            if report is not None:
+                report(aside)
+        _log(run, results, output)
     return results
 
 

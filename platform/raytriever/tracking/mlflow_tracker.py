@@ -28,7 +28,9 @@ SQLITE = "sqlite:///"
 PARAM_CHARACTERS = 6000  # more are refused
 REASON_CHARACTERS = 300
 # Whoever asks decides whether to ask again: a request that is repeated below could make a run twice.
-REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", TIMEOUT: "10"}
+FILE_TIMEOUT = "120"  # a server may pass a file on to a slower place before it answers
 
 
 def tracking_uri() -> str:
@@ -186,7 +188,7 @@ class MlflowTracker:
     def log_file(self, path: Path, folder: str = "") -> None:
         """Copy a file or a directory into the run's artifacts."""
         try:
-            with self._telling():
+            with self._telling(), _patient():
                 if path.is_dir():
                     self._client.log_artifacts(self.run_id, str(path), folder or path.name)
                 else:
@@ -200,6 +202,19 @@ class MlflowTracker:
         """Set the run's final status."""
         with self._telling():
             self._client.set_terminated(self.run_id, status)
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Wait longer for an answer, unless the user has said how long."""
+    before = os.environ.get(TIMEOUT)
+    if before == REQUESTS[TIMEOUT]:
+        os.environ[TIMEOUT] = FILE_TIMEOUT
+    try:
+        yield
+    finally:
+        if before == REQUESTS[TIMEOUT]:
+            os.environ[TIMEOUT] = before
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

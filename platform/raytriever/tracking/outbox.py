@@ -26,7 +26,7 @@ from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker
 
 IDENTITY = "run.json"
 POINTS_A_MESSAGE = 1000
-_EMPTY: dict[str, Any] = {"name": "", "sent": 0, "description": None, "files": [], "status": None, "children": []}
+_EMPTY: dict[str, Any] = {"name": "", "sent": 0, "descriptions": [], "files": [], "status": None, "children": []}
 
 
 class Server(Tracker, Protocol):
@@ -81,7 +81,7 @@ class Outbox:
         """Whether the server lacks anything."""
         with self._lock:
             state = self._state
-            return bool(self._waiting or state["description"] or state["files"] or state["status"])
+            return bool(self._waiting or state["descriptions"] or state["files"] or state["status"])
 
     def backlog(self) -> Backlog:
         """How much waits."""
@@ -97,9 +97,11 @@ class Outbox:
                 self._oldest = points[0].milliseconds
 
     def put_description(self, params: Mapping[str, str], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        """Settings, data and tags, in place of what was said of them before."""
+        """Settings, data and tags, in place of what waits of the same data."""
         about = {**asdict(dataset), "counts": dict(dataset.counts)}
-        self._change(description={"params": dict(params), "dataset": about, "tags": dict(tags)})
+        with self._lock:
+            others = [other for other in self._state["descriptions"] if other["dataset"] != about]
+            self._change(descriptions=[*others, {"params": dict(params), "dataset": about, "tags": dict(tags)}])
 
     def put_file(self, path: Path, folder: str) -> None:
         """A file's name; what is sent is what stands under it then."""
@@ -146,10 +148,13 @@ class Outbox:
 
     def _send(self, server: Server) -> None:
         state = self._state
-        if description := state["description"]:
+        if state["descriptions"]:
+            description = state["descriptions"][0]
             dataset = DatasetRecord(**description["dataset"])
             server.describe(description["params"], dataset, description["tags"])
-            self._sent("description", description, None)
+            with self._lock:
+                left = [other for other in self._state["descriptions"] if other is not description]
+                self._change(descriptions=left)
         elif self._waiting:
             stretch = self.steps.after(state["sent"], POINTS_A_MESSAGE)
             server.log(stretch.points)
@@ -165,12 +170,9 @@ class Outbox:
                 self._change(files=self._state["files"][1:])
         elif status := state["status"]:
             server.finish(status)
-            self._sent("status", status, None)
-
-    def _sent(self, name: str, what: Any, then: Any) -> None:
-        with self._lock:
-            if self._state[name] is what:  # and not another one, told since
-                self._change(**{name: then})
+            with self._lock:
+                if self._state["status"] == status:  # and not another one, told since
+                    self._change(status=None)
 
     def _see_oldest(self) -> None:
         first = self.steps.after(self._state["sent"], 1).points if self._waiting else []

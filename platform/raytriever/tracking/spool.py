@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from raytriever.errors import StorageError, UserError
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
@@ -51,7 +51,7 @@ class Spool:
         run_name: str,
         parent: str | None = None,
         say: Say = say_beside_progress,
-    ) -> Spool:
+    ) -> Self:
         """Begin or continue a run.
 
         Args:
@@ -69,6 +69,11 @@ class Spool:
         outbox.begin(run_name)
         outbox.connect(server.connect)
         return cls(outbox, Sender(server.connect, say, server.shown), say)
+
+    @property
+    def folder(self) -> Path:
+        """Where what is told is kept."""
+        return self._outbox.folder
 
     @property
     def run_id(self) -> str | None:
@@ -126,8 +131,8 @@ class Spool:
         if self._parent is None:
             self.settle(END_SECONDS if status == "FINISHED" else SHORT_END_SECONDS)
 
-    def settle(self, patience: float) -> None:
-        """Wait for the server, and send no more.
+    def settle(self, patience: float) -> bool:
+        """Wait for the server, and send no more; answers whether nothing waits.
 
         Args:
             patience: seconds of a server that fails.
@@ -135,29 +140,34 @@ class Spool:
         before = self.backlog()
         if before.failures and before.points:
             self._say(f"waiting up to {patience:.0f} s for MLflow, for which {before.points:,} points wait")
-        if not self._sender.close(patience):
-            left = self.backlog()
-            self._say(
-                f"{left.points:,} points and {left.files:,} files wait for MLflow in {self._outbox.folder}; "
-                "the same command sends them"
-            )
+        if self._sender.close(patience):
+            return True
+        left = self.backlog()
+        self._say(
+            f"{left.points:,} points and {left.files:,} files wait for MLflow in {self._outbox.folder}; "
+            "the same command sends them"
+        )
+        return False
 
 
-def send_what_waits(folder: Path, uri: str, say: Say) -> None:
+def send_what_waits(folder: Path, uri: str, say: Say) -> bool:
     """Send what a finished run, or one within it, has told and its server does not have yet; `say` hears of it.
 
     A server that does not answer is no mistake here: the run is finished, and its figures stand.
+
+    Returns:
+        Whether nothing waits any more.
     """
     if not _waits(folder):
-        return
+        return True
     try:
         server = MlflowServer(uri)
         outbox = Outbox(folder)
         outbox.connect(server.connect)
     except UserError as error:
         say(f"{error}; what waits in {folder} is sent by this command when it answers")
-        return
-    Spool(outbox, Sender(server.connect, say, server.shown), say).settle(END_SECONDS)
+        return False
+    return Spool(outbox, Sender(server.connect, say, server.shown), say).settle(END_SECONDS)
 
 
 def _waits(folder: Path) -> bool:

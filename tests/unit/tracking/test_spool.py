@@ -12,14 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking import sender as sender_module
+from raytriever.tracking.beside import open_beside
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY, Outbox, Server
 from raytriever.tracking.sender import Sender
@@ -348,3 +350,36 @@ def test_a_torn_identity_is_told_by_its_name(tmp_path: Path, content: str) -> No
     (tmp_path / IDENTITY).write_text(content)
     with pytest.raises(StorageError, match=r"run\.json: is torn or changed; give --fresh"):
         Outbox(tmp_path)
+
+
+def test_a_job_whose_directory_appears_at_its_end(
+    server: MlflowServer, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
+    output, place, said = tmp_path / "results", tmp_path / ".results.tracking", list[str]()
+    with pytest.raises(UserError):
+        open_beside("sqlite:////proc/none.db", output, said.append)
+    assert not place.exists()
+    first = open_beside(uri, output, said.append)
+    for name in ("letters", "numbers"):  # several data sets of one run
+        first.describe({"split": "test"}, replace(DATA, name=name), {})
+    first.log(points(1, 2))
+    first.finish("FINISHED")
+    assert not place.exists()
+    assert kept(server, first.run_id) == expected(2)
+    inputs = server.client.get_run(first.run_id).inputs.dataset_inputs
+    assert {given.dataset.name for given in inputs} == {"letters", "numbers"}
+
+    # What an earlier call could not send stands there, and goes first.
+    place.mkdir()
+    door = Door(server)
+    left = begin(door, place / "left", said)
+    door.shut = True
+    left.log(points(1, 3))
+    left.finish("FINISHED")
+    assert said[-1].endswith("the same command sends them")
+    again = open_beside(uri, output, said.append)
+    assert kept(server, left.run_id) == expected(3)
+    assert [folder.name for folder in place.iterdir()] == [again.folder.name]
+    again.finish("FAILED")
+    assert not place.exists()

@@ -92,7 +92,7 @@ async def ask(work: Work, key: str | None, say: Callable[[str], None]) -> dict[s
         def told(number: int, annotation: Annotation) -> None:
             work.found[number] = annotation
             notes = {"cost": spending.cost} if job.service.price_in or job.service.price_out else {}
-            progress.advance(**notes, malformed=counts.malformed, retries=sum(service.retried.values()))
+            progress.advance(1, **notes, malformed=counts.malformed, retries=sum(service.retried.values()))
             if hopeless := check_failures(counts, len(work.found), settings.max_failed):
                 raise hopeless
 

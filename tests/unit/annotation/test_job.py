@@ -82,6 +82,7 @@ def test_a_data_set_with_the_models_positives(
     assert served.events("asked").total() == 72
 
 
+@pytest.mark.slow
 def test_faults_of_every_kind_change_nothing(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +187,7 @@ def test_queries_that_no_split_judges(serve: Callable[..., Any], topics: Path, w
     assert {source for rows in found.values() for _, source, _ in rows} == {"llm"}
 
 
+@pytest.mark.slow
 def test_candidates_of_a_run_and_of_an_encoder(
     serve: Callable[..., Any], topics: Path, tiny_encoder: Path, work: Path
 ) -> None:

@@ -54,12 +54,12 @@ def test_an_answer_and_its_tokens(serve: Callable[..., Any]) -> None:
         ("busy", "status 429"),
         ("error", "status 500"),
         ("garbage", "no chat completion"),
-        ("stall", "no answer within 0.3 s"),
+        ("stall", "no answer within 0.2 s"),
     ],
 )
 def test_what_fails_in_passing_is_sent_again(serve: Callable[..., Any], fault: str, told: str) -> None:
     served = serve(**{fault: 0.5}, retry_after=0.01, seed=1)
-    config = replace(QUICK, endpoint=served.endpoint, retries=30, timeout=0.3 if fault == "stall" else 5.0)
+    config = replace(QUICK, endpoint=served.endpoint, retries=30, timeout=0.2 if fault == "stall" else 5.0)
     _, service = chat(config, times=6)
     again = sum(service.retried.values())
     assert set(service.retried) == {told}
@@ -77,12 +77,12 @@ def test_retries_come_to_an_end(serve: Callable[..., Any], fault: str) -> None:
 
 
 def test_a_service_that_asks_for_time_gets_it(serve: Callable[..., Any]) -> None:
-    served = serve(busy=1.0, retry_after=0.4)
+    served = serve(busy=1.0, retry_after=0.2)
     with pytest.raises(ServiceError):
         chat(replace(QUICK, endpoint=served.endpoint, retries=2))
     times = served.times("asked")
     assert len(times) == 3
-    assert all(later - earlier >= 0.4 for earlier, later in pairwise(times))
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(times))
 
 
 def test_a_service_that_asks_for_too_much_time_ends_the_job(serve: Callable[..., Any]) -> None:

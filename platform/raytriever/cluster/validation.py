@@ -115,7 +115,7 @@ def validating(config: Config, sets: Sequence[DevSet], folder: Path, say: Callab
 
 
 def validation_plan(
-    job: Mapping[str, Any], config: Config, folder: Path, workers: Workers, sender: Sender
+    job: Mapping[str, Any], config: Config, folder: Path, workers: Workers, device: torch.device, sender: Sender
 ) -> ValidationPlan | None:
     """A worker's plan; every worker makes the call.
 
@@ -123,12 +123,13 @@ def validation_plan(
         job: of `train_on_cluster`: its `evaluator`, its `dev_sets`, its `mailbox`, and what earlier calls `told` of.
         config: the experiment.
         folder: the run directory.
-        workers: the group.
+        workers, device: the group, and where its collectives take their tensors.
         sender: of this worker.
     """
     if not job["dev_sets"]:
         return None
-    told = max(job["told"], ray.get(job["mailbox"].reached.remote())) if workers.rank == 0 else 0
+    told = max(job["told"], ray.get(job["mailbox"].reached.remote()))
+    told = int(workers.maximum(torch.tensor(told, device=device)))
     return ValidationPlan(
         folder / FOLDER,
         config.validation.eval_behind,

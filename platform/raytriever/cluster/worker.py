@@ -106,7 +106,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
             heard=sender.settle,
             data_digest=material.digest(negatives),
             refresh=refresh_plan(job, config, material, folder, workers, device),
-            validation=validation_plan(job, config, folder, workers, sender),
+            validation=validation_plan(job, config, folder, workers, device, sender),
         )
     )
     if workers.rank == 0:

@@ -157,6 +157,7 @@ class _Training:
             if self.validator:
                 self.validator.start(self.progression.step)
                 self._judge(self.validator)
+                saver.tidy(self.progression)  # a broken checkpoint of a later step must not be taken for the new one
             first = work.total_steps if self.progression.stopped else self.progression.step
             if self.refresher and first < work.total_steps:
                 self.refresher.start(first)

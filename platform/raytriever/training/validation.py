@@ -127,7 +127,7 @@ class Validator:
     def finish(self, step: int) -> None:
         """Wait for all that counts, when `step` steps are done, no more are to come, and all checkpoints stand."""
         if self._waiting and self._workers.rank == 0:
-            self._notice(f"waiting for the evaluation of {len(self._waiting)} of the last checkpoints")
+            self._notice(f"training is done; waiting for the evaluation of steps {', '.join(map(str, self._waiting))}")
         self._wait(step, 0)
 
     def told(self) -> dict[str, float]:
@@ -155,8 +155,9 @@ class Validator:
         first = self._waiting.pop(0)
         if kind == _Kind.VALUE:
             self._values[first] = value
-        if self.decides and self.verdict.decided is not None:
-            self._stop = Stop(first, step)
+        decided = self.verdict.decided if self.decides else None
+        if decided is not None:
+            self._stop = Stop(decided, max(step, self._plan.told))
             self._waiting.clear()
         self._retain()
 
@@ -190,9 +191,10 @@ class Validator:
         settings, values = self._settings, {**self._values, record.step: record.value}
         verdict = judge(values, settings.patience, settings.min_delta)
         if self.decides and verdict.decided is not None:
-            write_stop(self._plan.folder, Stop(verdict.decided, step))
+            at = max(step, self._plan.told)
+            write_stop(self._plan.folder, Stop(verdict.decided, at))
             self._notice(
-                f"{settings.best_metric} has not got better since step {verdict.best_step}: training stops at {step}"
+                f"{settings.best_metric} has not got better since step {verdict.best_step}: training stops at {at}"
             )
         self._plan.tell(record.step, record.measured)
 

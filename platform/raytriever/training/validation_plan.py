@@ -38,8 +38,8 @@ class ValidationPlan:
         evaluator: on the first worker; None on the others.
         tell: hears on the first worker of each evaluation: the checkpoint's step and what was measured. After a restart
             it hears again what it had heard.
-        told: the last step that an earlier call has told of: what was decided but not written down when that one was
-            killed ends training there.
+        told: the last step that an earlier call has told of, the same on every worker: training ends no earlier, so
+            that its curves end where it does.
         digest: of the dev data and of how it is measured; a run goes on with no other.
     """
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from ray.core.generated import autoscaler_pb2
 from raytriever.cluster.session import gpus
 
 REPOSITORY = Path(__file__).parent.parent.parent
-STEPS = 600
+STEPS = 400
 SETTINGS = [
     "--eval-steps",
     "50",
@@ -41,6 +43,11 @@ def losses(run: Path) -> dict[int, float]:
     told = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
     assert len(told) == len(dict(told)), "a step was told twice"
     return dict(told)
+
+
+def newest(run: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max((int(path.name[5:]) for path in run.glob("checkpoints/step-*")), default=0)
 
 
 def wait_for(
@@ -94,8 +101,12 @@ class Nodes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        for cluster in self.clusters:
-            cluster.shutdown()
+        while self.clusters:
+            self.clusters.pop().shutdown()
+        # Ray leaves processes unwaited for and sockets open; told of them later, another test would be blamed.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 @pytest.fixture
@@ -105,13 +116,13 @@ def nodes() -> Iterator[Nodes]:
     found.end()
 
 
-def worker_processes() -> dict[int, str]:
-    """Training processes of this machine, and the raylet each is of."""
-    found = {}
+def training_under() -> set[int]:
+    """Raylets, of any cluster on this machine, that have a training process."""
+    found = set()
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and b"RayTrainWorker" in (entry / "cmdline").read_bytes():
-                found[int(entry.name)] = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+                found.add(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]))
         except OSError:
             continue
     return found
@@ -123,15 +134,15 @@ def test_a_run_over_two_nodes_ends_on_the_one_that_is_left(command_line: Callabl
     cli = command_line()
     cluster = nodes.cluster(num_cpus=0)
     taken = cluster.add_node(num_cpus=1)
-    cluster.add_node(num_cpus=1)
+    left = cluster.add_node(num_cpus=1)
     process, said = nodes.run(cli, cluster, "peace", "--num-workers", "2")
     assert process.wait(300) == 0, said()
 
     process, said = nodes.run(cli, cluster, "run", "--num-workers", "1:2")
-    wait_for(lambda: (cli.folder / "run" / "checkpoints" / "step-60").exists(), process, said)
+    wait_for(lambda: newest(cli.folder / "run") >= 60, process, said)
     assert "2 workers of 1:2" in said()
-    raylets = {parent for pid, parent in worker_processes().items() if os.path.exists(f"/proc/{pid}")}
-    assert len(raylets) == 2, "both nodes train"
+    raylets = {node.all_processes["raylet"][0].process.pid for node in (taken, left)}
+    assert raylets <= training_under(), "both nodes train"
     cluster.remove_node(taken, allow_graceful=False)
     assert process.wait(300) == 0, said()
     assert "1 worker of 1:2" in said()
@@ -156,7 +167,7 @@ def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(
     assert process.wait(300) == 0, said()
 
     process, said = nodes.run(cli, cluster, "run")
-    wait_for(lambda: (cli.folder / "run" / "checkpoints" / "step-100").exists(), process, said)
+    wait_for(lambda: newest(cli.folder / "run") >= 60, process, said)
     cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
     assert process.wait(200) != 0, "a run without its head has not ended well"
     assert not (cli.folder / "run" / "metrics.json").exists()

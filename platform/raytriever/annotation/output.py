@@ -3,7 +3,8 @@
 The corpus, the queries, their answers and the judgements of all splits are the data set's own. Beside them, in the
 split that was annotated, stand the model's positives with source `llm` and their ranks. A pair that people had judged
 relevant and the model names too has one row, of the source that `agreed` says; one that people had judged 0 stays
-judged 0. `annotations.jsonl` tells what the model said of each query; no job reads it.
+judged 0. `annotations.jsonl` tells what the model said of each query; no job reads it. Hard negatives that the data
+set brought along, but for those that a judgement of 0 tells of, stand as a table in `negatives/`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import numpy as np
 
 from raytriever.annotation.annotate import Annotation
 from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.negatives_file import write_negatives
+from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.records import SOURCES
 from raytriever.storage import committed_directory
 
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
-ANNOTATIONS = "annotations.jsonl"
+ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"
 # Also white space at an end, which a reader of columns may strip.
 _BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
 
@@ -47,7 +50,8 @@ def write_annotated(
         meta: for the manifest; what is returned is added to it.
 
     Returns:
-        Counts: positives of the model; those that people had named too; those left out because people judged them 0.
+        Counts: positives of the model; those that people had named too; those left out because people judged them 0;
+        hard negatives carried over.
 
     Raises:
         StorageError: `path` is there already, or cannot be written.
@@ -72,6 +76,7 @@ def write_annotated(
         with open(aside / ANNOTATIONS, "w", encoding="utf-8") as file:
             for query, found in annotations.items():
                 _row(file, _told(dataset, query, found, candidates[query]))
+        counts["negatives"] = _write_negatives(aside / NEGATIVES, dataset)
         meta |= counts
     return counts
 
@@ -121,6 +126,26 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
     with open(folder / f"{split}.tsv", "w", encoding="utf-8") as file:
         for line in [header, *lines]:
             file.write("\t".join(map(str, line)) + "\n")
+
+
+def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
+    """A table of the hard negatives that no judgement of 0 tells of, where there are any; answers how many."""
+    rows = dataset.negatives
+    if rows is None:
+        return 0
+    size = len(dataset.documents)
+    told = [each.queries * size + each.documents for each in dataset.judgements.values()]
+    keep = (
+        ~np.isin(rows.queries * size + rows.documents, np.concatenate(told))
+        if told
+        else np.ones(len(rows.queries), bool)
+    )
+    if not keep.any():
+        return 0
+    columns = (column[keep] for column in (rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores))
+    table = NegativesTable.of(dataset, *columns)
+    write_negatives(path, table, dataset, {"kind": "negatives"})
+    return len(table)
 
 
 def _told(dataset: RetrievalDataset, query: int, found: Annotation, candidates: Sequence[int]) -> dict[str, Any]:

@@ -52,7 +52,10 @@ def main(words: list[str]) -> None:
         return
     print(summary(annotated, bool(service.price_in or service.price_out)))
     groups = "human-first" if annotation.agreed == "human" and annotated.human else "llm"
-    print(f"\nGo on with:\n  python jobs/train.py --dataset {output} --positives {groups} --positives-order ranked")
+    table = f" --negatives-table {output / 'negatives'}" if annotated.told["negatives"] else ""
+    print(
+        f"\nGo on with:\n  python jobs/train.py --dataset {output} --positives {groups} --positives-order ranked{table}"
+    )
 
 
 def _parser() -> Parser:

@@ -10,7 +10,8 @@ import pytest
 from raytriever.annotation.annotate import Annotation
 from raytriever.annotation.candidates import fused
 from raytriever.annotation.output import with_positives, write_annotated
-from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
+from raytriever.data.negatives_file import read_negatives
 from raytriever.data.open import open_dataset
 from raytriever.storage import read_manifest
 
@@ -53,6 +54,22 @@ def test_whatever_the_ids_it_is_read_as_it_was_written(
     assert table(read.judgements["train"]) == table(with_positives(ROWS, FOUND, "human")[0])
     assert table(read.judgements["test"]) == table(ROWS)
     assert read_manifest(tmp_path / "out")["meta"]["positives"] == 3
+
+
+def test_hard_negatives_are_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    documents, queries = Documents(list("abcd"), [""] * 4, list("wxyz")), Queries(list("123"), ["one", "two", "three"])
+    # The second was judged 0; the last is the model's positive now.
+    rows = np.array([[0, 2, 1, 0], [0, 1, 0, 0], [1, 3, 2, 1], [2, 1, 1, 0]]).T
+    negatives = NegativeRows(*rows, np.array([0.5, 0.25, np.nan, 1.0], np.float32))
+    dataset = RetrievalDataset("some", documents, queries, {"train": ROWS}, negatives=negatives)
+    meta: dict[str, object] = {}
+    write_annotated(tmp_path / "out", dataset, "train", FOUND, {0: [0], 2: [1]}, "human", meta)
+    assert meta["negatives"] == 3
+    table = read_negatives(tmp_path / "out" / "negatives", open_dataset(tmp_path / "out", ["train"]))
+    found = list(zip(table.queries.tolist(), table.documents.tolist(), table.origins.tolist(), strict=True))
+    assert found == [(0, 2, 1), (1, 3, 2)]
+    assert table.relevant == 1
 
 
 def test_what_several_found_stands_in_front() -> None:

@@ -70,7 +70,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("--split", default="test", metavar="NAME", help="whose queries are asked (default: test)")
     parser.add_argument(
-        "--queries", type=int, default=1_000, metavar="N", help="how many, and as many passages held out"
+        "--queries",
+        type=int,
+        default=1_000,
+        metavar="N",
+        help="how many, and as many passages held out (default: 1000)",
     )
     parser.add_argument(
         "--documents", type=int, default=100_000, metavar="N", help="of the control set (default: 100000)"

@@ -2,7 +2,7 @@
 
 Nearest first, a candidate is kept where it is nearer to the document than to every neighbour kept so far (the rule of
 the relative neighbourhood graph): what another neighbour leads to needs no edge of its own, and edges point in many
-directions. RoarGraph's `AcquireNeighbors` (Chen et al., VLDB 2024, section 4) is this with places left over filled by
+directions. HNSW, Vamana and RoarGraph choose so, up to details; where edges are few, places left over may be filled by
 the nearest of those passed over.
 
 Everything here is a function of each document's own candidates, so threads change nothing.

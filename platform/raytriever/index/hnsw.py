@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
 from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.index.approximate import Found
-from raytriever.index.faiss_files import read_faiss, write_faiss
+from raytriever.index.faiss_files import faiss, read_faiss, write_faiss
 
 
 @dataclass(frozen=True)

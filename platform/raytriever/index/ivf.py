@@ -13,13 +13,12 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-import faiss
 from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import ConfigError
 from raytriever.index.approximate import Found
-from raytriever.index.faiss_files import read_faiss, write_faiss
+from raytriever.index.faiss_files import faiss, read_faiss, write_faiss
 
 # What k-means and a quantiser of 8 bits learn from, at least; FAISS warns below 39 a centre.
 PER_LIST, CODES = 39, 256

@@ -1,7 +1,8 @@
 """What an approximate index finds, what it looks at for that, and how many queries it answers in a second.
 
-Measured on one thread. Seconds are the processor's, the least of several passes: on a machine that does other work too
-they repeat where those of the clock do not, and on an idle one they are the same.
+Measured on one thread, the exact scores of what is found included. Seconds are the processor's, the least of several
+passes: on a machine that does other work too they repeat where those of the clock do not, and on an idle one they are
+the same.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
 
 def efforts(index: ApproximateIndex, k: int, most: int = MOST_EFFORT) -> Iterator[int]:
     """Settings from the least on, each about a quarter above the one before."""
-    ivf = isinstance(index.finder, Ivf)
-    effort, most = 1 if ivf else k, min(most, index.finder.index.nlist if ivf else len(index.documents))
+    effort, most = k, min(most, len(index.documents))
+    if isinstance(index.finder, Ivf):
+        effort, most = 1, min(most, index.finder.index.nlist)
     while effort < most:
         yield effort
         effort = max(effort + 1, int(effort * _STEP))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from numpy import ndarray
 
 from raytriever.errors import DataError
@@ -31,6 +31,7 @@ from raytriever.index.roargraph_projection import project
 
 # A document has 31 bits in a place of the beam.
 MOST_DOCUMENTS = 2**31 - 1
+PIECE = 65_536
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class RoarGraph:
             raise DataError("RoarGraph is built from documents and training queries, and there are none of one kind")
         if len(embeddings) > MOST_DOCUMENTS:
             raise DataError(f"{len(embeddings):,} documents", remedy=f"RoarGraph holds {MOST_DOCUMENTS:,} at most")
-        _, close = top_k(training, embeddings, nearest, np.arange(len(embeddings)))
+        close = _closest(training, embeddings, nearest)
         numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
         neighbours, degrees = project(close, embeddings, degree)
         return cls(connect(neighbours, degrees, embeddings, beam, seed), embeddings)
@@ -97,3 +98,15 @@ class RoarGraph:
     def bytes(self) -> int:
         """The graph."""
         return self.graph.neighbours.nbytes + self.graph.degrees.nbytes
+
+
+def _closest(
+    training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int
+) -> Int32[ndarray, "training nearest"]:
+    """The documents of each training query, the closest first; made in pieces, since scores and positions of 8 bytes
+    would be three times as much memory."""
+    close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
+    ties = np.arange(len(embeddings))
+    for start in range(0, len(training), PIECE):
+        close[start : start + PIECE] = top_k(training[start : start + PIECE], embeddings, nearest, ties)[1]
+    return close

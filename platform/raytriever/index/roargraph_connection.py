@@ -7,7 +7,7 @@ still has no path from the entry is then led to by the nearest document that has
 
 Distances are Euclidean here, between documents; of normalised embeddings that is the order of their dot products.
 
-Source: see `roargraph_projection`, section 4.3; the batches are ours (the paper inserts one by one, under locks).
+Source: see `roargraph_projection`; the batches and the last edges are ours.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@
 Documents that no training query is close to have no edges yet (`roargraph_connection`).
 
 Source: Chen, Zhang, He, Jing and Wang, RoarGraph: A Projected Bipartite Graph for Efficient Cross-Modal Approximate
-Nearest Neighbor Search, PVLDB 17(11), 2024, section 4.
+Nearest Neighbor Search, PVLDB 17(11), 2024.
 """
 
 from __future__ import annotations
 
 import numba
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int32
 from numba import prange
 from numpy import ndarray
 
@@ -24,7 +24,7 @@ from raytriever.index.score import read_only
 
 
 def project(
-    nearest: Int64[ndarray, "queries nearest"], documents: Float32[ndarray, "documents width"], degree: int
+    nearest: Int32[ndarray, "queries nearest"], documents: Float32[ndarray, "documents width"], degree: int
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
     """The projected graph as neighbours and degrees (see `graph.Graph`).
 
@@ -39,7 +39,7 @@ def project(
         order = np.argsort(nearest[:, 0], kind="stable")
         pivots, starts = np.unique(nearest[order, 0], return_index=True)
         bounds = np.append(starts, len(order))
-        _project(nearest.astype(np.int32)[order], pivots, bounds, read_only(documents), neighbours, degrees)
+        _project(nearest[order], pivots, bounds, read_only(documents), neighbours, degrees)
         add_ways_back(neighbours, degrees, np.zeros_like(degrees), pivots, True, read_only(documents))
     return neighbours, degrees
 

@@ -86,9 +86,13 @@ def run_index(job: IndexJob, output: Path, say: Say) -> Indexed:
         UserError: something a user can mend, such as another index at `output`; nothing is written then.
     """
     check_index(job.config)
+    trained = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
+    if trained and trained == job.split:
+        raise ConfigError(
+            f"the graph is built from the queries of {trained}", "--split", "ask others: it answers these too well"
+        )
     check_writable(output)
     stands = output.exists() and read_meta(output)
-    trained = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
     splits = [split for split in dict.fromkeys((trained, job.split)) if split]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, say=say)

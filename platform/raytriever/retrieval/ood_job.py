@@ -3,6 +3,7 @@
 DIR/MODEL/results.json      every figure
 DIR/MODEL/tables.txt        what is printed
 DIR/MODEL/*.png, *.svg      rates over recall, scores of queries, both clouds
+    DIR/across/*.png, *.svg     models side by side, where there are several
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from raytriever.data.open import open_dataset
 from raytriever.data.processes import in_processes
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.index.control import control
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -27,6 +28,7 @@ from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.index_config import IndexConfig
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.ood import CUTOFFS, Material, hold_out, study
+from raytriever.retrieval.ood_across import save_across
 from raytriever.retrieval.ood_figures import save_clouds, save_curves, save_scores
 from raytriever.retrieval.ood_gap import gap, query_positive_distance
 from raytriever.retrieval.ood_table import record, tables
@@ -34,6 +36,7 @@ from raytriever.storage import check_writable, committed_directory, read_manifes
 
 Say = Callable[[str], None]
 CONTROL = "control"
+RESULTS, ACROSS = "results.json", "across"
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], say: Say) -> dict[
     Raises:
         UserError: something a user can mend; models that are finished are kept.
     """
+    if ACROSS in names.values():
+        raise ConfigError(f"a model is called {ACROSS!r}", "--model", "give it another directory: pictures stand there")
     check_writable(output)
     found = {}
     for model in job.models:
@@ -86,6 +91,9 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], say: Say) -> dict[
         else:
             _study(job, material, key, distance, folder, say)
         found[model] = (folder / "tables.txt").read_text()
+    if len(job.models) > 1:
+        results = {names[model]: json.loads((output / names[model] / RESULTS).read_bytes()) for model in job.models}
+        save_across(output / ACROSS, results, {names[model]: model for model in job.models})
     return found
 
 
@@ -104,7 +112,7 @@ def _study(job: OodJob, material: Material, key: str, distance: float | None, fo
         save_scores(aside / "scores.png", apart)
         save_clouds(aside / "clouds.png", material, job.seed)
         told = record(figures, apart) | {"query_positive_distance": distance, "documents": len(material.documents)}
-        (aside / "results.json").write_text(json.dumps(told, indent=1, allow_nan=False))
+        (aside / RESULTS).write_text(json.dumps(told, indent=1, allow_nan=False))
         (aside / "tables.txt").write_text(text + "\n")
 
 

@@ -79,7 +79,7 @@ def test_a_walk_is_that_of_a_literal_loop() -> None:
 
 def test_documents_near_a_query_are_joined_through_its_pivot() -> None:
     _, nearest = top_k(SET.training, SET.documents, 10, np.arange(1_500))
-    neighbours, degrees = project(nearest, SET.documents, 6)
+    neighbours, degrees = project(nearest.astype(np.int32), SET.documents, 6)
     candidates: dict[int, list[int]] = {}
     for row in nearest.tolist():
         candidates.setdefault(row[0], []).extend(row)
@@ -122,7 +122,7 @@ def test_the_graph_is_the_same_at_any_number_of_threads() -> None:
 def test_queries_like_the_training_ones_are_found_in_few_steps() -> None:
     roar = RoarGraph.build(SET.documents, SET.training, 16, 50, 60, 0, 1)
     _, nearest = top_k(SET.training, SET.documents, 50, np.arange(1_500))
-    plain = connect(*project(nearest[:0], SET.documents, 16), SET.documents, 60, 0)
+    plain = connect(*project(nearest[:0].astype(np.int32), SET.documents, 16), SET.documents, 60, 0)
     _, true = top_k(SET.shifted, SET.documents, 10, np.arange(1_500))
     ours, scored = walk_all(roar.graph, SET.shifted, SET.documents, 10, 12, 1)
     theirs, _ = walk_all(plain, SET.shifted, SET.documents, 10, 12, 1)

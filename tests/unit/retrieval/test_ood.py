@@ -20,6 +20,7 @@ from raytriever.losses.distribution import distribution_distance
 from raytriever.losses.workers import ALONE
 from raytriever.retrieval.index_config import IndexConfig
 from raytriever.retrieval.ood import IndexFigures, Material, hold_out, study, verdict
+from raytriever.retrieval.ood_across import DRIFT, drift, save_across
 from raytriever.retrieval.ood_gap import gap, query_positive_distance
 from raytriever.retrieval.ood_table import recall_within, record, tables
 
@@ -81,6 +82,20 @@ def test_the_control_has_a_gap_and_its_own_documents_have_none() -> None:
     assert found["roargraph"].ratio <= 1.1
     alike = Material(drawn.documents, drawn.unshifted[:100], drawn.unshifted[100:], drawn.documents[:5_000])
     assert verdict({"hnsw": study(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
+
+
+def test_models_stand_side_by_side(tmp_path: Path) -> None:
+    whole = record({"hnsw": figures(200.0, 100.0)}, gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)))
+    run_folder = tmp_path / "run"
+    (run_folder / "model").mkdir(parents=True)
+    lines = [{"step": step, "measured": {DRIFT: step / 10}} for step in (1, 2)]
+    told = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 2, "measured": {"loss": 1}}])
+    (run_folder / "steps.jsonl").write_text(told + '{"step": 3, "meas')
+    assert drift(run_folder) == drift(run_folder / "model") == [(1, 0.1), (2, 0.2)]
+    assert drift(tmp_path / "none") == []
+    save_across(tmp_path / "out", {"a": whole, "b": whole}, {"a": str(run_folder), "b": "minilm"})
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"hnsw-rate-recall-10.png", "hnsw-rate-recall-100.svg", f"{DRIFT}.png"} <= names
 
 
 @pytest.mark.slow

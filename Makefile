@@ -60,6 +60,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/grad_cache.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/refresh.py
+	$(BIN)/python benchmarks/evaluating.py
 	$(BIN)/python benchmarks/retrieval_encode.py
 	$(BIN)/python benchmarks/retrieval_search.py
 	$(BIN)/python benchmarks/retrieval_mine.py

@@ -1,9 +1,11 @@
 """all-MiniLM-L6-v2 and BM25 on the data packs: on SciFact against the published figures, and on every pack as a table.
 
-Run: `python benchmarks/ground_truth.py [--json PATH] [--packs DIR]`; the data packs are found by RAYTRIEVER_DATA.
+Run: `python benchmarks/ground_truth.py [--json PATH] [--packs DIR [--only PACK ...]] [--table PATH.md]`; the data packs
+are found by RAYTRIEVER_DATA.
 
-`--packs DIR` evaluates every retrieval pack too and leaves the evaluations in DIR. A pack is measured on
-`test`, or on `dev` or `train` where it has none; packs that share a split are one command of `jobs/evaluate.py`.
+`--packs DIR` evaluates every retrieval pack too, or those named, and leaves the evaluations in DIR. A pack is measured
+on `test`, or on `dev` or `train` where it has none; packs that share a split are one command of `jobs/evaluate.py`.
+`--table` writes their figures as Markdown, and beside it as JSON.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from ends import End, parser, report
+from ends import End, machine, parser, report
 
 REPOSITORY = Path(__file__).parent.parent
 PUBLISHED_NDCG = 0.645
 SPLITS = ("test", "dev", "train")
+MODELS = ("bm25", "minilm")
+TITLES = {"ndcg_at_10": "nDCG@10", "recall_at_100": "R@100", "auc": "AUC"}
+METRICS = tuple(TITLES)
 
 
 def packs_folder() -> Path:
@@ -29,22 +37,23 @@ def packs_folder() -> Path:
     return (REPOSITORY / os.environ.get("RAYTRIEVER_DATA", "../shared/data")).resolve()
 
 
-def evaluated(words: list[str], output: Path, cache: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """`jobs/evaluate.py` as a user runs it; metrics by model and data set."""
-    command = [sys.executable, "jobs/evaluate.py", "--model", "bm25", "minilm", "--output", str(output), "--fresh"]
+def evaluated(words: list[str], output: Path, cache: Path) -> dict[str, Any]:
+    """`jobs/evaluate.py` as a user runs it; its `results.json`."""
+    command = [sys.executable, "jobs/evaluate.py", "--model", *MODELS, "--output", str(output), "--fresh"]
     environment = {**os.environ, "RAYTRIEVER_CACHE": str(cache), "MLFLOW_TRACKING_URI": f"sqlite:///{cache}/mlflow.db"}
     cache.mkdir(parents=True, exist_ok=True)
     subprocess.run([*command, *words], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL, env=environment)
-    models: dict[str, dict[str, dict[str, float]]] = json.loads((output / "results.json").read_text())["models"]
-    return models
+    results: dict[str, Any] = json.loads((output / "results.json").read_text())
+    return results
 
 
-def packs() -> dict[str, list[Path]]:
-    """The retrieval packs by the split they are measured on."""
+def packs(only: Sequence[str]) -> dict[str, list[Path]]:
+    """The retrieval packs by the split they are measured on; those named alone, where any are."""
     found: dict[str, list[Path]] = defaultdict(list)
     for corpus in sorted(packs_folder().rglob("corpus.jsonl.gz")):
         splits = [split for split in SPLITS if (corpus.parent / "qrels" / f"{split}.tsv").is_file()]
-        if splits:
+        name = corpus.parent.relative_to(packs_folder()).parts[0]
+        if splits and (not only or name in only):
             found[splits[0]].append(corpus.parent)
     return found
 
@@ -65,7 +74,7 @@ def scifact(cache: Path) -> dict[str, End]:
     ends = {}
     for precision in ("fp32", "bf16"):
         words = ["--datasets", str(packs_folder() / "scifact"), "--precision", precision]
-        found = evaluated(words, cache / precision, cache)
+        found = evaluated(words, cache / precision, cache)["models"]
         ndcg = found["minilm"]["scifact"]["ndcg_at_10"]
         holds = abs(ndcg - PUBLISHED_NDCG) <= 0.002
         ends[f"SciFact nDCG@10 of minilm, {precision}"] = End(ndcg, "0.645 within 0.002", holds)
@@ -74,35 +83,84 @@ def scifact(cache: Path) -> dict[str, End]:
     return ends
 
 
-def every_pack(output: Path, cache: Path) -> dict[str, End]:
-    """Every pack's figures; those of BM25 against the packs' README, where that used the same analyser."""
-    ends, known = {}, bm25_figures()
-    for split, folders in packs().items():
+def every_pack(output: Path, cache: Path, only: Sequence[str]) -> tuple[dict[str, End], list[dict[str, Any]]]:
+    """Every pack's figures, and a row a pack; those of BM25 against the packs' README, where its analyser was the same.
+
+    A document with the query's own id is left out, as in the README; BM25 there found only documents that share a term
+    with the query, while a ranking here goes on with those that share none: of a corpus of fewer than 100 documents
+    recall@100 then says nothing but how many relevant ones bear their query's id.
+    """
+    ends: dict[str, End] = {}
+    table: list[dict[str, Any]] = []
+    known = bm25_figures()
+    for split, folders in packs(only).items():
         for group in (False, True):  # the languages of one pack are one data set of parts
             chosen = [folder for folder in folders if (folder.parent != packs_folder()) == group]
             names = sorted({str(folder.parent) for folder in chosen}) if group else [str(folder) for folder in chosen]
             if not names:
                 continue
             there = output / (f"{split}-parts" if group else split)
-            for model, rows in evaluated(["--datasets", *names, "--split", split], there, cache).items():
+            results = evaluated(["--datasets", *names, "--split", split], there, cache)
+            table += table_rows(results)
+            for model, rows in results["models"].items():
                 for name, metrics in rows.items():
                     ndcg, published = metrics["ndcg_at_10"], known.get(name)
                     told = model == "bm25" and published is not None
                     target = f"{published} within 0.01" if told else "-"
                     holds = not told or abs(ndcg - (published or 0)) <= 0.01
                     ends[f"{name} {split} nDCG@10 of {model}"] = End(ndcg, target, holds)
-    return ends
+    return ends, table
+
+
+def table_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a data set: what it is, and the figures of both models."""
+    return [
+        {
+            "pack": name,
+            **{key: about[key] for key in ("split", "queries", "documents")},
+            "parts": len(about.get("parts", ())),
+            **{model: results["models"][model][name] for model in MODELS},
+        }
+        for name, about in results["about"].items()
+    ]
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The rows as Markdown, the higher figure of each pair bold, and as JSON beside it."""
+    pairs = [(model, metric) for metric in METRICS for model in MODELS]
+    head = ["pack", "split", "queries", "documents", *(f"{TITLES[metric]} {model}" for model, metric in pairs)]
+    lines = [
+        f"BM25 and all-MiniLM-L6-v2 (`minilm`) on every retrieval pack, {date.today()}, {machine()}: "
+        "`python benchmarks/ground_truth.py --packs DIR --table PATH.md`.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "| --- | --- |" + " ---: |" * (len(head) - 2),
+    ]
+    for row in sorted(rows, key=lambda row: str(row["pack"])):
+        name = f"{row['pack']} (mean of {row['parts']})" if row["parts"] else str(row["pack"])
+        cells = [name, row["split"], f"{row['queries']:,}", f"{row['documents']:,}"]
+        for model, metric in pairs:
+            value, best = row[model][metric], max(row[one][metric] for one in MODELS)
+            cells.append(f"**{value:.3f}**" if value == best else f"{value:.3f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    path.write_text("\n".join(lines) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(list(rows), indent=1) + "\n")
 
 
 def main() -> None:
     """Measure."""
     words = parser(__doc__ or "")
     words.add_argument("--packs", type=Path, metavar="DIR", help="evaluate every retrieval pack into DIR")
+    words.add_argument("--only", nargs="+", default=[], metavar="PACK", help="of the packs, these alone")
+    words.add_argument("--table", type=Path, metavar="PATH.md", help="write the packs' figures there, and as JSON")
     arguments = words.parse_args()
     with TemporaryDirectory() as folder:
-        ends = scifact(Path(folder))
+        ends = {} if arguments.only else scifact(Path(folder))
         if arguments.packs:
-            ends |= every_pack(arguments.packs.resolve(), Path(folder))
+            found, rows = every_pack(arguments.packs.resolve(), Path(folder), arguments.only)
+            ends |= found
+            if arguments.table:
+                write_table(arguments.table, rows)
     report("ground truth", ends, arguments.json)
 
 

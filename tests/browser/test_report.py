@@ -50,7 +50,7 @@ def test_it_shows_all_without_an_error_a_request_or_a_horizontal_scroll_bar(
 ) -> None:
     browser.open(page, width, scheme=scheme)
     images = browser.run("[...document.images].map(image => image.complete && image.naturalWidth)")
-    assert len(images) == 3 + 2 * 3
+    assert len(images) == 3 + 2 * 4
     assert all(images)
     browser.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
     browser.run("new Promise(done => setTimeout(done, 200))")
@@ -84,6 +84,24 @@ def test_a_column_sorts_both_ways_and_the_metric_is_chosen(browser: Chromium, pa
     choose(browser, "select[data-group]", "2")
     (shown,) = browser.run(visible)
     assert shown.startswith("AUC")
+
+
+def test_thresholds_sort_and_those_out_of_reach_stand_last(browser: Chromium, page: str) -> None:
+    browser.open(page, 1600)
+    heads = browser.run("[...document.querySelectorAll('table')].map(one => one.tHead.innerText)")
+    [place] = [number for number, head in enumerate(heads) if "calibration error" in head.lower()]
+    assert "Thresholds" in browser.run("[...document.querySelectorAll('h3')].map(one => one.innerText)")
+    button = f"document.querySelectorAll('table')[{place}].querySelectorAll('th')[3].firstChild"
+    for _ in range(2):
+        browser.run(f"{button}.click()")
+        shown = column(browser, 3, place)
+        assert shown[-2:] == ["out of reach"] * 2
+        numbers = [float(text) for text in shown[:-2]]
+        assert len(numbers) == 10
+        assert numbers == sorted(numbers, reverse=numbers[0] > numbers[-1])
+    assert {text.split()[0] for text in column(browser, 2, place)} == {"precision", "recall"}
+    assert "0.9000 at best" in column(browser, 4, place)
+    assert browser.errors == []
 
 
 def test_queries_are_drilled_down_by_keys_alone(browser: Chromium, page: str) -> None:

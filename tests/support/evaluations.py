@@ -22,7 +22,7 @@ def write_evaluation(
 ) -> Path:
     """Write a whole evaluation; the values of a model grow with its place."""
     rng = np.random.default_rng(3)
-    results: dict[str, Any] = {"format": 1, "models": {}, "significance": [], "about": {}}
+    results: dict[str, Any] = {"format": 1, "models": {}, "significance": [], "calibration": [], "about": {}}
     for sub in ("per_query", "scores"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
     for dataset in datasets:
@@ -65,6 +65,14 @@ def write_evaluation(
                     row = {"dataset": dataset, "metric": metric, "model": model, "against": models[0]}
                     row |= {"difference": 0.15 * place, "p": 0.001, "p_holm": 0.002, "effect": 0.5, "mark": "+"}
                     results["significance"].append(row)
+        for place, model in enumerate(models):
+            for aim, wanted in (("precision", 0.9), ("recall", 0.8)):
+                row = {"dataset": dataset, "model": model, "aim": aim, "wanted": wanted, "chosen_on": "dev"}
+                row |= {"threshold": 0.5 + 0.1 * place, "reached": True, "precision": 0.9, "recall": 0.8}
+                row |= {"checked": wanted - 0.02 * place, "low": wanted - 0.1, "high": wanted + 0.05}
+                if place == 0 and aim == "precision":  # BM25 never gets there
+                    row |= {"threshold": None, "reached": False, "checked": None, "low": None, "high": None}
+                results["calibration"].append(row | {"calibration_error": 0.01 * (1 + place)})
         (folder / "per_query" / f"{dataset}.json").write_text(json.dumps(per_query))
     (folder / "results.json").write_text(json.dumps(results))
     return folder

@@ -147,7 +147,7 @@ def _resolved(
         for place in np.flatnonzero(unknown):
             end = "query" if queries[place] < 0 else "document"
             said = ids[end][int(place)].as_py()
-            reason = f"unknown {end} id {said!r}"
+            reason = f"unknown {end} id {said!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(pairs["rows"][place])), (reason, said.encode()))
         yield report, pairs, np.where(unknown, -1, queries), np.where(unknown, -1, documents)
 

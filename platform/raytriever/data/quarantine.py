@@ -16,6 +16,7 @@ from raytriever.errors import DataError
 from raytriever.storage import disk_errors, write_atomically
 
 QUARANTINE = "quarantine.jsonl"
+UNKNOWN_DOCUMENT = "unknown document id"
 _RAW_BYTES = 200
 
 
@@ -93,10 +94,18 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
     Raises:
         DataError: too many rows are bad.
     """
-    if first is not None and bad > max_share * rows:
+    if first is None or bad <= max_share * rows:
+        return
+    if str(first["reason"]).startswith(UNKNOWN_DOCUMENT) and bad > rows / 2:
         raise DataError(
-            f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
-            f"than the {max_share * 100:g} % allowed by --max-bad-rows",
+            f"the judgements seem to belong to another corpus: {bad} of {rows} rows are bad, the first "
+            f"for an {first['reason']}",
             where=f"{where} row {first['row']}",
-            remedy="mend them or raise it",
+            remedy="give the corpus that was judged",
         )
+    raise DataError(
+        f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
+        f"than the {max_share * 100:g} % allowed by --max-bad-rows",
+        where=f"{where} row {first['row']}",
+        remedy="mend them or raise it",
+    )

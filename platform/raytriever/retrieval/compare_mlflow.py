@@ -7,11 +7,13 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from raytriever.errors import ConfigError
-from raytriever.retrieval.compare_read import CURVES
+from raytriever.retrieval.compare_read import CURVES, read_queries
 from raytriever.retrieval.compare_run import Figures, FinishedRun
+from raytriever.retrieval.report_evaluation import PER_QUERY
 from raytriever.tracking.masking import masked
 from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, tracking_uri
 
@@ -31,6 +33,7 @@ class MlflowRuns:
         self._uri = tracking_uri()
         self._shown = masked(self._uri)
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
             # MLflow would make an empty one.
             raise ConfigError("no such database", self._shown, "name the server or database by MLFLOW_TRACKING_URI")
@@ -77,7 +80,17 @@ class MlflowRuns:
         split = str(run.data.params.get("data.test_split") or run.data.params.get("split") or "test")
         datasets = {dataset: split for sets in figures.values() for dataset in sets}
         name = str(run.info.run_name or run.info.run_id)
-        return FinishedRun(name, figures, datasets, dict(run.data.params), curves, trained="after" in figures)
+        queries = self._queries(run.info.run_id)
+        return FinishedRun(name, figures, datasets, dict(run.data.params), curves, queries, trained="after" in figures)
+
+    def _queries(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """What stands in a run's artifacts for every query; nothing of a run that kept none."""
+        with self._telling("does not give the artifacts of a run"):
+            if not any(one.path == PER_QUERY for one in self._client.list_artifacts(run_id)):
+                return {}
+            with TemporaryDirectory() as folder:
+                self._client.download_artifacts(run_id, PER_QUERY, folder)
+                return read_queries(Path(folder))
 
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:

@@ -49,7 +49,7 @@ def _training(folder: Path, name: str) -> FinishedRun:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError("is not what this version writes", str(path), "train anew, with --fresh") from error
     return FinishedRun(
-        name, figures, {dataset: split}, _settings(folder / CONFIG), _curves(folder), _queries(folder), trained=True
+        name, figures, {dataset: split}, _settings(folder / CONFIG), _curves(folder), read_queries(folder), trained=True
     )
 
 
@@ -61,7 +61,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
         figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StorageError("is torn or changed", str(folder / RESULTS), "evaluate again") from error
-    return FinishedRun(name, figures, splits, settings, queries=_queries(folder))
+    return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -108,7 +108,8 @@ def _number(file: Path) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0, file.parent.name)
 
 
-def _queries(folder: Path) -> dict[str, dict[str, Any]]:
+def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
+    """The content of a run's `per_query/`, by data set; raises `StorageError` where a file is not what a run writes."""
     found = {}
     for path in sorted((folder / "per_query").glob("*.json")):
         content = _json(path)

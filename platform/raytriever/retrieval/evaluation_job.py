@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.models.precision import choose_precision
-from raytriever.models.retriever import Retriever
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.evaluate import Evaluation
-from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
+from raytriever.retrieval.evaluated_models import EvaluatedModel
 from raytriever.retrieval.evaluation_calibration import calibration_rows
+from raytriever.retrieval.evaluation_encoders import Encoders
 from raytriever.retrieval.evaluation_files import write_set, write_whole
 from raytriever.retrieval.evaluation_request import EvaluationJob, Say, open_set
 from raytriever.retrieval.evaluation_results import Results, check_output
 from raytriever.retrieval.evaluation_sets import EvaluationSet, check_names
 from raytriever.retrieval.evaluation_significance import significance_rows
-from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
 from raytriever.retrieval.protocol import Protocol, own_judgements
 from raytriever.retrieval.systems import DenseSystem, Workers, evaluate_bm25
@@ -63,10 +61,8 @@ def run_evaluation(
     check_output(output, asked, fresh)
     check_writable(output)
     opened = [open_set(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.sets]
-    retrievers = {
-        model.name: load_for_encoding(model.config, precision, device) for model in job.models if model.config
-    }
-    results = Results(missing=list(job.missing), systems=_systems(job.models, retrievers, precision))
+    encoders = Encoders(job.models, precision, device)
+    results = Results(missing=list(job.missing), systems=encoders.systems)
     values: dict[str, dict[str, dict[str, ndarray]]] = {model.name: {} for model in job.models}
     run = tracker()
     with closing(run):
@@ -79,7 +75,7 @@ def run_evaluation(
                     say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
                 seconds: dict[str, float] = {}
                 parts = [
-                    _measure(job, one, name, dataset, retrievers, workers or Workers(), seconds)
+                    _measure(job, one, name, dataset, encoders, workers or Workers(), seconds)
                     for name, dataset in zip(one.parts, datasets, strict=True)
                 ]
                 measured = MeasuredSet(one, parts)
@@ -108,14 +104,14 @@ def _measure(
     one: EvaluationSet,
     name: str,
     dataset: RetrievalDataset,
-    retrievers: dict[str, Retriever],
+    encoders: Encoders,
     workers: Workers,
     seconds: dict[str, float],
 ) -> MeasuredPart:
     part = MeasuredPart(name, dataset, {})
     for model in job.models:
         began = time.monotonic()
-        measure = _system(model, dataset, retrievers, workers)
+        measure = _system(model, dataset, encoders, workers)
         part.evaluations[model.name] = measure(one.split, job.protocol)
         if job.aims:
             part.choosing[model.name] = measure(job.calibration_split, replace(job.protocol, metrics=("auc",)))
@@ -124,10 +120,10 @@ def _measure(
 
 
 def _system(
-    model: EvaluatedModel, dataset: RetrievalDataset, retrievers: dict[str, Retriever], workers: Workers
+    model: EvaluatedModel, dataset: RetrievalDataset, encoders: Encoders, workers: Workers
 ) -> Callable[[str, Protocol], Evaluation]:
     if model.config is not None:
-        return DenseSystem(dataset, model.config, retrievers[model.name], workers).evaluate
+        return DenseSystem(dataset, model.config, encoders[model.name], workers).evaluate
     index = Bm25Index(dataset.passages())
     return lambda split, protocol: evaluate_bm25(dataset, split, index, protocol)
 
@@ -148,18 +144,6 @@ def _take(results: Results, measured: MeasuredSet, values: dict[str, dict[str, d
         "split": about.split,
         **({"parts": [measured.label(part) for part in measured.parts]} if about.is_divided else {}),
     }
-
-
-def _systems(models: Sequence[EvaluatedModel], retrievers: dict[str, Retriever], precision: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for model in models:
-        if model.config is None:
-            found[model.name] = {"model": BM25}
-            continue
-        retriever = retrievers[model.name]
-        found[model.name] = {"model": model.config.model, "width": retriever.width, "precision": precision}
-        found[model.name] |= asdict(retriever.description)
-    return found
 
 
 def _record(measured: MeasuredSet) -> DatasetRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,3 +58,36 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str) -> None:
         axes.set(xlabel="step", ylabel=value, title=value)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best")
+
+
+def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What each threshold was chosen for (a tick) and what it achieved where it was checked, with its interval.
+
+    Args:
+        path: of the PNG; the SVG stands beside it.
+        rows: of `evaluation_calibration.calibration_rows`, one data set's, each with what was checked.
+    """
+    models = list(dict.fromkeys(str(row["model"]) for row in rows))
+    wanted = list(dict.fromkeys((str(row["aim"]), float(row["wanted"])) for row in rows))
+    height = 1.3 + len(wanted) * (0.15 + BAR * len(models)) + 0.18 * len(models)
+    with picture(path, WIDTH, height) as figure:
+        axes = figure.add_subplot()
+        thick = 0.8 / len(models)
+        for number, (model, (colour, _)) in enumerate(zip(models, lines(), strict=False)):
+            own = [row for row in rows if row["model"] == model]
+            offset = (number - (len(models) - 1) / 2) * thick
+            places = [wanted.index((row["aim"], row["wanted"])) + offset for row in own]
+            values = np.array([row["checked"] for row in own])
+            low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
+            around = np.maximum(0.0, [values - low, high - values])
+            axes.errorbar(
+                values, places, xerr=around, fmt="o", color=colour, markersize=4, capsize=2, label=label(model)
+            )
+        places = np.arange(len(wanted))
+        axes.vlines([value for _, value in wanted], places - 0.45, places + 0.45, color="0.2", linewidth=1)
+        axes.set_yticks(places, [f"{aim} {value:g}" for aim, value in wanted])
+        axes.set_ylim(len(wanted) - 0.5, -0.5)  # the first on top
+        axes.grid(False, axis="y")
+        axes.margins(x=0.08)
+        axes.set(xlabel="achieved on the split it was checked on", title="Thresholds (line: wanted)")
+        figure.legend(loc="outside lower left")

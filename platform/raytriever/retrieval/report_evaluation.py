@@ -15,11 +15,18 @@ from numpy import ndarray
 from raytriever.errors import StorageError
 from raytriever.retrieval.evaluation_results import read_results
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
-from raytriever.retrieval.figures_models import save_gains
+from raytriever.retrieval.figures_models import save_gains, save_thresholds
 from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_queries import chosen_queries
-from raytriever.retrieval.report_tables import Values, datasets_of, metric_title, metrics_of, result_tables
+from raytriever.retrieval.report_tables import (
+    Values,
+    datasets_of,
+    metric_title,
+    metrics_of,
+    result_tables,
+    threshold_table,
+)
 
 REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "scores"
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # those of Figure 4, whatever their cutoffs
@@ -45,14 +52,15 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """
     results = read_results(folder)
     models, significance = results["models"], results["significance"]
+    calibration = results.get("calibration") or []
     queries = read_queries(folder)
     of_scores = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
     of_gains = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
     page = Page(
         title,
         [*_about(results["about"]), *map(str, results.get("missing", ()))],
-        result_tables(models, significance),
-        [*of_gains, *of_scores],
+        [*result_tables(models, significance), *threshold_table(calibration)],
+        [*of_gains, *of_scores, *threshold_pictures(folder / FIGURES, calibration)],
         queries,
     )
     write_page(folder / REPORT, page)
@@ -94,6 +102,18 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
     for name, (draw, caption) in drawn.items():
         draw(figures / f"{name}.png", pools, f"{caption.split(' with')[0]}, {dataset}" if draw is save_roc else "")
         pictures.append(Picture(f"{caption}, {dataset}", figures / f"{name}.svg", dataset))
+    return pictures
+
+
+def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """What was wanted of thresholds and what they achieved where they were checked, a picture a data set."""
+    pictures = []
+    for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
+        own = [row for row in rows if row["dataset"] == dataset and row["checked"] is not None]
+        if own:
+            path = figures / f"thresholds.{dataset}.png"
+            save_thresholds(path, own)
+            pictures.append(Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset))
     return pictures
 
 

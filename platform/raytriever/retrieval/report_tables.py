@@ -47,6 +47,39 @@ def result_tables(models: Values, significance: Rows = ()) -> list[Table]:
     return tables
 
 
+def threshold_table(rows: Rows) -> list[Table]:
+    """Thresholds chosen on one split and checked on another; no table where there are none.
+
+    Args:
+        rows: of `evaluation_calibration.calibration_rows`.
+    """
+    if not rows:
+        return []
+    on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
+    columns = ["data set", "model", "wanted", "threshold", f"on {on}", "checked", "from", "to", "calibration error"]
+    cells: list[list[str | Cell]] = []
+    for row in rows:
+        reached = bool(row["reached"])
+        here = row[str(row["aim"])]
+        cells.append(
+            [
+                str(row["dataset"]),
+                str(row["model"]),
+                f"{row['aim']} {row['wanted']:g}",
+                Cell(f"{row['threshold']:.6g}", float(row["threshold"])) if reached else Cell("out of reach"),
+                _figure(here) if reached else Cell(f"{here:.4f} at best", float(here)),
+                *(_figure(row[name]) for name in ("checked", "low", "high")),
+                _figure(row["calibration_error"]),
+            ]
+        )
+    note = (
+        f"Each threshold is the score from which on a pair counts as relevant, chosen on {on} for what is wanted and "
+        "checked on the judged split, with its 95 % interval by drawing queries. Calibration error: of taking a "
+        "score's share of relevant pairs there for its chance here, 0 at best."
+    )
+    return [Table("Thresholds", columns, cells, note)]
+
+
 def _metric_table(models: Values, metric: str, significance: Rows) -> Table:
     datasets = datasets_of(models)
     columns = [_column(models, dataset, metric, significance) for dataset in datasets]

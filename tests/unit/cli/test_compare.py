@@ -14,6 +14,14 @@ from raytriever.tracking.tracker import DatasetRecord, Point
 
 Mistake = Callable[..., str]
 ID = "0123456789abcdef" * 2
+SYSTEMS = ("bm25", "before", "after")
+QUERIES = [f"q{number}" for number in range(40)]
+
+
+def values(system: str, number: int) -> list[float]:
+    """Of each query; what was trained later is better at all of them."""
+    gain = 0.05 * number * (system == "after")
+    return [(7 * place % 11) / 20 + gain * (1 + place % 3) for place in range(40)]
 
 
 @pytest.mark.parametrize(
@@ -35,21 +43,36 @@ def test_a_mistake_is_one_line(mistake: Mistake, words: list[str], told: str) ->
 @pytest.mark.slow
 def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = []
-    for number, loss in enumerate(("mw", "infonce")):
+    for number, loss in enumerate(("mw", "infonce", "older")):
         tracker = MlflowServer(tracking_uri()).connect(f"run of {loss}")
         tracker.describe({"loss": {"loss": loss}}, DatasetRecord("letters", "here", "0" * 32, {}), {})
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
         points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 8, 9) for system in ("before", "after")]
         tracker.log(points)
+        found = {name: {"metrics": {"ndcg_at_10": values(name, number)}, "top": [[]] * 40} for name in SYSTEMS}
+        whole = {"queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": found}
+        (work / "per_query").mkdir(exist_ok=True)
+        (work / "per_query" / "letters.json").write_text(json.dumps(whole))
+        if number < 2:  # an older version kept none
+            tracker.log_file(work / "per_query")
         tracker.finish("FINISHED")
         ids.append(tracker.run_id)
     empty = MlflowServer(tracking_uri()).connect("empty")
     empty.finish("FAILED")
+    capsys.readouterr()
     assert run("compare", [*ids, "--output", "page.html"]) == 0
+    assert "Downloading" not in capsys.readouterr().err
     text = Path("page.html").read_text()
     for shown in (">run of mw<", ">run of infonce<", ">0.4000<", "loss.loss", ">letters<", "Loss of every step"):
         assert shown in text
-    assert run("compare", ["metrics.`after/ndcg_at_10` > 0.35", "--output", "one.html"]) == 0
+    # What was found for every query is tested, of the runs that kept it.
+    assert text.count(">run of mw</td>") >= 2
+    assert ">&lt;0.0001<" in text
+    shown = json.loads(text.split('id="data">')[1].split("</script>")[0])["queries"]
+    assert set(shown["letters"]["models"]) >= {"run of mw", "run of infonce"}
+    assert "run of older" not in shown["letters"]["models"]
+    wanted = "metrics.`after/ndcg_at_10` > 0.35 and metrics.`after/ndcg_at_10` < 0.45"
+    assert run("compare", [wanted, "--output", "one.html"]) == 0
     assert "1 runs: run of infonce." in Path("one.html").read_text()
     capsys.readouterr()
     for word, told in (
@@ -63,4 +86,3 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
         assert told in err
         assert err.count("\n") == 1
     assert not Path("two.html").exists()
-    assert json.loads(text.split('id="data">')[1].split("</script>")[0]) == {"queries": {}}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 from raytriever.cli.main import run
 
 Mistake = Callable[..., str]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,10 @@ def test_judgements_of_another_corpus(mistake: Mistake, letters: Path) -> None:
     file = letters / "qrels" / "test.tsv"
     file.write_text(file.read_text().replace("\td", "\tother-"))
     line = mistake("evaluate", "--datasets", letters, "--model", "bm25")
-    assert line.startswith(f"{file} row 2: unknown document id 'other-128'")
+    assert line == (
+        f"{file} row 2: the judgements seem to belong to another corpus: 32 of 32 rows are bad, the first for an "
+        "unknown document id 'other-128'; give the corpus that was judged"
+    )
 
 
 def test_an_empty_split(mistake: Mistake, letters: Path) -> None:
@@ -92,3 +100,36 @@ def test_nothing_below_a_threshold_is_shown(
 
 def test_a_threshold_that_is_no_score(mistake: Mistake, letters: Path) -> None:
     assert mistake("search", "x", "--dataset", letters, "--threshold", "nan").startswith("--threshold: is no number")
+
+
+@pytest.mark.slow
+def test_of_the_suite_two_folders_are_measured_and_the_rest_is_told(work: Path, letters: Path, tmp_path: Path) -> None:
+    root = tmp_path / "beir"
+    for name in ("nfcorpus", "scifact"):
+        shutil.copytree(letters, root / name)
+    # Nothing can be reached: what is not in the folder is missing.
+    nowhere = "http://127.0.0.1:9"
+    closed = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "HF_ENDPOINT"), nowhere)
+    environment = {**os.environ, **closed, "HF_HUB_OFFLINE": "1", "IR_DATASETS_HOME": str(tmp_path / "ir")}
+    words = ["--suite", "beir", "--data-root", str(root), "--model", "bm25", "--output", "out"]
+    command = [sys.executable, str(REPOSITORY / "jobs" / "evaluate.py"), *words]
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((work / "out" / "results.json").read_text())
+    assert list(results["models"]["bm25"]) == ["nfcorpus", "scifact"]
+    missing = [line.split(" ")[0] for line in results["missing"]]
+    assert len(missing) == 13
+    assert {"msmarco", "cqadupstack", "fever"} <= set(missing)
+    # Loudly: at the beginning, at the end, in the table and on the page.
+    assert done.stderr.count("MISSING: ") == 13
+    assert done.stdout.count("MISSING: ") == 13
+    for file in ("table.md", "report.html"):
+        assert f"fiqa (no folder {root}/fiqa" in (work / "out" / file).read_text()
+    # Where nothing is there, nothing is written.
+    words[3] = str(work)
+    done = subprocess.run(
+        [*command[:2], *words[:-1], "none"], cwd=work, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: --data-root {work}: no data set of the suite is there")
+    assert not (work / "none").exists()

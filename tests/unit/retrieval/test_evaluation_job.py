@@ -17,10 +17,12 @@ from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.metrics.auc import auc
 from raytriever.models.config import ModelConfig
 from raytriever.retrieval.evaluated_models import evaluated_models
+from raytriever.retrieval.evaluation_encoders import Encoders
 from raytriever.retrieval.evaluation_job import run_evaluation
 from raytriever.retrieval.evaluation_request import EvaluationJob
 from raytriever.retrieval.evaluation_results import check_output, read_results
 from raytriever.retrieval.evaluation_sets import sets_of
+from raytriever.retrieval.evaluation_text import evaluation_text
 from raytriever.retrieval.protocol import Protocol
 from raytriever.storage import read_manifest
 from raytriever.tracking.tracker import DatasetRecord, Point
@@ -211,6 +213,41 @@ def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
     assert not list(done.output.parent.glob(".out.aside*"))
 
 
+def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -> None:
+    import torch
+
+    models = evaluated_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
+    cpu = torch.device("cpu")
+    both, one = (Encoders(models, "fp32", cpu, kept) for kept in (2**30, 1))
+    assert both["a"] is both["a"]
+    first = one["a"]
+    assert one["a"] is first
+    assert one["b"] is not both["b"]
+    assert one["a"] is not first  # it had to give way, and was loaded anew
+    assert list(one.systems) == ["bm25", "a", "b"]
+    assert one.systems["b"]["width"] == 32
+
+
+def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    narrow = Path(shutil.copytree(tiny_encoder, tmp_path / "narrow"))
+    config = AutoConfig.from_pretrained(tiny_encoder)
+    config.hidden_size = 16
+    AutoModel.from_config(config).save_pretrained(narrow)
+    models = evaluated_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
+    job = replace(done.job, models=models, baselines=["wide"], sets=done.job.sets[:1], aims=())
+    results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
+    # Each is searched by itself: that widths differ changes nobody's figures, and is told.
+    assert results.models["wide"]["letters"] == read_results(done.output)["models"]["tiny"]["letters"]
+    assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
+    assert {row["model"] for row in results.significance} == {"narrow"}
+    assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
+    text = evaluation_text(results)
+    assert "wide: width 32" in text
+    assert "narrow: width 16" in text
+
+
 def test_embeddings_that_are_not_finite_are_told_in_a_line(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
@@ -221,6 +258,6 @@ def test_embeddings_that_are_not_finite_are_told_in_a_line(done: Done, tiny_enco
     models = evaluated_models([str(broken)], ModelConfig())
     changed = replace(done.job, models=models, baselines=["broken"], sets=done.job.sets[:1])
     before = (done.output / "results.json").read_bytes()
-    with pytest.raises(ModelError, match="not finite"):
+    with pytest.raises(ModelError, match=r"not finite, the first of text '\w+ is"):
         done.again(Kept(), fresh=True, changed=changed)
     assert (done.output / "results.json").read_bytes() == before

@@ -63,6 +63,7 @@ def test_an_evaluation_gets_its_pictures_and_a_page_with_all_of_them(evaluation:
     write_evaluation_report(evaluation)
     names = {file.name for file in (evaluation / "figures").iterdir()}
     stems = ["calibration.letters", "gain-auc", "gain-mrr_at_10", "gain-ndcg_at_10", "roc.letters", "scores.letters"]
+    stems.append("thresholds.letters")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     page = Elements((evaluation / "report.html").read_text())
     images = [attributes["src"] or "" for tag, attributes in page.found if tag == "img"]

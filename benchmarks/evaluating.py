@@ -1,0 +1,150 @@
+"""Evaluating checkpoints: what it costs the steps beside it, and that it changes none of them.
+
+Run: `python benchmarks/evaluating.py [--json PATH]`. MiniLM is trained on paragraphs of SQuAD by `jobs/train.py` with
+the same seed and as many steps: with the dev loss alone; with every so many steps evaluated by retrieval on the cores
+that train; and, from two cores on, with the worker pinned to all of them but one and the evaluator to that one. Where
+it has no cores of its own it takes them from training: on two cores the cost of a step is told and held to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from ends import End, parser, report
+from refresh import subset
+
+REPOSITORY = Path(__file__).parent.parent
+OWN_CORES = 4
+WORKER, EVALUATOR = "ray::RayTrainWorker", "ray::CheckpointEvaluator"
+
+
+def train(folder: Path, name: str, more: list[str], steps: int, pins: Mapping[str, set[int]]) -> tuple[Path, float]:
+    """One run, its processes pinned to cores by their names: its directory, and its seconds."""
+    run = folder / name
+    words = ["--dataset", folder / "squad", "--loss", "infonce", "--temperature", "0.05", "--batch-size", "32"]
+    words += ["--max-steps", steps, "--passage-length", "128", "--query-length", "64", "--patience", steps]
+    words += ["--learning-rate", "2e-5", "--output", run, *more]
+    environment = {
+        **os.environ,
+        "RAYTRIEVER_CACHE": f"{folder}/cache",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+    }
+    command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *map(str, words)]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
+    over = threading.Event()
+    pinner = threading.Thread(target=pin, args=(process.pid, pins, over))
+    pinner.start()
+    try:
+        if process.wait():
+            raise SystemExit(f"{name} ended with code {process.returncode}")
+    finally:
+        over.set()
+        pinner.join()
+    return run, time.perf_counter() - began
+
+
+def pin(session: int, pins: Mapping[str, set[int]], over: threading.Event) -> None:
+    """Keep every thread of the named processes of a session on its cores."""
+    while pins and not over.wait(0.5):
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if not entry.name.isdigit() or os.getsid(int(entry.name)) != session:
+                    continue
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                cores = next((cores for name, cores in pins.items() if line.startswith(name)), None)
+                for task in (entry / "task").iterdir() if cores else ():
+                    os.sched_setaffinity(int(task.name), cores)
+
+
+def told(run: Path) -> list[tuple[int, int, dict[str, float]]]:
+    """What was told: the step, when in milliseconds, and the figures."""
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    return [(line["step"], line["milliseconds"], line["measured"]) for line in lines]
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of every step."""
+    return {step: measured["loss"] for step, _, measured in told(run) if "loss" in measured}
+
+
+def costs(run: Path) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Seconds of the steps alone, of those during which a checkpoint was evaluated, of the evaluations, and waited."""
+    lines = told(run)
+    spans = [
+        (at - 1000 * measured["evaluation_seconds"], at)
+        for _, at, measured in lines
+        if "evaluation_seconds" in measured
+    ]
+    alone, beside, waited = [], [], []
+    for step, at, measured in lines:
+        if "loss" not in measured or step <= 3:  # the first ones touch their memory
+            continue
+        began = at - 1000 * measured["step_seconds"]
+        part = sum(max(0.0, min(at, end) - max(began, start)) for start, end in spans) / max(1.0, at - began)
+        (beside if part > 0.5 else alone).append(measured["step_seconds"])
+        waited.append(measured.get("evaluation_wait_seconds", 0.0))
+    return alone, beside, [(end - start) / 1000 for start, end in spans], waited
+
+
+def ends_of(title: str, run: Path, target: float | None) -> dict[str, End]:
+    """What evaluations cost one run."""
+    alone, beside, seconds, waited = costs(run)
+    ratio = median(beside) / median(alone) if alone and beside else float("nan")
+    return {
+        f"{title}: evaluations": End(len(seconds), "told", True),
+        f"{title}: an evaluation, median seconds": End(median(seconds), "told", True),
+        f"{title}: steps alone": End(len(alone), "told", True),
+        f"{title}: steps beside an evaluation": End(len(beside), "at least 1", len(beside) >= 1),
+        f"{title}: a step alone, seconds": End(median(alone) if alone else float("nan"), "told", True),
+        f"{title}: a step beside an evaluation, seconds": End(median(beside) if beside else float("nan"), "told", True),
+        f"{title}: beside / alone": End(
+            ratio, f"at most {target}" if target else "told", not target or ratio <= target
+        ),
+        f"{title}: steps waited, seconds in all": End(sum(waited), "told", True),
+    }
+
+
+def main() -> None:
+    """Three runs."""
+    command = parser(__doc__ or "")
+    command.add_argument("--documents", type=int, default=1200, help="paragraphs that are trained on")
+    command.add_argument("--steps", type=int, default=36)
+    command.add_argument("--every", type=int, default=12, help="steps between two evaluations")
+    command.add_argument("--corpus", type=int, default=500, help="documents of the dev corpus beside the judged ones")
+    arguments = command.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    own = len(cores) >= OWN_CORES
+    looks = ["--eval-steps", str(arguments.every)]
+    evaluated = [*looks, "--best-metric", "ndcg_at_10", "--eval-corpus", str(arguments.corpus), "--eval-behind", "9"]
+    found: dict[str, End] = {}
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        subset(folder / "squad", arguments.documents)
+        plain, seconds = train(folder, "plain", looks, arguments.steps, {})
+        found["whole run without evaluations, seconds"] = End(seconds, "told", True)
+        shared, seconds = train(folder, "shared", evaluated, arguments.steps, {})
+        found["whole run, shared cores, seconds"] = End(seconds, "told", True)
+        same = losses(plain) == losses(shared)
+        found["losses are those without evaluations"] = End(float(same), "1", same)
+        found |= ends_of("shared cores", shared, 1.1 if own else None)
+        if len(cores) > 1:
+            pins = {WORKER: set(cores[:-1]), EVALUATOR: {cores[-1]}}
+            pinned, seconds = train(folder, "pinned", evaluated, arguments.steps, pins)
+            found["whole run, pinned, seconds"] = End(seconds, "told", True)
+            found |= ends_of("pinned", pinned, 1.1)
+    report("evaluating", found, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -76,7 +76,9 @@ def watched(
     folder = tmp_path_factory.mktemp("watched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_metrics_report_interval_ms", "1000")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": True})
+        # Ray's dashboard keeps the list of nodes for Prometheus; another Ray of this machine may have its usual port.
+        head = {"num_cpus": 4, "include_dashboard": True, "dashboard_port": free_port()}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         patch.setenv("RAY_ADDRESS", cluster.address)
         port = free_port()
         config = programs.prometheus_config(folder, Path(cluster.head_node.get_session_dir_path()), seconds=1)

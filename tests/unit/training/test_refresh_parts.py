@@ -34,6 +34,16 @@ def test_the_table_of_a_step_is_that_of_the_last_round_taken_before_it() -> None
     assert versions == [0] * 10 + [1] * 24 + [3] * 6
 
 
+def test_negatives_age_with_every_step_from_the_weights_that_found_them() -> None:
+    ages = [LEDGER.age(step) for step in (0, 9, 10, 33, 34, 39)]
+    assert ages == [0, 9, 5, 28, 9, 14]
+    assert Ledger().age(7) == 7
+
+
+def test_a_round_has_failed_that_ended_without_a_table() -> None:
+    assert (LEDGER.failures, Ledger().failures) == (1, 0)
+
+
 @pytest.mark.parametrize(("step", "due"), [(0, False), (4, False), (5, False), (10, False), (15, False), (20, False)])
 def test_no_round_begins_twice_nor_while_another_is_under_way(step: int, due: bool) -> None:
     assert LEDGER.is_due(step, 5) is due

@@ -55,7 +55,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
 ) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
-    steps = 60
+    steps = 300
     settings = [*cli.settings, "--max-steps", str(steps), "--eval-steps", "10", "--patience", "99"]
     words = [*settings, "--search-space", space, "--trials-at-once", "2", "--output", "sweep", "--run-name", "sweep"]
     killed = cli.start("tune", *words)
@@ -67,11 +67,13 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
                 return False
             done = [trial["status"] for trial in books(folder)].count("finished")
             begun = [t["number"] for t in books(folder) if t["status"] == "running"]
-            return done >= 1 and any((folder / "trials" / f"{n:03d}" / "checkpoints").exists() for n in begun)
+            return done >= 1 and any(
+                list((folder / "trials" / f"{n:03d}" / "checkpoints").glob("step-*")) for n in begun
+            )
 
         wait_for(in_the_middle, 200)
         os.kill(killed.pid, signal.SIGKILL)
-        killed.communicate(timeout=60)
+        killed.wait(timeout=60)
         before = {t["number"]: t for t in books(folder) if t["status"] == "finished"}
         assert 0 < len(before) < 4
         marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}

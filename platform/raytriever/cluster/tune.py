@@ -26,13 +26,14 @@ import yaml
 from ray import tune
 
 from raytriever.cluster.monitor import listening
-from raytriever.cluster.session import ray_session
+from raytriever.cluster.session import gpus, ray_session
 from raytriever.cluster.tune_best import measure_best, measured_best
 from raytriever.cluster.tune_conductor import Conductor, Plan, told
 from raytriever.cluster.tune_material import SweepMaterial, config_of
 from raytriever.cluster.tune_outcome import write_sweep
 from raytriever.cluster.tune_search import Asha, Proposals, StopAll
 from raytriever.cluster.tune_trial import Circumstances, run_trial
+from raytriever.cluster.validation_sets import DEV, dev_protocol
 from raytriever.config import Config, check_config, to_dict
 from raytriever.config.search_config import BATCH_AUC, DEFAULT_TRIALS, DEV_LOSS, SearchConfig
 from raytriever.config.search_names import search_space
@@ -141,7 +142,7 @@ def run_sweep(
             folder = conductor.folder_of(best.number)
             config = config_of(base, dict(best.settings))
             rows = measure_best(output, best, config, folder, tracker, run_name, say, began)
-        write_sweep(output, trials, space, plan.metric, search.asha_metric if search.asha else None, tracker)
+        write_sweep(output, trials, space, plan.metric, _watched(base, search), tracker)
     return Swept(output, trials, plan.metric, best, rows, anew=True)
 
 
@@ -160,8 +161,11 @@ def _planned(base: Config, search: SearchConfig) -> tuple[SearchSpace, Plan]:
             raise ConfigError(
                 f"{DEV_LOSS} is of another scale in each trial, because {scales[0]} is searched", flag, remedy
             )
+    _watched(base, search)  # here only to be refused
     sampler = build_sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS
+    if not any(one.is_range for one in space.dimensions):
+        trials = min(trials, len(space.grid()))
     if isinstance(sampler, GridSampler):
         trials = min(search.trials or len(sampler.points), len(sampler.points))
         for number, point in enumerate(sampler.points[:trials]):
@@ -171,6 +175,22 @@ def _planned(base: Config, search: SearchConfig) -> tuple[SearchSpace, Plan]:
                 where = f"trial {number} ({told(point)})" + (f": {error.where}" if error.where else "")
                 raise type(error)(error.what, where, error.remedy) from error
     return space, Plan(base, sampler, search.searcher, trials, search.metric, 1)
+
+
+def _watched(base: Config, search: SearchConfig) -> str | None:
+    """What trials are stopped by, as it is told at looks; None where none is stopped."""
+    if not search.asha:
+        return None
+    if search.asha_metric in (BATCH_AUC, DEV_LOSS):
+        return search.asha_metric
+    known = dev_protocol(base.training.best_metric).metrics
+    if search.asha_metric not in known:
+        remedy = did_you_mean(search.asha_metric, (*known, BATCH_AUC, DEV_LOSS))
+        raise ConfigError(f"unknown metric {search.asha_metric!r}", "--asha-metric", remedy)
+    if not base.validation.sources(base.training.best_metric, base.data.dev_split):
+        remedy = f"give --eval-datasets own, or --asha-metric {BATCH_AUC}"
+        raise ConfigError(f"{search.asha_metric} is not measured while training", "--asha-metric", remedy)
+    return DEV + search.asha_metric
 
 
 def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, output: Path, fresh: bool) -> RunDirectory:
@@ -192,9 +212,8 @@ def _dump(settings: dict[str, Any]) -> str:
 
 
 def _places(workers: int) -> int:
-    """How many trials of so many workers the cluster has room for now; a trial waits where it has none."""
-    there = ray.cluster_resources()
-    return max(1, int(there.get("GPU", 0) or there.get("CPU", 0)) // workers)
+    """How many trials of so many workers the cluster has room for, or would make; a trial waits where it has none."""
+    return max(1, (gpus() or int(ray.cluster_resources().get("CPU", 0))) // workers)
 
 
 def _run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material: SweepMaterial) -> None:
@@ -208,15 +227,16 @@ def _run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material
             listener.mailbox,
             os.getcwd(),
             math.ceil(plan.at_once / nodes),
-            search.asha_metric if search.asha else None,
+            _watched(plan.base, search),
             plan.metric != DEV_LOSS,
         )
+        proposals = Proposals(conductor.next_job, conductor.ended)
         trainable = tune.with_parameters(run_trial, tables=material.tables, around=around)
         tuner = tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory([_bundle(workers)])),
             tune_config=tune.TuneConfig(
-                search_alg=Proposals(conductor.next_job, conductor.ended),
-                scheduler=_scheduler(conductor, search) if search.asha else None,
+                search_alg=proposals,
+                scheduler=_scheduler(conductor, search, around.reported) if around.reported else None,
                 num_samples=conductor.left,
                 max_concurrent_trials=plan.at_once,
                 # A group's processes end with the trial's, so that none is left when it is stopped.
@@ -233,7 +253,7 @@ def _run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material
             ),
         )
         failure = _fit(tuner, listener.broken, conductor, stop)
-    if failure is not None:
+    if failure := failure or proposals.failure:
         raise failure
 
 
@@ -241,22 +261,16 @@ def _bundle(workers: int) -> dict[str, float]:
     """What a trial's own process takes: all it trains on, or of several workers, who take it themselves, nothing."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
-    return {"CPU": 1.0, "GPU": 1.0} if ray.cluster_resources().get("GPU", 0) else {"CPU": 1.0}
+    return {"CPU": 1.0, "GPU": 1.0} if gpus() else {"CPU": 1.0}
 
 
-def _scheduler(conductor: Conductor, search: SearchConfig) -> Asha:
+def _scheduler(conductor: Conductor, search: SearchConfig, watched: str) -> Asha:
     def curve_of(number: int) -> list[tuple[int, float]]:
-        return curve(conductor.folder_of(number), search.asha_metric)
+        return curve(conductor.folder_of(number), watched)
 
     over = [trial.number for trial in conductor.trials if trial.status in (FINISHED, STOPPED)]
-    return Asha(
-        search.asha_metric,
-        search.asha_metric != DEV_LOSS,
-        search.asha_grace,
-        search.asha_factor,
-        [curve_of(number) for number in over],
-        curve_of,
-    )
+    earlier = [curve_of(number) for number in over]
+    return Asha(watched, watched != DEV_LOSS, search.asha_grace, search.asha_factor, earlier, curve_of)
 
 
 def _fit(tuner: tune.Tuner, broken: threading.Event, conductor: Conductor, stop: StopAll) -> BaseException | None:
@@ -278,4 +292,6 @@ def _fit(tuner: tune.Tuner, broken: threading.Event, conductor: Conductor, stop:
         conductor.leave()
         stop.tell()
         thread.join(STOP_SECONDS)
+        if thread.is_alive():  # asked of a session that is over, Ray would start one
+            ray._private.auto_init_hook.enable_auto_connect = False
     return failures[0] if failures else None

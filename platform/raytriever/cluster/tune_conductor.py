@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.stage import chosen
 from raytriever.cluster.tune_material import SweepMaterial, config_of
 from raytriever.cluster.tune_recorder import TrialRecorder
 from raytriever.cluster.tune_trial import ENDED, METRICS, REASON, STEP, TrialJob, TrialNews
@@ -30,7 +31,7 @@ from raytriever.training.run_directory import RunDirectory
 
 STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
 # What a trial leaves that only the best one keeps.
-HEAVY = ("checkpoints", "model", "negatives", "validation")
+HEAVY = ("checkpoints", "model", "negatives")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Conductor:
         """Take one item of a trial's news."""
         with self._lock:
             running = self._running.get(news.number)
-            if running is not None:  # else it was stopped while this was under way
+            if running is not None and news.item is not None:  # else it was stopped while this was under way
                 running.recorder.hear(news.item)
 
     def ended(self, number: int, result: Mapping[str, Any] | None, died: bool) -> None:
@@ -135,7 +136,9 @@ class Conductor:
             if died:
                 self._settle(number, FAILED, reason="its process died again and again")
             elif result.get(ENDED) is True:
-                self._settle(number, FINISHED, metrics=result[METRICS])
+                # Tune hands on `{"metrics": {"auc": 1}}` as `{"metrics/auc": 1}`.
+                figures = {name.partition("/")[2]: v for name, v in result.items() if name.startswith(f"{METRICS}/")}
+                self._settle(number, FINISHED, metrics=figures)
             elif REASON in result:
                 self._settle(number, FAILED, reason=result[REASON])
             else:
@@ -166,7 +169,7 @@ class Conductor:
         if self._plan.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:known]):
             return None
         past = [
-            Past(trial.settings, trial.value(self._plan.metric) if place < known else None, place < known)
+            Past(dict(trial.settings), trial.value(self._plan.metric) if place < known else None, place < known)
             for place, trial in enumerate(self.trials)
         ]
         point = self._plan.sampler.propose(number, past)
@@ -208,22 +211,18 @@ class Conductor:
         before = best_of(self.trials, self._plan.metric)
         self.trials[number] = trial
         if status == FINISHED:
-            split = self._plan.base.data.dev_split
-            dataset = self._material.record().name
-            RunDirectory(folder, "interrupted").finish(
-                {
-                    "dataset": dataset,
-                    "split": split,
-                    "steps": steps,
-                    "dev_loss": metrics.get(DEV_LOSS),
-                    "after": metrics,
-                }
-            )
+            self._finish(trial)
         self._write()
         self._keep_the_best(before, trial)
         self._say(f"trial {trial.name}: {status}{self._outcome(trial)}")
         self._tell_tracker(trial)
         self._tell_gauges()
+
+    def _finish(self, trial: Trial) -> None:
+        """Close the trial's run directory."""
+        config, folder = config_of(self._plan.base, dict(trial.settings)), self.folder_of(trial.number)
+        figures = {"dataset": self._material.record().name, "split": config.data.dev_split, "steps": trial.steps}
+        RunDirectory(folder, "interrupted").finish({**figures, "after": dict(trial.metrics), **chosen(folder, config)})
 
     def _stop(self, number: int, status: str) -> float:
         """Close a trial's books; answers the seconds it ran."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raytriever.config.search_config import TRIALS
+from raytriever.cluster.validation_sets import DEV
+from raytriever.config.search_config import BATCH_AUC, TRIALS
 from raytriever.config.search_names import short_name
 from raytriever.config.search_space import SearchSpace
 from raytriever.retrieval.metric_words import metric_title
@@ -55,8 +56,10 @@ def write_sweep(
 
 
 def metric_words(name: str) -> str:
-    """A metric in print; `dev_loss` and what else is told of looks is not among those that rankings are measured by."""
-    return name.replace("_", " ").replace("auc", "AUC") if name.startswith(DEV_LOSS[:4]) else metric_title(name)
+    """A metric in print; what is told of looks is not all among what rankings are measured by."""
+    if name in (DEV_LOSS, BATCH_AUC):
+        return name.replace("_", " ").replace("auc", "AUC")
+    return metric_title(name.removeprefix(DEV))
 
 
 def _is_number(value: object) -> bool:

@@ -36,9 +36,12 @@ class Proposals(Searcher):
         super().__init__()
         self._next_job, self._ended = next_job, ended
         self._numbers: dict[str, int] = {}
+        self.failure: Exception | None = None
 
     def suggest(self, trial_id: str) -> Any:
         """See `Searcher`."""
+        if self.failure is not None:
+            return Searcher.FINISHED
         try:
             job = self._next_job()
         except StopIteration:
@@ -49,8 +52,11 @@ class Proposals(Searcher):
         return {"job": job}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """See `Searcher`."""
-        self._ended(self._numbers[trial_id], result, error)
+        """See `Searcher`; what goes wrong is kept in `failure`, because Tune would log it and go on."""
+        try:
+            self._ended(self._numbers[trial_id], result, error)
+        except Exception as failure:
+            self.failure = self.failure or failure
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: see the head of this file."""

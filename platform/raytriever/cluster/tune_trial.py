@@ -8,11 +8,9 @@ that trials beside each other cannot each hold half of what they need.
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ import ray
 import torch
 from ray import tune
 
-from raytriever.cluster.news import News, Saving
+from raytriever.cluster.news import Evaluated, News, Saving, StepNews
+from raytriever.cluster.session import gpus
 from raytriever.cluster.train import train_on_cluster
 from raytriever.cluster.validation_sets import DevSet
 from raytriever.config import Config
@@ -64,10 +63,10 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialNews:
-    """News of a trial, on their way to the driver."""
+    """News of a trial, on their way to the driver; None behind the last of them."""
 
     number: int
-    item: News
+    item: News | None
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     """
     job: TrialJob = config["job"]
     os.chdir(around.directory)
-    folder, began = Path(job.folder), time.monotonic()
+    folder = Path(job.folder)
     told = max((step for step, _ in curve(folder, "loss")), default=0)
     voice = _Voice(job.number, around)
     end: dict[str, Any]
@@ -116,7 +115,6 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
             here=job.config.training.workers[1] == 1,
             beside=around.beside,
         )
-        voice.settle()
         end = {ENDED: True, METRICS: _measured(job) if around.searches else {}}
     except UserError as mistake:
         end = {ENDED: False, REASON: str(mistake)}
@@ -124,8 +122,8 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
         (folder / "error.txt").write_text(traceback.format_exc())
         first = str(error).strip().split("\n")[0]
         end = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
-    voice.settle()
-    tune.report({**end, "seconds": time.monotonic() - began})
+    voice.close()
+    tune.report(end)
 
 
 class _Voice:
@@ -138,24 +136,34 @@ class _Voice:
     def hear(self, item: News) -> None:
         """Pass an item on; comes back after a checkpoint's or a look's when the driver has kept all till then."""
         news = TrialNews(self._number, item)
-        measured: Mapping[str, float] = getattr(item, "measured", {})
-        value = measured.get(self._reported) if self._reported else None
-        if value is None and not isinstance(item, Saving):
+        look = self._look(item)
+        if look or isinstance(item, Saving):
+            self.settle()
+            ray.get(self._mailbox.settle.remote(news))
+        else:
             self._refs.append(self._mailbox.send.remote(news))
-            if len(self._refs) > _REFS_KEPT:
-                done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
-                ray.get(done)
-            return
-        self.settle()
-        ray.get(self._mailbox.settle.remote(news))
-        if value is not None and not isinstance(item, Saving):
+        if len(self._refs) > _REFS_KEPT:
+            done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+            ray.get(done)
+        if look:
             # Where Tune stops the trial this raises SystemExit, which ends the training that told of the look.
-            tune.report({STEP: item.step, self._reported: value})
+            tune.report(look)
+
+    def _look(self, item: News) -> dict[str, float] | None:
+        """What Tune hears of a look."""
+        if self._reported is None or not isinstance(item, StepNews | Evaluated) or self._reported not in item.measured:
+            return None
+        return {STEP: item.step, self._reported: item.measured[self._reported]}
 
     def settle(self) -> None:
         """Come back when all that was sent has arrived."""
         refs, self._refs = self._refs, []
         ray.get(refs)
+
+    def close(self) -> None:
+        """Come back when the driver has heard all."""
+        self.settle()
+        ray.get(self._mailbox.settle.remote(TrialNews(self._number, None)))
 
 
 def _measured(job: TrialJob) -> dict[str, float]:
@@ -163,9 +171,8 @@ def _measured(job: TrialJob) -> dict[str, float]:
     if job.config.training.workers[1] == 1:
         return measure_on_dev(job)
     # The workers' places are free again; the trial itself has none.
-    gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
-    task = ray.remote(num_cpus=1, num_gpus=gpus)(partial(measure_on_dev, job, os.getcwd()))
-    found: dict[str, float] = ray.get(task.remote())
+    task = ray.remote(num_cpus=1, num_gpus=min(1, gpus()))(measure_on_dev)
+    found: dict[str, float] = ray.get(task.remote(job, os.getcwd()))
     return found
 
 

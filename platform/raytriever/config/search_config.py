@@ -37,8 +37,8 @@ class SearchConfig:
     asha: bool = option(False, "stop trials that are behind at the same step (asynchronous successive halving)")
     asha_metric: str = option(
         BATCH_AUC,
-        "what they are behind in, at a look: dev_batch_auc (the dev batches' AUC) or dev_loss where all have one loss",
-        choices=(BATCH_AUC, DEV_LOSS),
+        "what they are behind in, at a look: dev_batch_auc (of the dev batches), dev_loss where all have one loss, or "
+        "a metric such as ndcg_at_10 where --eval-datasets or --best-metric has it measured while training",
     )
     asha_grace: int = option(20, "steps before which no trial is stopped", minimum=1)
     asha_factor: int = option(

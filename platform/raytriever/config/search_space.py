@@ -63,6 +63,8 @@ class Dimension:
         """The value at a share of the range, 0 to 1."""
         assert self.low is not None
         assert self.high is not None
+        if share in (0, 1):
+            return self.high if share else self.low
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         else:
@@ -159,7 +161,7 @@ def _range(section: str, name: str, given: Mapping[Any, Any], hint: Any, where: 
     whole = float not in kinds
     if whole and (int not in kinds or str in kinds):
         raise ConfigError("has no range", where, "give a list of values")
-    ends = []
+    ends: list[Any] = []
     for end in ("low", "high"):
         if end not in given:
             raise ConfigError(f"has no {end!r}", where, "a range is {low: ..., high: ...}")

@@ -17,6 +17,7 @@ from raytriever.retrieval.sweep_table import setting_text
 
 Names = Callable[[str], str]
 MAP = "viridis"
+BEHIND = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 APART = 0.07  # of an axis: how far trials of the same value are drawn from each other
 
 
@@ -55,7 +56,9 @@ def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, 
         for place, values in enumerate(axes_values):
             axes.axvline(place, color="0.75", linewidth=1, zorder=0)
             for text, height in _ticks(values):
-                axes.annotate(text, (place, height), (5, 0), "data", "offset points", fontsize=8, va="center")
+                axes.annotate(
+                    text, (place, height), (7, 0), "data", "offset points", fontsize=9, va="center", bbox=BEHIND
+                )
         axes.axvline(len(keys), color="0.75", linewidth=1, zorder=0)
         axes.set_xticks(range(len(columns)), [*(names(key) for key in keys), title])
         axes.set_yticks([])

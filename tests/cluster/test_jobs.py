@@ -199,7 +199,7 @@ def test_every_other_stage_runs_as_a_job(
             "results/letters",
         ],
         "search": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), query],
-        "compare": ["runs/first", "--output", "pages/compared.html"],
+        "compare": ["results/letters", "--output", "pages/compared.html"],
     }
     for stage, words in given.items():
         code, out = head.by_us(stage, *words)

@@ -177,6 +177,8 @@ def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int,
         if hold:
             urlopen(Request(f"{served.endpoint}/hold", method="POST"), timeout=30).close()
             time.sleep(1.0)
+        else:
+            time.sleep(random.uniform(0, 2 * SECONDS))  # answers come in waves: no moment is to be preferred
         at = time.time()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

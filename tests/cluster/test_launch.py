@@ -104,7 +104,7 @@ def test_it_is_for_this_machine_and_for_whoever_has_the_token(start: Callable[..
     launcher = start("--auth")
     family = launcher.family()
     listening = {
-        connection.laddr.ip
+        connection.laddr.ip.removeprefix("::ffff:")  # an IPv4 address, as a socket for both kinds tells it
         for process in family
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import sys
@@ -108,7 +107,7 @@ def ray_command(asked: Launch, doors: Doors) -> list[str]:
     command += [f"--dashboard-host={doors.host}", f"--dashboard-port={asked.dashboard_port}"]
     if asked.num_cpus:
         command.append(f"--num-cpus={asked.num_cpus}")
-    if ipaddress.ip_address(doors.address).is_loopback:
+    if doors.is_local:
         # Nobody has to know the rest of its ports, and Ray's own ranges may be another cluster's on this machine.
         command += ["--min-worker-port=0", "--max-worker-port=0"]
         command += [f"--{what}-port={free_port()}" for what in ("ray-client-server", "dashboard-agent-listen")]

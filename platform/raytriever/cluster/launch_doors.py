@@ -21,6 +21,9 @@ from raytriever.storage import disk_errors
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 ON, OFF = "token", "disabled"
+# Ray 2.60 takes `--node-ip-address=127.0.0.1` for the machine's address in the network, and so does who connects,
+# except where clusters of several machines are switched off, as they are on macOS and Windows by default.
+ONE_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,15 @@ class Doors:
     @property
     def environment(self) -> dict[str, str]:
         """What Ray, and whoever talks to it, needs in the environment; never the token itself."""
+        own = dict(ONE_MACHINE) if self.is_local else {}
         if not self.authenticated:
-            return {MODE: OFF}
-        return {MODE: ON} | ({TOKEN_PATH: str(self.token_file)} if self.token_file else {})
+            return own | {MODE: OFF}
+        return own | {MODE: ON} | ({TOKEN_PATH: str(self.token_file)} if self.token_file else {})
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return ipaddress.ip_address(self.address).is_loopback
 
 
 def open_doors(host: str, authenticate: bool, environment: Mapping[str, str]) -> Doors:

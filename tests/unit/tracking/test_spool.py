@@ -337,6 +337,10 @@ def test_a_torn_line_is_cut_off_and_only_that(tmp_path: Path) -> None:
         assert again.add(points(2, 3)) == 2
         assert (tmp_path / STEPS).read_bytes() == whole
         assert Steps(tmp_path).after(0, 99).points == points(1, 3)
+    (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "measured": {"' + b"x" * 500)  # longer than what comes next
+    Steps(tmp_path).add(points(4, 4))
+    assert (tmp_path / STEPS).read_bytes().startswith(whole)
+    assert (tmp_path / STEPS).read_bytes().count(b"x") == 0
     assert Steps(tmp_path).after(0, 2) == (points(1, 1), whole.index(b"\n") + 1)
 
 

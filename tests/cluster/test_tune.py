@@ -74,6 +74,8 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
         wait_for(in_the_middle, 200)
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait(timeout=60)
+        for stream in (killed.stdout, killed.stderr):
+            stream.close()  # processes of its session may hold the other end
         before = {t["number"]: t for t in books(folder) if t["status"] == "finished"}
         assert 0 < len(before) < 4
         marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}

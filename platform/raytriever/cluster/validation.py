@@ -98,7 +98,8 @@ def validating(config: Config, sets: Sequence[DevSet], folder: Path, say: Callab
     if not sets:
         yield None
         return
-    there, free = ray.cluster_resources(), ray.available_resources()
+    there = ray.cluster_resources()
+    free = ray.available_resources() or there  # of a session that has just begun nothing may be known yet
     workers = config.training.workers[1]
     # Of those nobody holds now: an actor that asks for what another job has would wait for it in silence.
     gpus = 1.0 if free.get("GPU", 0) > workers + _gpus_of_refresh(config) else 0.0

@@ -188,7 +188,7 @@ def test_every_other_stage_runs_as_a_job(
     given: dict[str, list[str]] = {
         "prepare": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "data/letters"],
         "encode": ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "embeddings/letters"],
-        "mine": ["--dataset", str(tiny_dataset), "--method", "bm25", "--output", "negatives/letters"],
+        "mine": ["--dataset", str(tiny_dataset), "--method", "random", "--output", "negatives/letters"],
         "evaluate": [
             "--datasets",
             str(tiny_dataset),

@@ -16,7 +16,7 @@ from numba.core.caching import UserProvidedCacheLocator
 PACKAGE = Path(__file__).parents[1]
 
 
-class ByPackage(UserProvidedCacheLocator):  # type: ignore[misc]
+class ByPackage(UserProvidedCacheLocator):
     """Finds what was compiled of this package under `NUMBA_CACHE_DIR`; of others nothing."""
 
     @classmethod

@@ -57,6 +57,8 @@ def submit(
         ConfigError: no cluster answers, or the upload is too large.
         KeyboardInterrupt: on Ctrl-C, when the job has been stopped.
     """
+    if address:
+        os.environ["RAY_API_SERVER_ADDRESS"] = address  # which Ray prefers to what it is asked for
     logging.getLogger("ray.dashboard").setLevel(logging.WARNING)  # what Ray says of its requests
     with tempfile.TemporaryDirectory() as aside:
         package = _packed(folder, Path(aside), say)

@@ -13,6 +13,7 @@ from raytriever.annotation.output import with_positives, write_annotated
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.negatives_file import read_negatives
 from raytriever.data.open import open_dataset
+from raytriever.data.positives import groups_of
 from raytriever.storage import read_manifest
 
 # Query 0: people judged document 0 relevant and document 1 not. Query 1: document 2, by the model of an earlier job.
@@ -54,6 +55,18 @@ def test_whatever_the_ids_it_is_read_as_it_was_written(
     assert table(read.judgements["train"]) == table(with_positives(ROWS, FOUND, "human")[0])
     assert table(read.judgements["test"]) == table(ROWS)
     assert read_manifest(tmp_path / "out")["meta"]["positives"] == 3
+
+
+def test_groups_are_made_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    documents, queries = Documents(list("abcd"), [""] * 4, list("wxyz")), Queries(list("123"), ["one", "two", "three"])
+    dataset = RetrievalDataset("some", documents, queries, {"train": ROWS})
+    write_annotated(tmp_path / "out", dataset, "train", FOUND, {0: [0], 2: [1]}, "human", {})
+    positives = open_dataset(tmp_path / "out", ["train"]).positives("train")
+    examples, (human, llm) = groups_of(positives, "human-first", "out")
+    assert (examples.queries.tolist(), human.documents.tolist(), llm.documents.tolist()) == ([0], [0], [3])
+    examples, (llm,) = groups_of(positives, "llm", "out")
+    assert (examples.queries.tolist(), llm.documents.tolist(), llm.ranks.tolist()) == ([0, 1, 2], [3, 2, 1], [0, 0, 0])
 
 
 def test_hard_negatives_are_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,17 @@ def _best(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Int64[ndar
 def _only(dataset: RetrievalDataset, split: str, kept: Int64[ndarray, " documents"]) -> RetrievalDataset:
     """The data set with these documents alone, ascending."""
     documents, rows = dataset.documents, dataset.judgements[split]
-    columns = ([column[int(place)] for place in kept] for column in (documents.ids, documents.titles, documents.texts))
+    ids, titles, texts = (
+        [column[place] for place in kept.tolist()] for column in (documents.ids, documents.titles, documents.texts)
+    )
     moved = Judgements(
         rows.queries, np.searchsorted(kept, rows.documents).astype(np.int64), rows.scores, rows.sources, rows.ranks
     )
     return replace(
-        dataset, documents=Documents(*columns), judgements={split: moved}, tokens=None, negatives=None, place=None
+        dataset,
+        documents=Documents(ids, titles, texts),
+        judgements={split: moved},
+        tokens=None,
+        negatives=None,
+        place=None,
     )

@@ -76,12 +76,12 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         for number, (model, (colour, _)) in enumerate(zip(models, lines(), strict=False)):
             own = [row for row in rows if row["model"] == model]
             offset = (number - (len(models) - 1) / 2) * thick
-            places = [wanted.index((row["aim"], row["wanted"])) + offset for row in own]
+            rows_of = [wanted.index((row["aim"], row["wanted"])) + offset for row in own]
             values = np.array([row["checked"] for row in own])
             low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
             around = np.maximum(0.0, [values - low, high - values])
             axes.errorbar(
-                values, places, xerr=around, fmt="o", color=colour, markersize=4, capsize=2, label=label(model)
+                values, rows_of, xerr=around, fmt="o", color=colour, markersize=4, capsize=2, label=label(model)
             )
         places = np.arange(len(wanted))
         axes.vlines([value for _, value in wanted], places - 0.45, places + 0.45, color="0.2", linewidth=1)

@@ -56,6 +56,10 @@ def watch(folder: Path, ray_temp: Path, port: int, grafana_port: int) -> None:
         raise ConfigError("has ended", str(folder), "see the logs there")
 
 
+def _end(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """The command; 2 where something is to be mended."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -64,7 +68,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=9090, help="of Prometheus")
     parser.add_argument("--grafana-port", type=int, default=3000, help="of Grafana")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for one in (signal.SIGINT, signal.SIGTERM):  # the former too: a shell's `&` in a script has it ignored
+        signal.signal(one, _end)
     try:
         watch(given.folder.absolute(), given.ray_temp.absolute(), given.port, given.grafana_port)
     except UserError as error:

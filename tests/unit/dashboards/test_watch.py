@@ -81,7 +81,9 @@ def watching(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def watch(folder: Path, port: int, grafana_port: int, path: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(REPOSITORY / "dashboards" / "watch.py"), "--folder", str(folder)]
+    # As a script's `&` starts it: with Ctrl-C ignored.
+    command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    command += [sys.executable, str(REPOSITORY / "dashboards" / "watch.py"), "--folder", str(folder)]
     command += ["--ray-temp", str(folder), "--port", str(port), "--grafana-port", str(grafana_port)]
     environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

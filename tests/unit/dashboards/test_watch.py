@@ -76,8 +76,8 @@ def watching(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
     yield started
     for process in started:
-        process.kill()
-        process.communicate()
+        process.terminate()  # not killed: it is to end what it started
+        process.communicate(timeout=60)
 
 
 def watch(folder: Path, port: int, grafana_port: int, path: str) -> subprocess.Popen[str]:

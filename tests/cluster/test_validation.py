@@ -41,6 +41,10 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     yield found
     for process in found:
         end(process)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def of_session(process: subprocess.Popen[str], part: str = "") -> list[int]:

@@ -52,7 +52,7 @@ def dev_protocol(best_metric: str) -> Protocol:
     Raises:
         ConfigError: there is no such metric.
     """
-    metrics = (*DEFAULT_METRICS, AUC)
+    metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     if best_metric != DEV_LOSS:
         metrics = tuple(dict.fromkeys((*metrics, deciding_metric(best_metric))))
     return Protocol(metrics=metrics)

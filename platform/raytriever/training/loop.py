@@ -205,17 +205,18 @@ class _Training:
         if self.validator is None or self.progression.stopped:
             return
         self.validator.after(self.progression.step)
-        self._judge(self.validator)
-        if self.progression.stopped:
+        if self._judge(self.validator):
             self._save_if_due(saver, looked=False)
 
-    def _judge(self, validator: Validator) -> None:
+    def _judge(self, validator: Validator) -> bool:
+        """Take over what evaluations say, where they decide; whether training has ended early."""
         if validator.decides:
             verdict, step = validator.verdict, self.progression.step
             stopped = self.progression.stopped or validator.stops(step)
             self.progression = Progression(
                 step, verdict.best_step, looks_without=verdict.looks_without, stopped=stopped
             )
+        return self.progression.stopped
 
     def _stretch(self) -> range:
         """The steps whose batches may be made now; none where training is over."""

@@ -184,17 +184,18 @@ def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int,
         process.wait()
         time.sleep(2 * SECONDS)
         first = served.lines()
-        under_way = (served.digests("asked") - served.digests("answered")).total()
-        paid = served.digests("answered")
+        # What is answered while the process is being taken down was under way when it was killed.
+        sent = {line["digest"]: line["at"] for line in first if line["event"] == "answered"}
+        under_way = sum(moment >= at for moment in sent.values()) + len(served.digests("asked").keys() - sent.keys())
     with serving(folder) as served:
         again = [served.endpoint if word.startswith("http://") else word for word in words]
         finish(again, folder)
-        twice = set(paid) & set(served.digests("answered"))
-        missing = REQUESTS - len(set(paid) | set(served.digests("answered")))
+        again_answered = set(served.digests("answered"))
+        twice = {digest for digest, moment in sent.items() if moment < at and digest in again_answered}
+        missing = REQUESTS - len(set(sent) | again_answered)
     if missing:
         raise RuntimeError(f"{missing} requests were never answered")
-    ages = [at - line["at"] for line in first if line["event"] == "answered" and line["digest"] in twice]
-    return len(twice), under_way, max(ages, default=0.0)
+    return len(twice), under_way, max((at - sent[digest] for digest in twice), default=0.0)
 
 
 def main() -> None:

@@ -170,8 +170,8 @@ def _measured(job: TrialJob) -> dict[str, float]:
     """The dev split's figures, by a process that holds what it takes."""
     if job.config.training.workers[1] == 1:
         return measure_on_dev(job)
-    # The workers' places are free again; the trial itself has none.
-    task = ray.remote(num_cpus=1, num_gpus=min(1, gpus()))(measure_on_dev)
+    # The workers' places are free again; those of the trial, to which its tasks are bound by default, hold nothing.
+    task = ray.remote(num_cpus=1, num_gpus=min(1, gpus()), scheduling_strategy="DEFAULT")(measure_on_dev)
     found: dict[str, float] = ray.get(task.remote(job, os.getcwd()))
     return found
 

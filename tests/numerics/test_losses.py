@@ -51,7 +51,9 @@ def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
     hard=st.integers(2, 3),
     positives=st.integers(1, 4),
     levels=st.sampled_from([0, 2, 4]),
-    temperature=st.sampled_from([0.05, 1.0, 20.0]),
+    # Of powers of two equal scores stay equal, whatever is multiplied first; a maximum has no gradient at a tie that
+    # rounding breaks one way here and another way in the literal loss.
+    temperature=st.sampled_from([0.03125, 1.0, 32.0]),
 )
 def test_equals_the_literal_loss_on_any_shape(
     seed: int, batch: int, hard: int, positives: int, levels: int, temperature: float

@@ -158,7 +158,7 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
-        _fsync(path.parent)
+        fsync(path.parent)
 
 
 def read_manifest(path: Path | str, verify: bool = True) -> dict[str, Any]:
@@ -207,11 +207,11 @@ def _seal(directory: Path, meta: Mapping[str, Any]) -> None:
     files = sorted(file for file in directory.rglob("*") if file.is_file())
     entries = {}
     for file in files:
-        _fsync(file)
+        fsync(file)
         name = file.relative_to(directory).as_posix()
         entries[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
     for folder in (folder for folder in directory.rglob("*") if folder.is_dir()):
-        _fsync(folder)
+        fsync(folder)
     write_atomically(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1))
 
 
@@ -233,7 +233,7 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
             os.rename(old, path)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    _fsync(path.parent)
+    fsync(path.parent)
 
 
 def _sweep(path: Path) -> None:
@@ -259,7 +259,8 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Make what stands in a file, or which names stand in a folder, outlast a death of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

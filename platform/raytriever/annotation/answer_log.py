@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError
-from raytriever.storage import disk_errors
+from raytriever.storage import disk_errors, fsync
 
 FILE = "answers.log"
 Entry = dict[str, Any]
@@ -48,7 +48,7 @@ class AnswerLog:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 self._lock()
-                _fsync_folder(folder)
+                fsync(folder)
                 self._end = self._read()
                 os.ftruncate(self._file, self._end)
             except BaseException:
@@ -164,11 +164,3 @@ def _parsed(line: bytes) -> Entry | None:
         return None
     entry: Entry = json.loads(text)
     return entry
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,7 @@ gradients.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.parallel.gather import GroupWorkers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
+NESTED = " nested"  # behind the name of a loss
 
 
 def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
@@ -51,14 +53,16 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
     mine, texts = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
     own = BatchIds(ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step)
     out: dict[str, torch.Tensor] = {}
-    for name in LOSS_NAMES:
+    for name in (*LOSS_NAMES, *(f"{name}{NESTED}" for name in LOSS_NAMES)):
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
-        loss = build_loss(
-            LossConfig(
-                loss=name, temperature=0.6, distribution_weight=0.2, learn_temperature=name != "triplet", margin=0.5
-            )
+        plain = name.removesuffix(NESTED)
+        settings = LossConfig(
+            loss=plain, temperature=0.6, distribution_weight=0.2, learn_temperature=plain != "triplet", margin=0.5
         )
+        if name != plain:
+            settings = replace(settings, matryoshka_dims="4,2")
+        loss = build_loss(settings, name != plain)
         result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), own, workers)
         result.value.backward()
         out[f"{name}/value"] = result.value.detach()

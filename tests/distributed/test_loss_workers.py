@@ -30,10 +30,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
 @pytest.mark.parametrize("name", LOSS_NAMES)
-def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: Results) -> None:
+def test_equals_one_process_with_the_whole_batch(name: str, nested: bool, size: int, results: Results) -> None:
+    name += " nested" if nested else ""
     expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}
-    assert sum("gradient" in key for key in expected) == 4 + (name != "triplet")
+    assert sum("gradient" in key for key in expected) == 4 + (not name.startswith("triplet"))
+    assert nested == (f"{name}/batch_auc_at_2" in expected)
     assert all(float(value.abs().max()) > 0 for key, value in expected.items() if "gradient" in key)
     for rank in range(size):
         for key, value in expected.items():

@@ -22,6 +22,7 @@ from raytriever.data.pydocs import PYDOCS
 from raytriever.data.spread import shared
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import ConfigError
+from raytriever.losses.nested import narrower_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe
@@ -108,6 +109,9 @@ def open_run(curriculum: Curriculum, say: Say) -> tuple[Opened, Retriever]:
     if PYDOCS in (base.data.dataset, *(name for part in curriculum.parts for name in part.config.data.datasets)):
         say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
     retriever = load_for_encoding(base.model, precision, device)
+    for part in curriculum.parts:
+        with naming(part):
+            narrower_widths(part.config.loss, retriever.width)  # here only to be refused
     measured = _open_measured(base, retriever, say) if curriculum.stages else None
     stages = []
     for part in curriculum.parts:

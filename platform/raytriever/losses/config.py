@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from raytriever.options import option
 
@@ -22,6 +24,23 @@ LOSS_NAMES = (
 )
 
 
+def read_widths(given: Any) -> str:
+    """Numbers of components between commas, the largest first, or nothing.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    names = [name.strip() for name in text.split(",")] if text else []
+    if not all(re.fullmatch(r"[1-9]\d{0,5}", name) for name in names):
+        raise ValueError("give whole numbers from 1 on, with commas between, as in 256,128,64")
+    widths = [int(name) for name in names]
+    falling = sorted(set(widths), reverse=True)
+    if widths not in (falling, falling[::-1]):
+        raise ValueError(f"give each once, in order: {','.join(map(str, falling))}")
+    return ",".join(map(str, falling))
+
+
 @dataclass(frozen=True)
 class LossConfig:
     """Which loss reduces the score matrix, and its constants."""
@@ -34,3 +53,14 @@ class LossConfig:
         "mean", "of mw: the mean over pairs, or their sum divided by the queries", choices=("mean", "sum")
     )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
+    matryoshka_dims: str = option(
+        "",
+        "nested embeddings: the loss counts at these numbers of first components too, besides the whole embedding",
+        reads=read_widths,
+        form="N,N,...",
+    )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths at which the loss counts besides the whole one, or with it; the largest first."""
+        return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()

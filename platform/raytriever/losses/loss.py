@@ -16,6 +16,7 @@ from raytriever.losses.candidates import Candidates, gather_candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distances import query_positive_distance, query_positive_mmd
 from raytriever.losses.distribution import distribution_distance
+from raytriever.losses.nested import narrowed, narrower_widths
 from raytriever.losses.share import of_global_mean
 from raytriever.losses.workers import ALONE, Workers
 
@@ -47,15 +48,18 @@ class Loss(nn.Module):
     Args:
         config: its constants.
         scores: the loss proper, from `registry.LOSSES`.
+        unit_length: whether embeddings come with length one, and nested ones are brought to it too.
     """
 
     def __init__(
         self,
         config: LossConfig,
         scores: Callable[[LossConfig, Candidates, BatchIds, Tensor, Workers], Scored],
+        unit_length: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
+        self.unit_length = unit_length
         self._scores = scores
         # Double, so that a float64 batch sees the temperature that was asked for.
         log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
@@ -81,23 +85,36 @@ class Loss(nn.Module):
             workers: the data-parallel group; every worker brings equally many queries and passages.
         """
         check_batch(queries, passages, ids)
+        widths = narrower_widths(self.config, queries.shape[1])
         batch = _in_working_precision(gather_candidates(queries, passages, ids, workers))
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
+        whole = self._reduced(batch, ids, log_temperature, workers)
+        value, statistics = whole.value, {**whole.statistics, "temperature": log_temperature.detach().exp()}
+        if widths:
+            statistics[f"loss_at_{queries.shape[1]}"] = value.detach()
+        for width in widths:
+            part = self._reduced(narrowed(batch, width, self.unit_length), ids, log_temperature, workers)
+            value = value + part.value
+            statistics[f"loss_at_{width}"] = part.value.detach()
+            statistics |= {f"{name}_at_{width}": number for name, number in part.statistics.items()}
+        if self.config.distribution_weight:
+            distance = distribution_distance(batch.queries, batch.embeddings, batch.rows, workers)
+            statistics["distribution_distance"] = distance.detach()
+            value = value + self.config.distribution_weight * distance
+        return LossOutput(value, statistics)
+
+    def _reduced(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
+        """The loss proper at one width, and what is told of it."""
         _check_scores(batch, log_temperature)
         scored = self._scores(self.config, batch, ids, log_temperature, workers)
         value = of_global_mean(scored.share, workers)
         statistics = {
             **scored.statistics,
-            "temperature": log_temperature.detach().exp(),
             "query_positive_distance": query_positive_distance(batch, workers),
             "query_positive_mmd": query_positive_mmd(batch, workers),
         }
         if "batch_auc" not in statistics:
             statistics["batch_auc"] = batch_auc(batch, workers)
-        if self.config.distribution_weight:
-            distance = distribution_distance(batch.queries, batch.embeddings, batch.rows, workers)
-            statistics["distribution_distance"] = distance.detach()
-            value = value + self.config.distribution_weight * distance
         return LossOutput(value, statistics)
 
 

@@ -80,8 +80,13 @@ LOSSES: dict[str, Scores] = {
 }
 
 
-def build_loss(config: LossConfig) -> Loss:
-    """The loss that a configuration names; raises `ConfigError` when a setting is wrong."""
+def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
+    """The loss that a configuration names; raises `ConfigError` when a setting is wrong.
+
+    Args:
+        config: its constants.
+        unit_length: whether embeddings come with length one, as where the similarity is cosine.
+    """
     check_options(config)
     if not torch.isfinite(torch.tensor(config.temperature).log()):
         raise ConfigError(f"{config.temperature!r} is out of range", "--temperature", "give a positive number")
@@ -89,4 +94,4 @@ def build_loss(config: LossConfig) -> Loss:
         raise ConfigError("triplet has no temperature to train", "--learn-temperature", "leave it out")
     if config.reduction == "sum" and config.loss != "mw":
         raise ConfigError(f"{config.loss} is a mean over queries", "--reduction", "sum is for mw")
-    return Loss(config, LOSSES[config.loss])
+    return Loss(config, LOSSES[config.loss], unit_length)

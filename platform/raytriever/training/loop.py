@@ -107,7 +107,7 @@ class _Training:
         self.work, self.settings, self.workers = work, work.training, work.workers
         settings = self.settings
         torch.manual_seed(settings.seed)
-        loss = build_loss(work.loss).to(work.device)
+        loss = build_loss(work.loss, work.retriever.description.similarity == "cosine").to(work.device)
         set_dropout(work.retriever, settings.dropout)
         if work.device.type == "cpu":
             train_on_cpu(work.retriever)

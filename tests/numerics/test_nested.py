@@ -1,0 +1,136 @@
+"""Nested embeddings: the loss of every width, summed, against the literal losses of cut embeddings in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from literal import Example, example, literal
+from torch import Tensor
+
+from raytriever.errors import ConfigError
+from raytriever.losses.config import LOSS_NAMES, LossConfig, read_widths
+from raytriever.losses.nested import narrower_widths
+from raytriever.losses.registry import build_loss
+
+WIDTHS = (6, 4, 1)
+every_loss = pytest.mark.parametrize("name", LOSS_NAMES)
+
+
+def config(name: str, dims: str = "4,1", **settings: object) -> LossConfig:
+    return LossConfig(loss=name, matryoshka_dims=dims, **{"temperature": 0.7, "margin": 0.5, **settings})
+
+
+def cut(rows: Tensor, width: int, unit_length: bool) -> Tensor:
+    return rows[:, :width] / rows[:, :width].square().sum(1, keepdim=True).sqrt() if unit_length else rows[:, :width]
+
+
+def batch_of(seed: int, unit_length: bool) -> Example:
+    made = example(seed)
+    if unit_length:
+        made.queries, made.passages = (cut(x.detach(), 6, True).requires_grad_() for x in (made.queries, made.passages))
+    return made
+
+
+def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
+    """Eq. 1, with the regulariser of the whole embeddings."""
+    plain = LossConfig(loss=settings.loss, temperature=settings.temperature, margin=settings.margin)
+    value = literal(
+        LossConfig(**{**vars(plain), "distribution_weight": settings.distribution_weight}),
+        batch.queries,
+        batch.passages,
+        batch.ids,
+    )
+    for width in WIDTHS[1:]:
+        parts = (cut(x, width, unit_length) for x in (batch.queries, batch.passages))
+        value = value + literal(plain, *parts, batch.ids)
+    return value
+
+
+@every_loss
+@pytest.mark.parametrize("unit_length", [False, True], ids=["dot", "cosine"])
+def test_equals_the_sum_of_the_literal_losses(name: str, unit_length: bool) -> None:
+    settings, batch = config(name, distribution_weight=0.1), batch_of(1, unit_length)
+    ours = build_loss(settings, unit_length)(batch.queries, batch.passages, batch.ids).value
+    oracle = summed(settings, batch, unit_length)
+    inputs = (batch.queries, batch.passages)
+    torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
+    for one, other in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(oracle, inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name != "triplet"])
+def test_a_learnt_temperature_hears_of_every_width(name: str) -> None:
+    batch = batch_of(2, True)
+    inputs = batch.queries.float(), batch.passages.float(), batch.ids
+    nested = build_loss(config(name, learn_temperature=True), True)
+    nested(*inputs).value.backward()
+    up, down = (summed(config(name, temperature=0.7 * factor), batch, True) for factor in (1.001, 1 / 1.001))
+    expected = float((up - down).detach()) / (2 * torch.log(torch.tensor(1.001)).item())
+    assert float(nested.log_temperature.grad) == pytest.approx(expected, rel=2e-3, abs=1e-5)
+
+
+@every_loss
+def test_the_whole_width_alone_is_the_loss_without_nesting_to_the_bit(name: str) -> None:
+    batch = example(3)
+    plain = build_loss(config(name, ""))(batch.queries, batch.passages, batch.ids)
+    whole = build_loss(config(name, "6"), True)(batch.queries, batch.passages, batch.ids)
+    found = [torch.autograd.grad(output.value, (batch.queries, batch.passages)) for output in (plain, whole)]
+    assert torch.equal(plain.value, whole.value)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert not [statistic for statistic in plain.statistics if "_at_" in statistic]
+
+
+@every_loss
+def test_statistics_of_each_width_are_those_of_cut_embeddings(name: str) -> None:
+    batch = batch_of(4, True)
+    settings = config(name, distribution_weight=0.3)
+    told = build_loss(settings, True)(batch.queries, batch.passages, batch.ids)
+    total = 0.3 * float(told.statistics["distribution_distance"])
+    for width in WIDTHS:
+        parts = (cut(x.detach(), width, True) for x in (batch.queries, batch.passages))
+        plain = build_loss(config(name, ""))(*parts, batch.ids)
+        after = "" if width == 6 else f"_at_{width}"
+        for statistic in ("batch_auc", "query_positive_distance", "query_positive_mmd"):
+            torch.testing.assert_close(told.statistics[statistic + after], plain.statistics[statistic])
+        torch.testing.assert_close(told.statistics[f"loss_at_{width}"], plain.value)
+        total += float(plain.value)
+    assert told.value.item() == pytest.approx(total, rel=1e-6)
+    assert all(not number.requires_grad and number.ndim == 0 for number in told.statistics.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_is_cut_and_brought_to_length_in_float32(dtype: torch.dtype) -> None:
+    batch = batch_of(5, True)
+    rounded = [x.detach().to(dtype) for x in (batch.queries, batch.passages)]
+    ours = build_loss(config("infonce"), True)(*rounded, batch.ids).value
+    batch.queries, batch.passages = (x.double() for x in rounded)
+    torch.testing.assert_close(ours.double(), summed(config("infonce"), batch, True), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("", ""), ("64", "64"), (64, "64"), ("384,128,64", "384,128,64"), (" 64, 128 ", "128,64"), ([32, 8], "32,8")],
+)
+def test_widths_are_read_in_falling_order(given: object, read: str) -> None:
+    assert read_widths(given) == read
+
+
+@pytest.mark.parametrize("given", ["0", "-4", "64,0", "4.5", "64,", ",", "1e3", "64;32", "1234567", True, [[4]]])
+def test_what_is_no_list_of_widths_is_refused(given: object) -> None:
+    with pytest.raises(ValueError, match="give whole numbers from 1 on"):
+        read_widths(given)
+
+
+@pytest.mark.parametrize("given", ["64,64", "64,128,32", [1, 3, 2]])
+def test_widths_out_of_order_are_refused(given: object) -> None:
+    with pytest.raises(ValueError, match=r"give each once, in order: [0-9,]+"):
+        read_widths(given)
+
+
+def test_a_width_beyond_the_embedding_is_refused() -> None:
+    assert narrower_widths(config("mw", "6,2"), 6) == (2,)
+    with pytest.raises(ConfigError, match="--matryoshka-dims: 7 components, embeddings have 6; give at most 6"):
+        narrower_widths(config("mw", "7,2"), 6)
+    batch = example(6)
+    with pytest.raises(ConfigError, match="7 components"):
+        build_loss(config("mw", "7"))(batch.queries, batch.passages, batch.ids)

@@ -1,0 +1,22 @@
+"""Nested embeddings from the command line: what is refused when they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("dims", "told"),
+    [
+        ("0", "--matryoshka-dims: '0'; give whole numbers from 1 on, with commas between, as in 256,128,64"),
+        ("16,x", "--matryoshka-dims: '16,x'; give whole numbers from 1 on"),
+        ("8,16,4", "--matryoshka-dims: '8,16,4'; give each once, in order: 16,8,4"),
+        ("64,16", "--matryoshka-dims: 64 components, embeddings have 32; give at most 32"),
+    ],
+)
+def test_training_refuses(mistake: Callable[..., str], letters: Path, tiny_encoder: Path, dims: str, told: str) -> None:
+    words = ["--dataset", letters, "--model", tiny_encoder, "--output", "run", "--matryoshka-dims", dims]
+    assert told in mistake("train", *words)

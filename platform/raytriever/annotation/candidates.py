@@ -17,8 +17,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.annotation.config import BM25, DENSE
-from raytriever.annotation.run_files import read_run
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.run_files import read_run
 from raytriever.errors import ConfigError
 from raytriever.index.exact import tie_order
 from raytriever.models.config import ModelConfig

@@ -21,7 +21,7 @@ STAGES = "stages"
 # Of runs and stages: a directory, and a run in MLflow.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What all stages share: one encoder is trained, and measured on one split.
-_SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers"), "data": ("test_split",)}
+_SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
 
 

@@ -21,6 +21,7 @@ READING = (
     "passage_prefix",
     "query_length",
     "passage_length",
+    "truncate_dim",
 )
 
 
@@ -37,6 +38,9 @@ class ModelConfig:
     passage_prefix: str | None = option(None, "text put before every passage")
     query_length: int | None = option(None, "longest query in tokens, longer ones are cut", minimum=3)
     passage_length: int | None = option(None, "longest passage in tokens, longer ones are cut", minimum=3)
+    truncate_dim: int | None = option(
+        None, "how many first components of an embedding are kept; for encoders of nested embeddings", minimum=1
+    )
     lora_rank: int = option(
         0, "rank of the adapters that are trained in the encoder's place (LoRA); 0 trains the encoder", minimum=0
     )

@@ -20,7 +20,10 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Description:
-    """How one model turns texts into embeddings; lengths are in tokens, special tokens included."""
+    """How one model turns texts into embeddings; lengths are in tokens, special tokens included.
+
+    `truncate_dim` is how many first components of an embedding are kept, None for all.
+    """
 
     pooling: str = "mean"
     similarity: str = "cosine"
@@ -29,6 +32,7 @@ class Description:
     passage_prefix: str = ""
     query_length: int = DEFAULT_LENGTH
     passage_length: int = DEFAULT_LENGTH
+    truncate_dim: int | None = None
 
 
 def read_json(path: Path) -> Any:
@@ -80,8 +84,10 @@ def _sentence_transformers(directory: Path) -> Description:
     if settings.is_file():
         length = read_json(settings).get("max_seq_length") or length
     prompts: dict[str, str] = {}
+    truncate_dim = None
     if (directory / "config_sentence_transformers.json").is_file():
-        prompts = read_json(directory / "config_sentence_transformers.json").get("prompts") or {}
+        own = read_json(directory / "config_sentence_transformers.json")
+        prompts, truncate_dim = own.get("prompts") or {}, own.get("truncate_dim")
     return Description(
         pooling=_pooling_mode(directory / kinds["Pooling"] / "config.json") if "Pooling" in kinds else "mean",
         similarity="cosine" if "Normalize" in kinds else "dot",
@@ -89,6 +95,7 @@ def _sentence_transformers(directory: Path) -> Description:
         passage_prefix=prompts.get("document") or prompts.get("passage") or "",
         query_length=length,
         passage_length=length,
+        truncate_dim=truncate_dim,
     )
 
 

@@ -1,11 +1,11 @@
-"""One tower: a transformer, a pooling, and normalisation where the similarity is cosine."""
+"""One tower: a transformer, a pooling, a cut if one is asked for, and normalisation where the similarity is cosine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
@@ -23,13 +23,15 @@ class Encoder(nn.Module):
         backbone: a transformers model that answers with `last_hidden_state`.
         pooling: `mean`, `cls` or `last`.
         normalise: scale every embedding to length one, so that a dot product is the cosine.
+        truncate_dim: how many first components are kept, before that; None for all.
     """
 
-    def __init__(self, backbone: nn.Module, pooling: str, normalise: bool) -> None:
+    def __init__(self, backbone: nn.Module, pooling: str, normalise: bool, truncate_dim: int | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         self.pooling = pooling
         self.normalise = normalise
+        self.truncate_dim = truncate_dim
         # A pooler head receives no gradient here; left trainable it would break DDP, dropped it would leave a
         # directory that AutoModel completes with random weights.
         pooler = getattr(backbone, "pooler", None)
@@ -38,8 +40,15 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: TokenBatch) -> Float[Tensor, "texts width"]:
         """Encode one padded batch of `input_ids` and `attention_mask` (and `token_type_ids` where used)."""
-        states = self.backbone(**tokens).last_hidden_state
-        pooled = POOLING[self.pooling](states, tokens["attention_mask"])
+        return self.embed(self.backbone(**tokens).last_hidden_state, tokens["attention_mask"])
+
+    def embed(
+        self, states: Float[Tensor, "texts tokens hidden"], mask: Int64[Tensor, "texts tokens"]
+    ) -> Float[Tensor, "texts width"]:
+        """Embeddings out of the last states of the tokens."""
+        pooled = POOLING[self.pooling](states, mask)
+        if self.truncate_dim is not None:
+            pooled = pooled[:, : self.truncate_dim]
         return nn.functional.normalize(pooled, dim=-1) if self.normalise else pooled
 
 

@@ -1,10 +1,10 @@
 """A tower as a graph that other runtimes run: ONNX, and OpenVINO's own form of it.
 
 Inputs are `input_ids` and `attention_mask`, `[texts, tokens]` int64, both free. Outputs are `last_hidden_state`
-`[texts, tokens, width]`, which sentence-transformers' ONNX and OpenVINO backends pool themselves, and
-`sentence_embedding` `[texts, width]`, pooled and normalised as the tower does it, for whoever wants no more; float32.
-Files are named as those backends look for them. The exporter is torch's own, by `torch.export`: the older one, by
-tracing, answers wrongly at other lengths than it has seen.
+`[texts, tokens, hidden]`, which sentence-transformers' ONNX and OpenVINO backends pool themselves, and
+`sentence_embedding` `[texts, width]`, pooled, cut and normalised as the tower does it, for whoever wants no more;
+float32. Files are named as those backends look for them. The exporter is torch's own, by `torch.export`: the older one,
+by tracing, answers wrongly at other lengths than it has seen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
 from raytriever.models.encoder import Encoder, TokenBatch
-from raytriever.models.pooling import POOLING
 
 INPUTS = ("input_ids", "attention_mask")
 STATES, EMBEDDING = "last_hidden_state", "sentence_embedding"
@@ -48,8 +47,7 @@ class _Graph(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         states = self.tower.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        pooled = POOLING[self.tower.pooling](states, attention_mask)
-        return states, nn.functional.normalize(pooled, dim=-1) if self.tower.normalise else pooled
+        return states, self.tower.embed(states, attention_mask)
 
 
 def check_packages(form: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from raytriever.models.description import OWN_FILE, Description
 from raytriever.models.encoder import Encoder
 from raytriever.models.lora import merged_weights
-from raytriever.models.retriever import Retriever
+from raytriever.models.retriever import Retriever, hidden_size
 
 # The class paths of sentence-transformers' file format since 2.0; newer releases still read them.
 TRANSFORMER = "sentence_transformers.models.Transformer"
@@ -44,6 +44,8 @@ def write_model(retriever: Retriever, directory: Path) -> None:
             "default_prompt_name": None,
             "similarity_fn_name": description.similarity,
             "model_type": "SentenceTransformer",
+            # They cut behind their Normalize: the direction is ours, the length is one again only where asked for.
+            **({"truncate_dim": description.truncate_dim} if description.truncate_dim else {}),
         },
     )
 
@@ -76,7 +78,8 @@ def _write_tower(
     tower.backbone.save_pretrained(place, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
     retriever.tokenizer.save_pretrained(place)
     _write_json(place / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
-    _write_json(directory / names[1] / "config.json", _pooling_settings(retriever.width, retriever.description))
+    pooling = _pooling_settings(hidden_size(tower.backbone), retriever.description)
+    _write_json(directory / names[1] / "config.json", pooling)
     classes = [(names[0], TRANSFORMER), (names[1], POOLING)]
     if not tower.normalise:
         return classes

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe
@@ -46,7 +46,7 @@ class Retriever(nn.Module):
     @property
     def width(self) -> int:
         """The number of components of an embedding."""
-        return int(self.query.backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
+        return self.description.truncate_dim or hidden_size(self.query.backbone)
 
     def contents(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
         """The tokens of each text of one side with its prefix, as a preparation would store them: no special
@@ -108,6 +108,7 @@ def load_retriever(config: ModelConfig) -> Retriever:
 
     Raises:
         ModelError: it cannot be found, trusted or read.
+        ConfigError: more components are to be kept than there are.
     """
     directory = resolve_model(config.model, config.revision)
     description = describe(directory, config)
@@ -118,11 +119,23 @@ def load_retriever(config: ModelConfig) -> Retriever:
 
     def tower(side: Side) -> Encoder:
         backbone = load_backbone(places[side])
-        return Encoder(backbone, description.pooling, normalise=description.similarity == "cosine")
+        whole = hidden_size(backbone)
+        if description.truncate_dim is not None and not 1 <= description.truncate_dim <= whole:
+            raise ConfigError(
+                f"{description.truncate_dim} components, embeddings of {config.model} have {whole}",
+                "--truncate-dim",
+                f"give at most {whole}",
+            )
+        return Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
 
     query = tower("query")
     passage = query if description.towers == "shared" else tower("passage")
     return Retriever(query, passage, tokenizer, description).eval()
+
+
+def hidden_size(backbone: nn.Module) -> int:
+    """The number of components of a transformer's states."""
+    return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
 def _tower_directory(directory: Path, side: Side) -> Path:

@@ -33,8 +33,8 @@ READ = """## Reading it
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")
-queries = model.encode_query(["a question"])
-passages = model.encode_document(["a passage"])
+queries = model.encode_query(["a question"]{length})
+passages = model.encode_document(["a passage"]{length})
 model.similarity(queries, passages)
 ```
 """
@@ -82,7 +82,7 @@ def model_card(facts: CardFacts) -> str:
     )
     parts = [
         f"# {facts.name}\n\n{_what(facts)}\n",
-        READ.format(name=facts.name),
+        READ.format(name=facts.name, length=", normalize_embeddings=True" if _cut_behind(facts.description) else ""),
         USE.format(similarity=facts.description.similarity.replace("dot", "dot product"), length=_length(facts)),
         *_training(facts),
         *_worth(facts),
@@ -109,6 +109,11 @@ def _what(facts: CardFacts) -> str:
         f" passages at {how.passage_length}{''.join(', ' + line for line in prefixes)}.",
     ]
     return "\n".join(lines)
+
+
+def _cut_behind(how: Description) -> bool:
+    """Whether sentence-transformers gives embeddings shorter than one: it cuts them behind its normalisation."""
+    return how.truncate_dim is not None and how.similarity == "cosine"
 
 
 def _length(facts: CardFacts) -> int:

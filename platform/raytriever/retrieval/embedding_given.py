@@ -20,6 +20,7 @@ _DIFFERS = {
     "length": "embeddings of texts cut at another length",
     "pooling": "embeddings of another pooling",
     "similarity": "embeddings for another similarity",
+    "width": "embeddings of another width",
 }
 
 

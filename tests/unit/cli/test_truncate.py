@@ -1,0 +1,66 @@
+"""`--truncate-dim` from the command line: stores and indexes of two widths are never taken for each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.retrieval.embeddings import EmbeddingStore
+
+Mistake = Callable[..., str]
+STAGES = {
+    "encode": "--output made",
+    "search": "x",
+    "mine": "--method dense --output made",
+    "evaluate": "--output made --precision fp32",
+    "index": "--output made",
+    "export": "--output made",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_width_is_held_to_the_encoder(mistake: Mistake, letters: Path, tiny_encoder: Path, stage: str) -> None:
+    data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
+    words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
+    assert "--truncate-dim: 33 components, embeddings of" in mistake(stage, *words, "33")
+    assert "--truncate-dim: 0 is out of range; give a value at least 1" in mistake(stage, *words, "0")
+
+
+def test_stores_and_indexes_of_two_widths_are_told_apart(
+    mistake: Mistake, letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--dataset", str(letters), "--model", str(tiny_encoder)]
+    narrow = [*own, "--truncate-dim", "12"]
+    assert run("encode", [*narrow, "--output", "made"]) == 0
+    assert "160 embeddings of width 12" in capsys.readouterr().out
+    store = EmbeddingStore.open(work / "made")
+    assert (store.width, store.meta["width"]) == (12, 12)
+    assert "made: holds something else than these embeddings" in mistake("encode", *own, "--output", "made")
+    words = ["--embeddings", "made", "--output", "index"]
+    assert "made: holds embeddings of another width (12, here 32)" in mistake("index", *own, *words)
+    assert run("index", [*narrow, *words]) == 0
+    assert "160 passages of width 12" in capsys.readouterr().out
+    assert "index: holds another index" in mistake("index", *own, "--output", "index")
+
+
+def test_search_reads_the_first_components(
+    letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for width in ("32", "4", "32"):  # what the cache holds of one is there for the next
+        words = ["--model", str(tiny_encoder), "--truncate-dim", width]
+        assert run("search", ["what is abc", "--dataset", str(letters), *words]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[2] != told[1]
+
+
+@pytest.mark.slow
+def test_evaluate_tells_the_width(letters: Path, tiny_encoder: Path, work: Path) -> None:
+    words = ["--datasets", str(letters), "--model", str(tiny_encoder), "--truncate-dim", "4", "--output", "out"]
+    assert run("evaluate", words) == 0
+    results = json.loads((work / "out" / "results.json").read_text())
+    assert [system["width"] for system in results["systems"].values() if "width" in system] == [4]

@@ -1,0 +1,75 @@
+"""Embeddings cut to their first components: here, on disk, in sentence-transformers, and in graphs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig
+from raytriever.models.layout import write_model
+from raytriever.models.retriever import load_retriever
+from raytriever.retrieval.encode import encode_texts
+from raytriever.retrieval.export import export
+from raytriever.retrieval.export_config import ExportConfig
+
+TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
+
+
+def cut(rows: np.ndarray, width: int, similarity: str) -> np.ndarray:
+    rows = rows[:, :width]
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) if similarity == "cosine" else rows
+
+
+@pytest.mark.parametrize("towers", ["shared", "separate"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_the_first_components_are_kept_and_written(
+    tiny_encoder: Path, tmp_path: Path, similarity: str, towers: str
+) -> None:
+    config = ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers)
+    whole = encode_texts(load_retriever(config), TEXTS, "passage")
+    retriever = load_retriever(ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers, truncate_dim=12))
+    ours = encode_texts(retriever, TEXTS, "passage")
+    assert (retriever.width, ours.shape[1], whole.shape[1]) == (12, 12, 32)
+    np.testing.assert_allclose(ours, cut(whole, 12, similarity), atol=1e-6)
+
+    write_model(retriever, tmp_path)
+    again = load_retriever(ModelConfig(str(tmp_path)))
+    assert np.array_equal(encode_texts(again, TEXTS, "passage"), ours)
+    theirs = SentenceTransformer(str(tmp_path), device="cpu")
+    read = theirs.encode_document(TEXTS, normalize_embeddings=similarity == "cosine")
+    np.testing.assert_allclose(read, ours, atol=2e-6)
+    # What is on disk is the whole encoder, so another width may be asked of it.
+    more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
+    np.testing.assert_allclose(more, whole, atol=1e-6)
+
+
+def test_the_width_in_a_sentence_transformers_directory_is_read(tiny_encoder: Path, tmp_path: Path) -> None:
+    write_model(load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=8)), tmp_path)
+    (tmp_path / "raytriever.json").unlink()
+    assert load_retriever(ModelConfig(str(tmp_path))).width == 8
+
+
+def test_a_whole_model_says_nothing_of_it_to_others(tiny_encoder: Path, tmp_path: Path) -> None:
+    write_model(load_retriever(ModelConfig(str(tiny_encoder))), tmp_path)
+    assert "truncate_dim" not in json.loads((tmp_path / "config_sentence_transformers.json").read_text())
+
+
+def test_more_than_there_is_is_refused(tiny_encoder: Path) -> None:
+    assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).width == 32
+    with pytest.raises(ConfigError, match=r"--truncate-dim: 33 components, embeddings of .* have 32; give at most 32"):
+        load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=33))
+
+
+@pytest.mark.slow
+def test_graphs_and_the_card_tell_of_it(tiny_encoder: Path, tmp_path: Path) -> None:
+    config = ModelConfig(str(tiny_encoder), truncate_dim=12)
+    [onnx, openvino] = export(config, ExportConfig(formats="onnx,openvino"), tmp_path / "out", lambda line: None)
+    assert max(onnx.difference, openvino.difference) < 1e-5
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "vectors of 12 components" in card
+    assert 'encode_query(["a question"], normalize_embeddings=True)' in card

@@ -1,0 +1,86 @@
+"""Nested embeddings as they are trained: narrow ones retrieve, and cached gradients are those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.data.open import open_dataset
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.registry import build_loss
+from raytriever.losses.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.layout import write_model
+from raytriever.models.retriever import load_retriever
+from raytriever.parallel.chunks import Chunk
+from raytriever.parallel.objective import Objective
+from raytriever.retrieval.encode import encode_texts
+from raytriever.retrieval.evaluate import evaluate_embeddings
+from raytriever.training.loop import train
+
+Make = Callable[..., tuple]
+NARROW = 4
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, name: str) -> None:
+    settings = LossConfig(name, temperature=0.1, learn_temperature=name != "triplet", matryoshka_dims="16,4")
+    work, _ = make_assignment(loss=settings)
+    batch = work.train.batch(0, work.retriever, ALONE)
+    found = []
+    for chunk in (None, Chunk(sequences=5)):
+        objective = Objective(work.retriever, build_loss(settings, True), "fp32", chunk)
+        objective.zero_grad()
+        output = objective(batch, ALONE)
+        output.value.backward()
+        gradients = {key: p.grad.clone() for key, p in objective.named_parameters() if p.grad is not None}
+        found.append({"value": output.value.detach(), **gradients})
+    whole, cached = found
+    assert whole.keys() == cached.keys()
+    assert name == "triplet" or float(whole["loss.log_temperature"].abs()) > 0
+    for key in whole:
+        torch.testing.assert_close(cached[key], whole[key], rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_tells_of_every_width(make_assignment: Make) -> None:
+    settings = LossConfig(temperature=0.05, matryoshka_dims="32,8")
+    work, heard = make_assignment(total_steps=2, loss=settings)
+    # The encoder compares by cosine, so what is cut has length one.
+    first = Objective(work.retriever, build_loss(settings, True), "fp32")
+    expected = first(work.train.batch(0, work.retriever, ALONE), ALONE).value.item()
+    train(work)
+    told = heard.steps[1]
+    assert told["loss"] == pytest.approx(expected, rel=1e-4)
+    assert told["loss"] == pytest.approx(told["loss_at_32"] + told["loss_at_8"], rel=1e-5)
+    assert 0 <= told["batch_auc_at_8"] <= 1
+    assert "batch_auc_at_32" not in told
+
+
+@pytest.mark.slow
+def test_the_first_components_retrieve_better_where_they_were_trained_to(
+    make_assignment: Make, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    found = {}
+    for dims in ("", "16,4"):
+        work, _ = make_assignment(
+            total_steps=150,
+            eval_steps=150,
+            folder=tmp_path / f"checkpoints-{dims}",
+            loss=LossConfig("infonce", temperature=0.05, matryoshka_dims=dims),
+            learning_rate=3e-3,
+        )
+        train(work)
+        folder = tmp_path / f"model-{dims}"
+        folder.mkdir()
+        write_model(work.retriever.eval(), folder)
+        for width in (32, NARROW):
+            retriever = load_retriever(ModelConfig(str(folder), truncate_dim=width))
+            dataset = open_dataset(tiny_dataset, ["test"])
+            asked = dataset.positives("test").queries
+            queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in asked], "query")
+            passages = encode_texts(retriever, dataset.passages(), "passage")
+            found[dims, width] = evaluate_embeddings(dataset, "test", queries, passages).metrics["ndcg_at_10"]
+    assert found["16,4", NARROW] > found["", NARROW] + 0.05

@@ -15,17 +15,18 @@ import torch
 from torch import distributed
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.batch import BatchIds, TeacherScores
+from raytriever.losses.config import LOSS_NAMES, SOFTENED, LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.parallel.gather import GroupWorkers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
-NESTED = " nested"  # behind the name of a loss
+NESTED, SOFT = " nested", " soft"  # behind the name of a loss
 
 
 def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
-    """Repeats across workers, positives in other workers' parts, known positives, a query twice."""
+    """Repeats across workers, positives in other workers' parts, known positives, a query twice; a teacher that has
+    scored some of each query's positives and three more passages, and nothing of one query."""
     generator = torch.Generator().manual_seed(5)
     queries = torch.randn(QUERIES, WIDTH, generator=generator, dtype=torch.float64)
     passages = torch.randn(PASSAGES, WIDTH, generator=generator, dtype=torch.float64)
@@ -39,7 +40,11 @@ def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
     query_ids = torch.arange(QUERIES)
     query_ids[7] = 0
     queries[7] = queries[0]
-    return queries, passages, BatchIds(query_ids, positives, documents, known, seed=4, step=9)
+    asked = torch.cat([positives, (torch.arange(QUERIES)[:, None] * 5 + torch.tensor([2, 9, 15])) % 26], 1)
+    scores = torch.randn(asked.shape, generator=generator, dtype=torch.float64)
+    scores[5], scores[1, 3] = torch.nan, torch.nan
+    teacher = TeacherScores(asked, scores)
+    return queries, passages, BatchIds(query_ids, positives, documents, known, seed=4, step=9, teacher=teacher)
 
 
 def main(rank: int, size: int, store: str, output: Path) -> None:
@@ -51,18 +56,21 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
     queries, passages, ids = global_batch()
     b, n = QUERIES // size, PASSAGES // size
     mine, texts = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
-    own = BatchIds(ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step)
+    teacher = TeacherScores(ids.teacher.documents[mine], ids.teacher.scores[mine])
+    own = BatchIds(
+        ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step, teacher
+    )
     out: dict[str, torch.Tensor] = {}
-    for name in (*LOSS_NAMES, *(f"{name}{NESTED}" for name in LOSS_NAMES)):
+    for name in (*LOSS_NAMES, *(f"{name}{NESTED}" for name in LOSS_NAMES), *(f"{name}{SOFT}" for name in SOFTENED)):
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
-        plain = name.removesuffix(NESTED)
+        plain = name.removesuffix(NESTED).removesuffix(SOFT)
         settings = LossConfig(
             loss=plain, temperature=0.6, distribution_weight=0.2, learn_temperature=plain != "triplet", margin=0.5
         )
-        if name != plain:
-            settings = replace(settings, matryoshka_dims="4,2")
-        loss = build_loss(settings, name != plain)
+        nested = name.endswith(NESTED)
+        settings = replace(settings, matryoshka_dims="4,2" if nested else "", soft_labels=name.endswith(SOFT))
+        loss = build_loss(settings, nested)
         result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), own, workers)
         result.value.backward()
         out[f"{name}/value"] = result.value.detach()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.losses.config import LOSS_NAMES
+from raytriever.losses.config import LOSS_NAMES, SOFTENED
 
 SIZES = (1, 2, 4)
 Results = dict[tuple[int, int], dict[str, torch.Tensor]]
@@ -30,13 +30,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
-@pytest.mark.parametrize("nested", [False, True], ids=["plain", "nested"])
-@pytest.mark.parametrize("name", LOSS_NAMES)
-def test_equals_one_process_with_the_whole_batch(name: str, nested: bool, size: int, results: Results) -> None:
-    name += " nested" if nested else ""
+@pytest.mark.parametrize(
+    "name", [*LOSS_NAMES, *(f"{name} nested" for name in LOSS_NAMES), *(f"{name} soft" for name in SOFTENED)]
+)
+def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: Results) -> None:
     expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}
     assert sum("gradient" in key for key in expected) == 4 + (not name.startswith("triplet"))
-    assert nested == (f"{name}/batch_auc_at_2" in expected)
+    assert name.endswith("nested") == (f"{name}/batch_auc_at_2" in expected)
+    told = name.split()[0] in ("kl", "margin-mse") or name.endswith("soft")
+    assert told == (f"{name}/teacher_agreement" in expected)
     assert all(float(value.abs().max()) > 0 for key, value in expected.items() if "gradient" in key)
     for rank in range(size):
         for key, value in expected.items():

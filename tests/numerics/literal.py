@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LossConfig
 
 
@@ -30,7 +30,8 @@ def example(
     levels: int = 0,
     repeats: bool = True,
 ) -> Example:
-    """A batch with mixed numbers of positives, repeated documents, known positives and, if asked, tied scores."""
+    """A batch with mixed numbers of positives, repeated documents, known positives and, if asked, tied scores; a
+    teacher's scores of each query's positives and its own hard negatives, some of which are missing."""
     generator = torch.Generator().manual_seed(seed)
 
     def whole(high: int, *shape: int) -> Tensor:
@@ -53,8 +54,30 @@ def example(
     make = torch.randn if not levels else lambda *s, **k: (torch.rand(*s, **k) * levels).floor() / 2
     queries = make(batch, width, generator=generator).double()
     documents = make(len(passages), width, generator=generator).double()
-    ids = BatchIds(torch.arange(batch) + 100, torch.tensor(groups), passages, known, seed=seed, step=3)
+    teacher = taught(torch.tensor(groups), passages[-batch * hard :].reshape(batch, hard), seed)
+    ids = BatchIds(torch.arange(batch) + 100, torch.tensor(groups), passages, known, seed=seed, step=3, teacher=teacher)
     return Example(queries.requires_grad_(), documents.requires_grad_(), ids)
+
+
+def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
+    """Groups in which the first hard negative stands twice, one document is another query's, and one has no score."""
+    documents = torch.cat([positives, hard, hard[:, :1], hard[:1, :1].expand(len(hard), 1)], 1)
+    of_all = torch.randn(len(hard), 1000, generator=torch.Generator().manual_seed(seed + 77), dtype=torch.float64) * 2
+    of_all[-1][hard[-1]] = of_all[1, positives[1, 0]] = torch.nan
+    scores = of_all.gather(1, documents.clamp(min=0))
+    return TeacherScores(documents, scores)
+
+
+def own_groups(queries: Tensor, passages: Tensor, ids: BatchIds) -> Iterator[dict[int, tuple[Tensor, float]]]:
+    """For each query its own group's distinct documents that the teacher has scored: our score, and the teacher's."""
+    assert ids.teacher is not None
+    place = {document: row for row, document in reversed(list(enumerate(ids.passages.tolist())))}
+    for query, documents, scores in zip(queries, ids.teacher.documents.tolist(), ids.teacher.scores, strict=True):
+        yield {
+            document: (passages[place[document]] @ query, float(score))
+            for document, score in zip(documents, scores, strict=True)
+            if document >= 0 and not torch.isnan(score)
+        }
 
 
 def sets(queries: Tensor, passages: Tensor, ids: BatchIds) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
@@ -91,6 +114,51 @@ def draw(seed: int, step: int, query: int, count: int) -> int:
     for word in (step, query):
         state = scrambled((state + golden) & full) ^ word
     return ((scrambled((state + golden) & full) >> 33) * count) >> 31
+
+
+def kl(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossConfig) -> Tensor:
+    """The mean over the queries with two scored passages or more."""
+    values = []
+    for group in own_groups(queries, passages, ids):
+        if len(group) > 1:
+            student = torch.stack([ours for ours, _ in group.values()]) / config.temperature
+            teacher = torch.tensor([theirs for _, theirs in group.values()], dtype=torch.float64)
+            p = (teacher / config.teacher_temperature).softmax(0)
+            values.append((p * (p.log() - student + lse(student))).sum())
+    return torch.stack(values).mean() if values else 0 * queries.sum()
+
+
+def margin_mse(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossConfig) -> Tensor:
+    """The mean over all pairs of a positive and a negative of one group."""
+    errors = []
+    for i, group in enumerate(own_groups(queries, passages, ids)):
+        mine = set(ids.positives[i].tolist())
+        known = set(ids.known[i].tolist()) if ids.known is not None else set()
+        for p in group.keys() & mine:
+            for n in group.keys() - mine - known:
+                ours = (group[p][0] - group[n][0]) / config.temperature
+                errors.append((ours - (group[p][1] - group[n][1]) / config.teacher_temperature) ** 2)
+    return torch.stack(errors).mean() if errors else 0 * queries.sum()
+
+
+def softened(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossConfig) -> list[Tensor]:
+    """What each query's negatives are to be raised by so that they count 1 - sigmoid(teacher) times."""
+    place: dict[int, int] = {}
+    for row, document in enumerate(ids.passages.tolist()):
+        place.setdefault(document, row)
+    raised = []
+    for i, group in enumerate(own_groups(queries, passages, ids)):
+        mine = set(ids.positives[i].tolist())
+        known = set(ids.known[i].tolist()) if ids.known is not None else set()
+        others = [document for document in place if document not in mine and document not in known]
+        weights = [
+            1 - torch.tensor(group[n][1] / config.teacher_temperature, dtype=torch.float64).sigmoid()
+            if n in group
+            else torch.ones((), dtype=torch.float64)
+            for n in others
+        ]
+        raised.append(torch.stack(weights).log() * config.temperature if weights else queries.new_zeros(0))
+    return raised
 
 
 def by_query(name: str, p: Tensor, n: Tensor, config: LossConfig, drawn: int) -> Tensor:
@@ -147,11 +215,16 @@ def literal(config: LossConfig, queries: Tensor, passages: Tensor, ids: BatchIds
         negatives = torch.cat([n for _, n, _ in every])
         pairs = softplus((negatives[None, :] - positives[:, None]) / config.temperature)
         value = pairs.mean() if config.reduction == "mean" else pairs.sum() / len(queries)
+    elif config.loss in ("kl", "margin-mse") and ids.teacher is not None:
+        value = (kl if config.loss == "kl" else margin_mse)(queries, passages, ids, config)
     elif config.loss == "infonce-symmetric":
         there = torch.stack([by_query("infonce", p, n, config, 0) for p, n, _ in every]).mean()
         value = (there + backwards(queries, passages, ids, config.temperature)) / 2
     else:
         values = []
+        if config.soft_labels:
+            raised = softened(queries, passages, ids, config)
+            every = [(p, n + more, mine) for (p, n, mine), more in zip(every, raised, strict=True)]
         for query, (p, n, _) in zip(ids.queries.tolist(), every, strict=True):
             values.append(by_query(config.loss, p, n, config, draw(ids.seed, ids.step, query, len(p))))
         value = torch.stack(values).mean()

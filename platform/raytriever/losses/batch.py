@@ -18,6 +18,19 @@ PAD = -1
 
 
 @dataclass(frozen=True)
+class TeacherScores:
+    """What a teacher thinks of the passages of each query's own group.
+
+    Args:
+        documents: document ids, `PAD` (-1) where a group is shorter; one that stands twice counts once.
+        scores: its score of each, unbounded, higher is more relevant; NaN where it has none.
+    """
+
+    documents: Int64[Tensor, "queries group"]
+    scores: Float[Tensor, "queries group"]
+
+
+@dataclass(frozen=True)
 class BatchIds:
     """The ids of one worker's b queries and n passages; `PAD` (-1) fills rows of unequal length.
 
@@ -28,6 +41,7 @@ class BatchIds:
         known: further known positives of each query: never its negatives, nor its positives here.
         seed: the run's seed.
         step: the number of the optimiser step.
+        teacher: what a teacher thinks of each query's own group; None where nobody was asked.
     """
 
     queries: Int64[Tensor, " queries"]
@@ -36,6 +50,7 @@ class BatchIds:
     known: Int64[Tensor, "queries known"] | None = None
     seed: int = 0
     step: int = 0
+    teacher: TeacherScores | None = None
 
 
 def check_batch(
@@ -57,6 +72,7 @@ def check_batch(
         ("ids.positives", ids.positives, queries),
         ("ids.passages", ids.passages, passages),
         ("ids.known", ids.known, queries),
+        ("ids.teacher", None if ids.teacher is None else ids.teacher.documents, queries),
     ):
         if table is not None and table.shape[0] != rows.shape[0]:
             raise LossInputError(
@@ -71,6 +87,8 @@ def check_batch(
             "ids.positives",
             "give every query one",
         )
+    if ids.teacher is not None:
+        _check_teacher(ids.teacher)
     for name, embeddings in (("query", queries), ("passage", passages)):
         finite = torch.isfinite(embeddings).all(1)
         if not bool(finite.all()):
@@ -79,3 +97,12 @@ def check_batch(
                 f"the first in row {int((~finite).nonzero()[0])}",
                 remedy="look for a diverged encoder or a half-precision overflow",
             )
+
+
+def _check_teacher(teacher: TeacherScores) -> None:
+    if teacher.scores.shape != teacher.documents.shape:
+        raise LossInputError(
+            f"{tuple(teacher.scores.shape)} scores for {tuple(teacher.documents.shape)} documents", "ids.teacher"
+        )
+    if bool(torch.isinf(teacher.scores).any()):
+        raise LossInputError("a score is infinite", "ids.teacher", "give finite scores, NaN where there is none")

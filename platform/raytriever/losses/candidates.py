@@ -30,6 +30,8 @@ class Candidates:
         excluded_columns: its column.
         rows: number of rows over all workers.
         negatives: number of negative pairs over all workers.
+        group: the columns of each row's own group that a teacher has scored, `PAD` elsewhere, no column twice in a row.
+        teacher: its scores of them; None, as `group` is, where no teacher was asked.
     """
 
     queries: Float[Tensor, "rows width"]
@@ -39,6 +41,8 @@ class Candidates:
     excluded_columns: Int64[Tensor, " excluded"]
     rows: int
     negatives: int
+    group: Int64[Tensor, "rows group"] | None = None
+    teacher: Float[Tensor, "rows group"] | None = None
 
     @property
     def is_positive(self) -> Bool[Tensor, "rows positives"]:
@@ -119,6 +123,9 @@ def gather_candidates(
             f"no negatives: {rows} queries, {len(distinct.places)} distinct documents, all their positives",
             remedy="use a larger batch or hard negatives",
         )
+    group = None
+    if ids.teacher is not None:
+        group = without_repeats(distinct.columns(ids.teacher.documents).masked_fill(ids.teacher.scores.isnan(), PAD))
     return Candidates(
         queries=queries,
         embeddings=distinct.keep(workers.gather(passages)),
@@ -127,4 +134,6 @@ def gather_candidates(
         excluded_columns=excluded_columns,
         rows=rows,
         negatives=negatives,
+        group=group,
+        teacher=None if ids.teacher is None else ids.teacher.scores,
     )

@@ -21,7 +21,12 @@ LOSS_NAMES = (
     "lsepair-minp-maxn",
     "triplet",
     "mw",
+    "kl",
+    "margin-mse",
 )
+# What a teacher's scores are learnt by, and what they may soften the labels of: losses by row.
+TAUGHT = ("kl", "margin-mse")
+SOFTENED = tuple(name for name in LOSS_NAMES if name not in ("infonce-symmetric", "triplet", "mw", *TAUGHT))
 
 
 def read_widths(given: Any) -> str:
@@ -53,12 +58,21 @@ class LossConfig:
         "mean", "of mw: the mean over pairs, or their sum divided by the queries", choices=("mean", "sum")
     )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
+    teacher_temperature: float = option(1.0, "a teacher's scores are divided by it", above=0)
+    soft_labels: bool = option(
+        False, "a hard negative counts as far as the teacher takes it for one (losses by row but the symmetric one)"
+    )
     matryoshka_dims: str = option(
         "",
         "nested embeddings: the loss counts at these numbers of first components too, besides the whole embedding",
         reads=read_widths,
         form="N,N,...",
     )
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it is made of a teacher's scores."""
+        return self.loss in TAUGHT or self.soft_labels
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -11,16 +11,20 @@ from torch import Tensor
 from raytriever.errors import ConfigError
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.candidates import Candidates
-from raytriever.losses.config import LossConfig
+from raytriever.losses.config import SOFTENED, LossConfig
 from raytriever.losses.engine import sweep
 from raytriever.losses.exchange import exchanged
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT
+from raytriever.losses.kl import kl_share
 from raytriever.losses.loss import Loss, LossOutput, Scored
 from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
+from raytriever.losses.margin_mse import margin_mse_share
 from raytriever.losses.mw.reduction import MWReduction
+from raytriever.losses.own_group import OwnGroup
 from raytriever.losses.rand1 import RAND1
 from raytriever.losses.rows import RowLoss, RowReduction
+from raytriever.losses.soft_labels import SoftLabels
 from raytriever.losses.summarg import SUMMARG
 from raytriever.losses.triplet import TripletReduction
 from raytriever.losses.workers import Workers
@@ -37,8 +41,27 @@ def by_row(loss: RowLoss) -> Scores:
     def scored(
         config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
     ) -> Scored:
-        reduction = RowReduction(loss, loss.positives(batch.positives, ids), batch.rows)
-        return Scored(sweep(reduction, batch, log_temperature), {})
+        columns = loss.positives(batch.positives, ids)
+        if not config.soft_labels or batch.teacher is None:
+            return Scored(sweep(RowReduction(loss, columns, batch.rows), batch, log_temperature), {})
+        labels = SoftLabels.of(batch, config.teacher_temperature)
+        group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
+        share = sweep(RowReduction(loss, columns, batch.rows, labels), batch, log_temperature)
+        return Scored(share, group.statistics(ids, workers))
+
+    return scored
+
+
+def taught(share: Callable[[OwnGroup, Workers], Float[Tensor, ""]]) -> Scores:
+    """A loss of a teacher's scores; InfoNCE for batches that nobody was asked about, as those of dev data are."""
+
+    def scored(
+        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+    ) -> Scored:
+        if batch.teacher is None:
+            return by_row(INFONCE)(config, batch, ids, log_temperature, workers)
+        group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
+        return Scored(share(group, workers).to(batch.queries.dtype), group.statistics(ids, workers))
 
     return scored
 
@@ -77,6 +100,8 @@ LOSSES: dict[str, Scores] = {
     "lsepair-minp-maxn": by_row(LSEPAIR_MINP_MAXN),
     "triplet": triplet,
     "mw": mw,
+    "kl": taught(kl_share),
+    "margin-mse": taught(margin_mse_share),
 }
 
 
@@ -94,4 +119,6 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
         raise ConfigError("triplet has no temperature to train", "--learn-temperature", "leave it out")
     if config.reduction == "sum" and config.loss != "mw":
         raise ConfigError(f"{config.loss} is a mean over queries", "--reduction", "sum is for mw")
+    if config.soft_labels and config.loss not in SOFTENED:
+        raise ConfigError(f"{config.loss} has no sum over negatives to weigh", "--soft-labels", f"use {SOFTENED[0]}")
     return Loss(config, LOSSES[config.loss], unit_length)

@@ -20,6 +20,7 @@ from torch import Tensor
 from raytriever.losses.batch import PAD, BatchIds
 from raytriever.losses.engine import Sparse
 from raytriever.losses.panels import Panel
+from raytriever.losses.soft_labels import SoftLabels
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
@@ -63,8 +64,14 @@ class RowReduction:
 
     tempered = True
 
-    def __init__(self, loss: RowLoss, columns: Int64[Tensor, "rows positives"], rows: int) -> None:
-        self._loss, self._columns, self._rows = loss, columns, rows
+    def __init__(
+        self,
+        loss: RowLoss,
+        columns: Int64[Tensor, "rows positives"],
+        rows: int,
+        soft_labels: SoftLabels | None = None,
+    ) -> None:
+        self._loss, self._columns, self._rows, self._soft_labels = loss, columns, rows, soft_labels
         self._values: list[Tensor] = []
         self.dense = loss.negatives == "logsumexp"
         self.sparse: list[Sparse] = []
@@ -78,6 +85,8 @@ class RowReduction:
         held = columns != PAD
         local = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         positives = panel.scores.gather(1, columns.clamp(min=0))
+        if self._soft_labels is not None:
+            self._soft_labels.weigh(panel)
         panel.exclude(-torch.inf)
         peak, at = panel.scores.max(1)
         none = peak == -torch.inf

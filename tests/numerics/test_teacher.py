@@ -1,0 +1,144 @@
+"""The losses of a teacher's scores: what they are made of, and what they leave out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from literal import Example, example, literal
+
+from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses.batch import BatchIds, TeacherScores
+from raytriever.losses.config import LOSS_NAMES, SOFTENED, TAUGHT, LossConfig
+from raytriever.losses.registry import build_loss
+
+
+def found(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:
+    inputs = (batch.queries, batch.passages)
+    value = literal(config, *inputs, batch.ids) if of is literal else build_loss(config)(*inputs, batch.ids).value
+    return [value.detach(), *torch.autograd.grad(value, inputs)]
+
+
+def with_scores(batch: Example, scores: torch.Tensor | None) -> Example:
+    assert batch.ids.teacher is not None
+    teacher = None if scores is None else TeacherScores(batch.ids.teacher.documents, scores)
+    return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, teacher=teacher))
+
+
+@pytest.mark.parametrize("name", [*TAUGHT, *SOFTENED])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("levels", [0, 3], ids=["plain", "tied"])
+def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
+    config = LossConfig(name, temperature=0.5, teacher_temperature=1.7, soft_labels=name in SOFTENED)
+    batch = example(seed, levels=levels)
+    for ours, oracle in zip(found(config, batch), found(config, batch, literal), strict=True):
+        torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-11)
+    other = found(dataclasses.replace(config, teacher_temperature=0.4), batch)[0]
+    assert "maxn" in name or abs(float(other - found(config, batch)[0])) > 1e-4
+
+
+@pytest.mark.parametrize("name", SOFTENED)
+def test_soft_labels_between_a_negative_and_none(name: str) -> None:
+    plain, soft = LossConfig(name, temperature=0.5), LossConfig(name, temperature=0.5, soft_labels=True)
+    batch = example(1)
+    assert batch.ids.teacher is not None
+    whole = with_scores(batch, torch.full_like(batch.ids.teacher.scores, -1e4))
+    for one, other in zip(found(soft, whole), found(plain, batch), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    # What the teacher is sure of is no negative, as what is known: the same as if it were.
+    sure = with_scores(batch, torch.full_like(batch.ids.teacher.scores, 1e4))
+    assert sure.ids.known is not None
+    known = torch.cat([sure.ids.known, batch.ids.teacher.documents], 1)
+    barred = dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, known=known))
+    if "maxn" not in name:
+        for one, other in zip(found(soft, sure), found(plain, barred), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+        assert float(found(soft, sure)[0]) < float(found(soft, batch)[0]) < float(found(plain, batch)[0])
+
+
+def group_of(student: list[float], teacher: list[float], positives: int = 1) -> Example:
+    """One query whose scores are given, and whose group is all there is but one passage."""
+    passages = torch.tensor([*student, 9.0], dtype=torch.float64)[:, None].requires_grad_()
+    documents = torch.arange(len(student))
+    scores = torch.tensor([teacher], dtype=torch.float64)
+    ids = BatchIds(
+        torch.zeros(1, dtype=torch.long),
+        documents[None, :positives],
+        torch.arange(len(student) + 1),
+        teacher=TeacherScores(documents[None], scores),
+    )
+    return Example(torch.ones(1, 1, dtype=torch.float64, requires_grad=True), passages, ids)
+
+
+def test_kl_by_hand() -> None:
+    # p = (3/4, 1/4), q = (1/2, 1/2); the passage outside the group, however high, is not looked at.
+    batch = group_of([0.2, 0.2], [2 * float(torch.tensor(3.0).log()), 0.0])
+    value, _, by_passage = found(LossConfig("kl", temperature=0.1, teacher_temperature=2), batch)
+    assert float(value) == pytest.approx(0.75 * 0.4054651081 + 0.25 * -0.6931471806)
+    assert by_passage[:, 0].tolist() == pytest.approx([-2.5, 2.5, 0.0])
+
+
+def test_kl_is_nothing_where_the_student_is_the_teacher() -> None:
+    batch = group_of([0.1, -0.3, 0.7], [2.1, 1.3, 3.3])
+    value, by_query, by_passage = found(LossConfig("kl", temperature=0.5, teacher_temperature=1.0), batch)
+    for tensor in (value, by_query, by_passage):
+        torch.testing.assert_close(tensor, torch.zeros_like(tensor), rtol=0, atol=1e-15)
+
+
+def test_margin_mse_by_hand() -> None:
+    # Margins 4 and 1 of the teacher, 2 and 3 of the student in units of tau: (2 - 4)^2 and (3 - 1)^2.
+    batch = group_of([0.5, 0.3, 0.2], [5.0, 1.0, 4.0])
+    value, _, by_passage = found(LossConfig("margin-mse", temperature=0.1), batch)
+    assert float(value) == pytest.approx(4.0)
+    assert by_passage[:, 0].tolist() == pytest.approx([0.0, 20.0, -20.0, 0.0], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_what_has_no_score_says_nothing(name: str) -> None:
+    config = LossConfig(name, temperature=0.5)
+    with_one_more = group_of([0.5, 0.3, 0.2, 0.1], [5.0, 1.0, 4.0, float("nan")])
+    without = group_of([0.5, 0.3, 0.2], [5.0, 1.0, 4.0])
+    assert float(found(config, with_one_more)[0]) == pytest.approx(float(found(config, without)[0]))
+    assert found(config, with_one_more)[2][3].item() == 0
+    for scores in ([float("nan")] * 3, [float("nan"), float("nan"), 1.0]):
+        alone = found(config, group_of([0.5, 0.3, 0.2], scores))
+        assert all(float(tensor.abs().max()) == 0 for tensor in alone)
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_batch_that_nobody_was_asked_about_has_the_loss_of_infonce(name: str) -> None:
+    batch = with_scores(example(3), None)
+    ours, infonce = (found(LossConfig(loss, temperature=0.3), batch) for loss in (name, "infonce"))
+    assert all(torch.equal(one, other) for one, other in zip(ours, infonce, strict=True))
+
+
+def test_what_is_told_of_teacher_and_student() -> None:
+    batch = group_of([0.5, 0.3, 0.3, 0.9], [5.0, 1.0, 4.0, float("nan")])
+    told = build_loss(LossConfig("kl"))(batch.queries, batch.passages, batch.ids).statistics
+    assert float(told["teacher_missing"]) == pytest.approx(0.25)
+    assert float(told["teacher_agreement"]) == pytest.approx(2.5 / 3)  # of three pairs two are right, one is tied
+    turned = with_scores(batch, -batch.ids.teacher.scores)
+    told = build_loss(LossConfig("infonce", soft_labels=True))(batch.queries, batch.passages, turned.ids).statistics
+    assert float(told["teacher_agreement"]) == pytest.approx(0.5 / 3)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in SOFTENED])
+def test_soft_labels_are_for_sums_over_negatives(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--soft-labels: {name} has no sum over negatives to weigh; use infonce"):
+        build_loss(LossConfig(name, soft_labels=True))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: TeacherScores(t.documents[:2], t.scores[:2]), "ids.teacher: 2 rows for 5"),
+        (lambda t: TeacherScores(t.documents, t.scores[:, :2]), "ids.teacher: .* scores for .* documents"),
+        (lambda t: TeacherScores(t.documents, t.scores / 0), "ids.teacher: a score is infinite"),
+    ],
+)
+def test_scores_that_do_not_fit_are_refused(spoil: object, message: str) -> None:
+    batch = example(0)
+    ids = dataclasses.replace(batch.ids, teacher=spoil(batch.ids.teacher))  # type: ignore[operator]
+    with pytest.raises(LossInputError, match=message):
+        build_loss(LossConfig("kl"))(batch.queries, batch.passages, ids)

@@ -1,85 +1,78 @@
-"""`study`: a claim of a paper, measured."""
+"""`study`: a table of a paper, trained and measured anew; `study ood` has flags of its own (`study_ood.py`)."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
-from raytriever.data.config import DataConfig
+from raytriever.cli import study_ood
+from raytriever.cli.arguments import Parser, warn
+from raytriever.config import NAME
 from raytriever.errors import ConfigError
-from raytriever.options import check_options, did_you_mean
-from raytriever.retrieval.index_config import INDEXES
-from raytriever.training.config import TrainingConfig
+from raytriever.options import did_you_mean
+from raytriever.recipes.studies import STUDIES, study_recipe
 
-STUDIES = ("ood",)
+SCALES = ("smoke", "small", "full")
+MOST_SEEDS = 100
 
 
 def main(words: list[str]) -> None:
     """Parse, study, print."""
+    if words[:1] == [study_ood.OOD]:
+        study_ood.main(words)
+        return
     arguments = _parser().parse(words)
-    if arguments.study not in STUDIES:
-        raise ConfigError(f"unknown study {arguments.study!r}", remedy=did_you_mean(arguments.study, STUDIES))
-    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
-    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    for settings in (data, training):
-        check_options(settings)
-    indexes = tuple(dict.fromkeys(arguments.indexes.split(",")))
-    for kind in indexes:
-        if kind not in INDEXES:
-            raise ConfigError(f"unknown index {kind!r}", "--indexes", did_you_mean(kind, INDEXES))
-    for flag, value, least in (("--queries", arguments.queries, 1), ("--documents", arguments.documents, 1_000)):
-        if value < least:
-            raise ConfigError(f"{value} is out of range", flag, f"give at least {least:,}")
+    name, scale, output = arguments.study, arguments.scale, Path(arguments.output)
+    if name not in STUDIES:
+        remedy = did_you_mean(name, (*STUDIES, study_ood.OOD)) if name != study_ood.OOD else "name it first: study ood"
+        raise ConfigError(f"unknown study {name!r}", remedy=remedy)
+    if scale not in SCALES:
+        raise ConfigError(f"unknown scale {scale!r}", "--scale", did_you_mean(scale, SCALES))
+    if arguments.seeds is not None and not 1 <= arguments.seeds <= MOST_SEEDS:
+        raise ConfigError(f"{arguments.seeds} is out of range", "--seeds", f"give 1 to {MOST_SEEDS}")
+    run_name = arguments.run_name or f"study-{name}-{scale}"
+    if not NAME.fullmatch(run_name):
+        raise ConfigError(f"{run_name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+    root = Path(arguments.data_root).expanduser() if arguments.data_root else None
+    if root is not None and not root.is_dir():
+        raise ConfigError("is no folder", f"--data-root {root}", "name the folder that holds the data packs")
 
-    from raytriever.retrieval.file_names import distinct_names
-    from raytriever.retrieval.ood_job import OodJob, run_ood
+    from raytriever.cluster.study import DATA, check_directory, has_gpu, run_study
+    from raytriever.cluster.study_outcome import PAGE, TABLE
+    from raytriever.config.study import FULL
+    from raytriever.config.study_cost import cost_of, cost_text
 
-    models = tuple(dict.fromkeys(arguments.model))
-    job = OodJob(
-        models,
-        data.dataset,
-        arguments.split,
-        indexes,
-        arguments.queries,
-        arguments.documents,
-        training.precision,
-        data.max_bad_rows,
-        training.seed,
-    )
-    output = Path(arguments.output)
-    for name, text in run_ood(job, output, dict(zip(models, distinct_names(models), strict=True)), warn).items():
-        print(f"{name}\n{text}")
-    print(output)
+    check_directory(output, name, scale)
+    study = study_recipe(name)(scale, root, output / DATA)
+    seeds = arguments.seeds or study.seeds
+    if scale == FULL:
+        cost = cost_of(study, seeds)
+        print(cost_text(study, seeds, cost))
+        if not has_gpu():
+            remedy = "give --scale small here, or the same command where there is a GPU"
+            raise ConfigError(f"there is no GPU here for {cost.gpu_hours:,.0f} GPU hours", f"--scale {FULL}", remedy)
+    studied = run_study(study, scale, output, seeds, run_name, warn)
+    if not studied.anew:
+        warn(f"{studied.path} is finished; more --seeds go on")
+    print((studied.path / TABLE).read_text())
+    print(studied.path / PAGE)
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="study", description="Measure a claim of a paper. `ood`: the gap between queries and passages."
-    )
-    parser.add_argument("study", metavar="NAME", help=f"one of: {', '.join(STUDIES)}")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where tables and pictures shall stand")
+    parser = Parser(prog="study", description="Train and measure what is behind a table of a paper.")
+    parser.add_argument("study", metavar="NAME", help=f"one of: {', '.join(STUDIES)}; or ood, see `study ood --help`")
     parser.add_argument(
-        "--model", nargs="+", default=["minilm"], metavar="NAME", help="encoders; `control` is synthetic, with a gap"
+        "--scale", default="smoke", metavar="|".join(SCALES), help="how much of the paper (default: smoke)"
     )
-    parser.add_argument(
-        "--indexes",
-        default=",".join(kind for kind in INDEXES if kind != "vamana"),
-        metavar="A,B",
-        help="which are built",
-    )
-    parser.add_argument("--split", default="test", metavar="NAME", help="whose queries are asked (default: test)")
-    parser.add_argument(
-        "--queries",
-        type=int,
-        default=1_000,
-        metavar="N",
-        help="how many, and as many passages held out (default: 1000)",
-    )
-    parser.add_argument(
-        "--documents", type=int, default=100_000, metavar="N", help="of the control set (default: 100000)"
-    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="where arms, table and figures shall stand")
+    parser.add_argument("--seeds", type=_count, metavar="N", help="trainings of each arm (default: the study's own)")
+    parser.add_argument("--data-root", metavar="DIR", help="the folder of the data packs, by name: squad, scifact, ...")
+    parser.add_argument("--run-name", metavar="NAME", help="the study's name in MLflow")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
-    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
-    add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
     return parser
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r}", "--seeds", "give a whole number") from error

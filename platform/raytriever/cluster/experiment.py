@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.cluster.conclusion import conclude
+from raytriever.cluster.lexical import LexicalIndexes
 from raytriever.cluster.opening import open_directory, open_run
 from raytriever.cluster.pinning import pin_model
 from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
-from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
@@ -86,10 +86,10 @@ class _Experiment:
         self._describe(tracker)
 
         self.say("BM25")
-        index = Bm25Index(dataset.passages())
-        found = {"bm25": evaluate_bm25(dataset, split, index)}
+        indexes = LexicalIndexes()
+        found = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
         stages = Stages(self.run, opened, self.say)
-        stages.find_negatives(index)
+        stages.find_negatives(indexes.of)
         self.say(f"{base.model.model} before training, {opened.precision} on {opened.device}")
         found["before"] = evaluate_retriever(dataset, split, base.model, self.retriever)
         del self.retriever

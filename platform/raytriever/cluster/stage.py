@@ -47,7 +47,12 @@ def find_negatives(
 
 
 def train_into(
-    folder: Path, stage: OpenStage, config: Config, negatives: NegativesTable | None, tracker: LastingTracker
+    folder: Path,
+    stage: OpenStage,
+    config: Config,
+    negatives: NegativesTable | None,
+    tracker: LastingTracker,
+    here: bool = False,
 ) -> Recorder:
     """Train in a Ray session of its own; checkpoints, `steps.jsonl` and `model/` come to stand in `folder`.
 
@@ -57,8 +62,10 @@ def train_into(
         config: its settings, with the encoder to begin from.
         negatives: see `find_negatives`.
         tracker: hears every step.
+        here: whether one worker is this process.
     """
     places = [dataset.place for dataset in stage.material.datasets if dataset.place]
+    here = here and config.training.workers[1] == 1
     # The session ends first: what goes on training while the recorder writes would make checkpoints nobody heard of.
     watched = stage.total_steps, config.training.checkpoint_minutes, config.refresh.refresh_every
     with (
@@ -67,7 +74,9 @@ def train_into(
         recorder.gauges.training(*watched),
     ):
         told = max((step for step, _ in recorder.curve("loss")), default=0)
-        train_on_cluster(config, places, negatives, stage.total_steps, folder, recorder.hear, told, stage.dev_sets)
+        train_on_cluster(
+            config, places, negatives, stage.total_steps, folder, recorder.hear, told, stage.dev_sets, here
+        )
     return recorder
 
 
@@ -93,12 +102,13 @@ def train_as_child(
     negatives: NegativesTable | None,
     tracker: LastingTracker,
     say: Callable[[str], None],
+    here: bool = False,
 ) -> None:
     """`train_into` a directory of the stage's own, told to the tracker as a run of its own; `metrics.json` comes last.
 
     Args:
         run: the stage's directory, begun.
-        stage, config, negatives: see `train_into`.
+        stage, config, negatives, here: see `train_into`.
         tracker: just made for this stage.
         say: hears of rows of its data that were left out.
     """
@@ -110,7 +120,7 @@ def train_as_child(
         record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
         tags = {"config_hash": config.hash, "run_directory": str(run.path.resolve())}
         tracker.describe(to_dict(config), record, tags)
-        recorder = train_into(run.path, stage, config, negatives, tracker)
+        recorder = train_into(run.path, stage, config, negatives, tracker, here)
         tracker.log_file(run.path / CONFIG)
         # A call that was killed when all steps were done may have kept none of them.
         steps = max((step for step, _ in recorder.curve("loss")), default=None)

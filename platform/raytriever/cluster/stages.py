@@ -31,10 +31,11 @@ class Stages:
         run: the directory of the whole.
         opened: what is to be trained.
         say: hears a line at every turn.
+        here: whether a stage of one worker trains in this process; see `train_on_cluster`.
     """
 
-    def __init__(self, run: RunDirectory, opened: Opened, say: Callable[[str], None]) -> None:
-        self._run, self._opened, self._say = run, opened, say
+    def __init__(self, run: RunDirectory, opened: Opened, say: Callable[[str], None], here: bool = False) -> None:
+        self._run, self._opened, self._say, self._here = run, opened, say, here
         self._places = [self._place(number, stage) for number, stage in enumerate(opened.stages, 1)]
         self._to_do = [number for number, place in enumerate(self._places) if place.state != "finished"]
         self._negatives: dict[int, NegativesTable | None] = {}
@@ -44,18 +45,18 @@ class Stages:
         """Where each stretch keeps its steps, in their order."""
         return [place.path for place in self._places]
 
-    def find_negatives(self, index: Bm25Index) -> None:
+    def find_negatives(
+        self,
+        index_of: Callable[[RetrievalDataset], Bm25Index],
+        made: dict[Hashable, NegativesTable | None] | None = None,
+    ) -> None:
         """Find the hard negatives of all stages before the first one begins.
 
         Args:
-            index: of the passages of the measured data set.
+            index_of: makes or gives the BM25 index of a data set.
+            made: what runs over the same data found before, and what this one finds.
         """
-
-        def index_of(dataset: RetrievalDataset) -> Bm25Index:
-            same = dataset.documents.digest == self._opened.dataset.documents.digest
-            return index if same else Bm25Index(dataset.passages())
-
-        made: dict[Hashable, NegativesTable | None] = {}
+        made = {} if made is None else made
         for number in self._to_do:
             stage = self._opened.stages[number]
             data = stage.stage.config.data
@@ -86,7 +87,7 @@ class Stages:
         stage, place, negatives = self._opened.stages[number], self._places[number], self._negatives[number]
         config = stage.stage.config
         if place is self._run:
-            train_into(place.path, stage, config, negatives, tracker)
+            train_into(place.path, stage, config, negatives, tracker, self._here)
             return
         self._say(f"stage {number + 1} of {len(self._places)}, {stage.stage.name}: {stage.total_steps:,} steps")
         if number:
@@ -94,7 +95,7 @@ class Stages:
         with naming(stage.stage):
             place.begin(dump_config(config))
             child = tracker.child(f"{run_name}/{place.path.name}", place.path)
-            train_as_child(place, stage, config, negatives, child, self._say)
+            train_as_child(place, stage, config, negatives, child, self._say, self._here)
 
     def _place(self, number: int, stage: OpenStage) -> RunDirectory:
         if not stage.stage.name:

@@ -6,15 +6,14 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
+from raytriever.cluster.lexical import LexicalIndexes
 from raytriever.cluster.opening import OpenStage, open_run
 from raytriever.cluster.stage import find_negatives
 from raytriever.cluster.tune_trial import TrialJob
 from raytriever.config import Config, Curriculum, check_config, lay
 from raytriever.config.search_space import Point, SearchSpace
-from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.losses.registry import build_loss
-from raytriever.negatives.bm25 import Bm25Index
 from raytriever.tracking.tracker import DatasetRecord
 from raytriever.training.refresh_config import check_refresh
 
@@ -46,6 +45,7 @@ class SweepMaterial:
     say: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
     _stages: dict[Hashable, tuple[OpenStage, str]] = field(default_factory=dict)
+    _indexes: LexicalIndexes = field(default_factory=LexicalIndexes)
 
     def make_ready(self, base: Config, space: SearchSpace) -> None:
         """Open whatever any trial may ask for.
@@ -85,13 +85,9 @@ class SweepMaterial:
         # Tables are of documents, whatever encoder reads them.
         name = repr(_rows(config))
         if name not in self.tables:
-            self.tables[name] = find_negatives(stage, _index_of, self.say)
+            self.tables[name] = find_negatives(stage, self._indexes.of, self.say)
         stage.material.train(self.tables[name])  # here only to be refused
         self._stages[key] = (stage, name)
-
-
-def _index_of(dataset: RetrievalDataset) -> Bm25Index:
-    return Bm25Index(dataset.passages())
 
 
 def _rows(config: Config) -> Sequence[Hashable]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from raytriever.config.curriculum import Curriculum
+from raytriever.config.curriculum import NAME, Curriculum
 from raytriever.retrieval.study_claims import Claim
 
 SMOKE, SMALL, FULL = "smoke", "small", "full"
 SCALES = (SMOKE, SMALL, FULL)
-STEPS_TO_BEST = "steps_to_best"  # of a training's own, measured on no data set but told of one
+# Figures that no ranking decides: of a training (told of a data set it was for), and of the query-document gap.
+STEPS_TO_BEST, OOD = "steps_to_best", "ood"
+LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores"  # kinds of figures
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Study:
-    """All of it.
+    """All of it; a recipe that contradicts itself raises `ValueError`.
 
     Args:
         name: on the command line.
@@ -122,8 +124,8 @@ class Study:
         source: the table of the paper that it is about.
         arms: in the order of the table.
         seeds: of each training, 0 to seeds - 1, where the command names no other number.
-        baselines: labels of one row or two; marks are `+` and `-` against the first, `◆` and `◇` against the second,
-            and within its block where the name stands in several.
+        baselines: names of one row or two; in each block that has them, marks are `+` and `-` against the first, `◆`
+            and `◇` against the second.
         heading: what is to be known of the data: what was cut, and how.
         paper: the paper's own tables.
         claims: what it says of them.
@@ -140,3 +142,19 @@ class Study:
     paper: tuple[PaperFigures, ...] = ()
     claims: tuple[Claim, ...] = ()
     drawings: tuple[Drawing, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        if len(set(names)) < len(names) or not all(NAME.fullmatch(name) for name in names):
+            raise ValueError(
+                f"{self.name}: arms want names of their own, of letters, digits, '.', '_' and '-': {names}"
+            )
+        cells = [(arm.label, one.name) for arm in self.arms for one in arm.measured]
+        if len(set(cells)) < len(cells):
+            raise ValueError(f"{self.name}: two arms fill the same row on the same data set")
+        for arm in self.arms:
+            if not arm.measured or (arm.curriculum is None) != bool(arm.model):
+                raise ValueError(f"{self.name}: {arm.name} is measured on nothing, or lacks a curriculum or a model")
+        rows = {arm.row for arm in self.arms}
+        if not set(self.baselines) <= rows:
+            raise ValueError(f"{self.name}: baselines {self.baselines} are not among the rows {sorted(rows)}")

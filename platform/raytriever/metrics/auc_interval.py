@@ -66,8 +66,8 @@ def auc_interval(
     if (positive_queries is None) != (negative_queries is None):
         raise MetricInputError("queries of one pool only", "AUC interval", "name those of both pools, or of neither")
     above, below = sorted_pools(positives, negatives)
-    of_positives = _places(above, below) / (2.0 * len(below))
-    of_negatives = 1 - _places(below, above) / (2.0 * len(above))
+    of_positives = places(above, below) / (2.0 * len(below))
+    of_negatives = 1 - places(below, above) / (2.0 * len(above))
     area = float(of_positives.mean())
     if positive_queries is None or negative_queries is None:
         variance = _variance(of_positives) / len(above) + _variance(of_negatives) / len(below)
@@ -108,9 +108,9 @@ def _clustered(above: ndarray, positive_queries: ndarray, below: ndarray, negati
 
 
 @numba.njit(cache=True)
-def _places(scores, others):  # type: ignore[no-untyped-def]
+def places(scores, others):  # type: ignore[no-untyped-def]
     """Twice the number of `others` below each score plus that of equal ones; both ascending."""
-    places = np.empty(len(scores))
+    found = np.empty(len(scores))
     below = not_above = 0
     for place, score in enumerate(scores):
         while below < len(others) and others[below] < score:
@@ -118,5 +118,5 @@ def _places(scores, others):  # type: ignore[no-untyped-def]
         not_above = max(below, not_above)
         while not_above < len(others) and others[not_above] <= score:
             not_above += 1
-        places[place] = below + not_above
-    return places
+        found[place] = below + not_above
+    return found

@@ -22,11 +22,13 @@ Marks = Mapping[tuple[str, str, str], str]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a table: its text, its place among its fellows (0 best, 1 second, else None), and its mark."""
+    """One figure of a table: its text, its place among its fellows (0 best, 1 second, else None), its mark, and what
+    stands plain behind it."""
 
     text: str
     place: int | None = None
     mark: str = ""
+    behind: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ _LATEX = {
     ">": "$>$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
 }
 _LATEX_MARKS = {"+": "+", "-": "-", "◆": r"\blacklozenge", "◇": r"\lozenge"}
 
@@ -43,7 +44,8 @@ def _markdown(table: PaperTable) -> str:
 
 def _markdown_figure(figure: Figure) -> str:
     text = {0: "**{}**", 1: "<u>{}</u>"}.get(figure.place if figure.place is not None else -1, "{}")
-    return text.format(figure.text) + (f"<sup>{figure.mark}</sup>" if figure.mark else "")
+    behind = f" {figure.behind}" if figure.behind else ""
+    return text.format(figure.text) + (f"<sup>{figure.mark}</sup>" if figure.mark else "") + behind
 
 
 def _cell(text: str) -> str:
@@ -72,7 +74,8 @@ def _row(cells: Sequence[str], write: Callable[[str], str]) -> str:
 def _latex_figure(figure: Figure) -> str:
     text = {0: r"\textbf{%s}", 1: r"\underline{%s}"}.get(figure.place if figure.place is not None else -1, "%s")
     mark = "".join(_LATEX_MARKS[one] for one in figure.mark)
-    return text % figure.text + (f"$^{{{mark}}}$" if mark else "")
+    behind = f" {_escaped(figure.behind)}" if figure.behind else ""
+    return text % figure.text + (f"$^{{{mark}}}$" if mark else "") + behind
 
 
 def _escaped(text: str) -> str:

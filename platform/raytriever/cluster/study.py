@@ -1,0 +1,199 @@
+"""A study from its recipe to its table: every arm with every seed, measured alike, side by side.
+
+1. Look before touching: the directory, and what an earlier call of the same study left there.
+2. Make all arms seed by seed, so that after the first seed there is a whole table's worth; what is finished stands.
+3. Write table, figures and page, from the arms' directories alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raytriever.cluster.session import gpus, ray_session
+from raytriever.cluster.study_arm import Arms, arm_folder, is_finished
+from raytriever.cluster.study_drawings import FIGURES
+from raytriever.cluster.study_outcome import LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.config.settings import hash_of
+from raytriever.config.study import FULL, Arm, Study
+from raytriever.errors import ConfigError, StorageError
+from raytriever.retrieval.study_results import StudyResults
+from raytriever.storage import check_writable, disk_errors, write_atomically
+from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
+from raytriever.tracking.spool import Spool, send_what_waits
+from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Point, closing
+
+SETTINGS, DATA = "study.json", "data"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Studied:
+    """What a person is told at the end.
+
+    Args:
+        path: the study's directory.
+        results: all figures.
+        anew: whether this call trained or measured anything.
+    """
+
+    path: Path
+    results: StudyResults
+    anew: bool
+
+
+def check_directory(output: Path, name: str, scale: str) -> None:
+    """Refuse a directory that holds anything but this study at this scale; leaves nothing.
+
+    Raises:
+        ConfigError: it holds something else.
+        StorageError: it cannot be written, or `study.json` is torn.
+    """
+    check_writable(output)
+    # A recipe may have been cutting data when an earlier call was killed.
+    if not output.is_dir() or {path.name for path in output.iterdir()} <= {DATA}:
+        return
+    if not (output / SETTINGS).is_file():
+        raise ConfigError("is not empty and holds no study", f"--output {output}", "give another directory")
+    there = _read(output / SETTINGS)
+    for what, wanted in (("study", name), ("scale", scale)):
+        if there[what] != wanted:
+            raise ConfigError(
+                f"holds another study ({what} {there[what]} there and {wanted} here)",
+                f"--output {output}",
+                "give another directory",
+            )
+
+
+def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str, say: Say) -> Studied:
+    """Make what is missing and write the outcome; `say` hears a line at every turn.
+
+    Args:
+        study: of a recipe, which was told that its data may stand in `DATA` of `output`.
+        scale: it was made for.
+        output: passed `check_directory`.
+        seeds: of each training; more than an earlier call's go on, fewer leave the others out.
+        run_name: at the tracker.
+        say: hears lines.
+
+    Raises:
+        UserError: something a user can mend; arms that are finished stand.
+    """
+    settings = _settings(study, scale, output)
+    _compare(output, settings)
+    todo = [
+        (arm, seed)
+        for seed in range(seeds)
+        for arm in study.arms
+        if seed in seeds_of(arm, seeds) and not is_finished(arm_folder(output, arm, seed))
+    ]
+    if not todo and (output / RESULTS).is_file():
+        results = write_study(study, output, scale, seeds)
+        send_what_waits(output, tracking_uri(), say)
+        return Studied(output, results, anew=False)
+    server = MlflowServer(tracking_uri())
+    with disk_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
+    tracker = Spool.open(server, output, run_name)
+    with closing(tracker):
+        record = _record(study, settings)
+        tracker.describe(
+            {"study": study.name, "scale": scale, "arms": len(study.arms)},
+            record,
+            {"run_directory": str(output.resolve()), "raytriever.stage": "study", "config_hash": hash_of(settings)},
+        )
+        arms = Arms(output, run_name, tracker, record, say)
+        workers = [arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum]
+        with ray_session(max([1, *workers])):
+            if scale == FULL and not gpus():
+                raise ConfigError("the cluster has no GPU", f"--scale {FULL}", "give --scale small, or add GPUs")
+            for place, (arm, seed) in enumerate(todo, 1):
+                say(f"{place} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
+                arms.make(arm, seed)
+        results = write_study(study, output, scale, seeds)
+        _log(tracker, study, results, output, seeds)
+    return Studied(output, results, anew=True)
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU here, or a cluster to ask for one."""
+    return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
+
+
+def _settings(study: Study, scale: str, output: Path) -> dict[str, Any]:
+    """What decides the figures: each arm's settings, with places below `output` as seen from there."""
+    home = str(output.resolve()) + os.sep
+
+    def told(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: told(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [told(one) for one in value]
+        if isinstance(value, str) and os.path.exists(value):
+            return os.path.abspath(value).removeprefix(home)
+        return value
+
+    def of(arm: Arm) -> dict[str, Any]:
+        return {
+            "trained": told(arm.curriculum.to_dict()) if arm.curriculum else arm.model,
+            "measured": {
+                one.name: told([one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras])
+                for one in arm.measured
+            },
+        }
+
+    return {"format": 1, "study": study.name, "scale": scale, "arms": {arm.name: of(arm) for arm in study.arms}}
+
+
+def _compare(output: Path, settings: dict[str, Any]) -> None:
+    """Refuse a directory whose arms are others; raises `ConfigError`."""
+    if not (output / SETTINGS).is_file():
+        return
+    there = _read(output / SETTINGS)["arms"]
+    for name in sorted(there.keys() | settings["arms"].keys()):
+        if there.get(name) != settings["arms"].get(name):
+            how = "is not there" if name not in there else "is not here" if name not in settings["arms"] else "differs"
+            raise ConfigError(
+                f"holds this study with other settings (arm {name} {how})",
+                f"--output {output}",
+                "give another directory",
+            )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not {"study", "scale", "arms"} <= content.keys():
+        raise StorageError("is torn or changed", str(file), "give another --output")
+    return content
+
+
+def _record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
+    """The data of a whole study, by the names of its data sets."""
+    measured = {one.name: one.dataset for arm in study.arms for one in arm.measured}
+    return DatasetRecord("+".join(measured), ",".join(dict.fromkeys(measured.values())), hash_of(settings), {})
+
+
+def _log(tracker: LastingTracker, study: Study, results: StudyResults, output: Path, seeds: int) -> None:
+    """Means over the seeds, at the number of seeds, and what there is to read."""
+    now = time.time_ns() // 1_000_000
+    points = [
+        Point(f"{arm.name}/{one.name}/{metric}", value, seeds, now)
+        for arm in study.arms
+        for one in arm.measured
+        for metric in results.found[arm.label, one.name][0].metrics
+        if (value := results.mean(arm.label, one.name, metric)) == value
+    ]
+    tracker.log(points)
+    for name in (SETTINGS, RESULTS, TABLE, LATEX, PAGE, FIGURES):
+        tracker.log_file(output / name)

@@ -1,9 +1,9 @@
 """all-MiniLM-L6-v2 and BM25 on the data packs: on SciFact against the published figures, and on every pack as a table.
 
-Run: `python benchmarks/ground_truth.py [--json PATH] [--packs DIR [--only PACK ...]] [--table PATH.md]`; the data packs
+Run: `python benchmarks/ground_truth.py [--json PATH] [--keep DIR [--only PACK ...]] [--table PATH.md]`; the data packs
 are found by RAYTRIEVER_DATA.
 
-`--packs DIR` evaluates every retrieval pack too, or those named, and leaves the evaluations in DIR. A pack is measured
+`--keep DIR` evaluates every retrieval pack too, or those named, and leaves the evaluations in DIR. A pack is measured
 on `test`, or on `dev` or `train` where it has none; packs that share a split are one command of `jobs/evaluate.py`.
 `--table` writes their figures as Markdown, and beside it as JSON.
 """
@@ -131,7 +131,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     head = ["pack", "split", "queries", "documents", *(f"{TITLES[metric]} {model}" for model, metric in pairs)]
     lines = [
         f"BM25 and all-MiniLM-L6-v2 (`minilm`) on every retrieval pack, {date.today()}, {machine()}: "
-        "`python benchmarks/ground_truth.py --packs DIR --table PATH.md`.",
+        "`python benchmarks/ground_truth.py --keep DIR --table PATH.md`.",
         "",
         "| " + " | ".join(head) + " |",
         "| --- | --- |" + " ---: |" * (len(head) - 2),
@@ -150,14 +150,14 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure."""
     words = parser(__doc__ or "")
-    words.add_argument("--packs", type=Path, metavar="DIR", help="evaluate every retrieval pack into DIR")
+    words.add_argument("--keep", type=Path, metavar="DIR", help="evaluate every retrieval pack, and keep the evaluations in DIR")
     words.add_argument("--only", nargs="+", default=[], metavar="PACK", help="of the packs, these alone")
     words.add_argument("--table", type=Path, metavar="PATH.md", help="write the packs' figures there, and as JSON")
     arguments = words.parse_args()
     with TemporaryDirectory() as folder:
         ends = {} if arguments.only else scifact(Path(folder))
-        if arguments.packs:
-            found, rows = every_pack(arguments.packs.resolve(), Path(folder), arguments.only)
+        if arguments.keep:
+            found, rows = every_pack(arguments.keep.resolve(), Path(folder), arguments.only)
             ends |= found
             if arguments.table:
                 write_table(arguments.table, rows)

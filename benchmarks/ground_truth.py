@@ -150,7 +150,9 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Measure."""
     words = parser(__doc__ or "")
-    words.add_argument("--keep", type=Path, metavar="DIR", help="evaluate every retrieval pack, and keep the evaluations in DIR")
+    words.add_argument(
+        "--keep", type=Path, metavar="DIR", help="evaluate every retrieval pack, and keep the evaluations in DIR"
+    )
     words.add_argument("--only", nargs="+", default=[], metavar="PACK", help="of the packs, these alone")
     words.add_argument("--table", type=Path, metavar="PATH.md", help="write the packs' figures there, and as JSON")
     arguments = words.parse_args()

@@ -72,6 +72,7 @@ class Step:
     def __init__(self) -> None:
         self._left, self._right = (np.random.default_rng(seed).normal(size=(192, 192)) for seed in (1, 2))
         self._rounds = 1
+        self()  # the first product also starts threads
         while (seconds := self()) < STEP_SECONDS / 2:
             self._rounds *= 2
         self._rounds = max(1, round(self._rounds * STEP_SECONDS / seconds))

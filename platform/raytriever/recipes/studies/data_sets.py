@@ -59,6 +59,11 @@ class DataSet:
     about: str = ""
     queries: int | None = None
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What of it was kept, for a table's head."""
+        return (f"{self.about}.",) if self.about else ()
+
     def measured(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> Measured:
         """The data set as something to measure on."""
         return Measured(self.name, self.place, self.test, metrics, self.level, self.drop_own, extras)

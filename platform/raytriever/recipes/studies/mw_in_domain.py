@@ -1,43 +1,76 @@
-"""Paper 001, Table 1: MW and contrastive loss, each trained and measured on the same data set."""
+"""Paper 001, Table 1: MW and contrastive loss (CL), each trained and measured on the same data set.
+
+`full`: MiniLM and both XLM-R on NLI, NQ, SQuAD and MS MARCO, folders `nli`, `nq`, `squad` and `msmarco` with splits
+`train`, `dev` and `test`. `small`: MiniLM on parts of SQuAD, SciFact and MedQuAD. `smoke`: on docstrings.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.config import Config, Curriculum
-from raytriever.config.study import Arm, Drawing, Measured, Study
-from raytriever.data.config import DataConfig
-from raytriever.losses.config import LossConfig
-from raytriever.models.config import ModelConfig
+from raytriever.config.study import FULL, SMOKE, Arm, Drawing, Study
+from raytriever.recipes.studies.auc_settings import FULL_SETS, LOSSES, told, trained
+from raytriever.recipes.studies.auc_tables import METRICS, PAPER, SIZES, in_domain, in_domain_table
+from raytriever.recipes.studies.cut import Cut
+from raytriever.recipes.studies.data_sets import PACKAGES, STDLIB, DataSet, pack, smoke_set, whole
+from raytriever.recipes.studies.judges import alike_on_average
 from raytriever.retrieval.study_claims import Claim, above
-from raytriever.training.config import TrainingConfig
 
-METRICS = ("auc", "mrr_at_10", "ndcg_at_10")
+_CUT = Cut(train=1_500, dev=128, test=500, documents=2_500)
+_PACKS = (("squad", "SQuAD"), ("scifact", "SciFact"), ("medquad", "MedQuAD"))
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     """See `recipes.studies`."""
-    measured = (Measured("pydocs", "pydocs", "test", METRICS),)
-    arms = tuple(
-        Arm(f"{row.lower()}-pydocs", row, measured, Curriculum(_config(loss)))
-        for row, loss in (("CL", "infonce"), ("MW", "mw"))
-    )
+    sets = _sets(scale, data_root, folder)
+    sizes = SIZES if scale == FULL else SIZES[:1]
+    arms = []
+    for size in sizes:
+        block = size if scale == FULL else ""
+        for row, loss in LOSSES.items():
+            arms += [
+                Arm(
+                    f"{size.lower()}-{row.lower()}-{one.name.lower().replace(' ', '-')}",
+                    row,
+                    (one.measured(METRICS),),
+                    trained(scale, loss, one, size),
+                    block=block,
+                    paper=in_domain(size, row, one.name),
+                    queries=one.queries,
+                )
+                for one in sets
+            ]
+    everything = tuple(one.measured(METRICS) for one in sets)
+    as_it_is = (Arm("before", "MiniLM, untrained", everything, None, model="minilm"),) if scale != FULL else ()
     return Study(
         name="mw-in-domain",
         title="MW against contrastive loss in domain",
-        source="Table 1 of Optimizing What Matters",
-        arms=(Arm("before", "before", measured, None, model="minilm"), *arms),
-        seeds=1,
+        source=f"Table 1 of {PAPER}",
+        arms=(*as_it_is, *arms),
+        seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
-        claims=(Claim("MW notably improves AUC across all data sets", "section 5.2", above("MW", "CL", ("auc",))),),
-        drawings=(Drawing("roc", "roc"),),
+        heading=(told(scale), *(line for one in sets for line in one.lines)),
+        paper=(in_domain_table(),),
+        claims=tuple(claim for size in sizes for claim in _claims(f"{size} " if scale == FULL else "", size)),
+        drawings=(Drawing("roc", "roc"), Drawing("scores", "scores")),
     )
 
 
-def _config(loss: str) -> Config:
-    return Config(
-        data=DataConfig(dataset="pydocs"),
-        model=ModelConfig(passage_length=48),
-        loss=LossConfig(loss=loss),
-        training=TrainingConfig(batch_size=16, max_steps=4, eval_steps=4, dev_batches=1),
-    )
+def _sets(scale: str, data_root: Path | None, folder: Path) -> list[DataSet]:
+    if scale == FULL:
+        return [whole(data_root, place, name, queries=count) for name, (place, count) in FULL_SETS.items()]
+    if scale == SMOKE:
+        return [smoke_set(folder, part) for part in (STDLIB, PACKAGES)]
+    return [pack(data_root, folder, name, _CUT, title) for name, title in _PACKS]
+
+
+def _claims(of: str, size: str) -> list[Claim]:
+    better, worse = f"{of}MW", f"{of}CL"
+    found = [
+        Claim(f"{size}: MW notably improves AUC on all data sets", "section 5.2", above(better, worse, ("auc",))),
+    ]
+    if size == SIZES[-1]:
+        text = f"{size}: MW improves all metrics"
+        return [*found, Claim(text, "section 5.2", above(better, worse, METRICS))]
+    text = f"{size}: MW is on par with CL in MRR and nDCG, on average"
+    return [*found, Claim(text, "section 5.2", alike_on_average(better, worse, METRICS[1:]))]

@@ -60,19 +60,16 @@ def above_on_average(better: str, worse: str, metrics: Sequence[str], datasets: 
     return judge
 
 
-def alike_on_average(
-    row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01
-) -> Judge:
-    """Two rows' means over data sets differ by at most `within` in each metric; not where one is surely beyond it."""
+def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: float = 0.01) -> Judge:
+    """A row's mean over data sets is at most `within` below another's in each metric; not where it is surely lower."""
 
     def judge(results: StudyResults) -> Verdict:
         outcomes, told = [], []
         for metric in metrics:
-            one = mean_difference(results, row, other, metric, datasets)
-            near = abs(one.difference) <= within
-            outcomes.append(ABOVE if near else NOISE if one.outcome == NOISE else BELOW)
+            one = mean_difference(results, row, other, metric)
+            outcomes.append(ABOVE if one.difference >= -within else NOISE if one.outcome == NOISE else BELOW)
             told.append(f"{metric} {one.difference:+.4f} (p {one.p:.2g}, {one.outcome})")
-        because = f"{row} - {other}, mean over data sets, alike where within {within:g}: {'; '.join(told)}"
+        because = f"{row} - {other}, mean over data sets, at par down to {-within:g}: {'; '.join(told)}"
         return Verdict(_word(outcomes), because)
 
     return judge

@@ -127,11 +127,7 @@ def _claims(own: tuple[str, ...], unseen: tuple[str, ...]) -> tuple[Claim, ...]:
     general = every(*(above_on_average("LSEPair", one, _NDCG, unseen) for one in OBJECTIVES[:4]))
     return (
         Claim("LSEPair is the most robust: best in domain", "section 5.1 (1)", robust),
-        Claim(
-            "Rand1LH is on par with LSEPair on several metrics",
-            "section 5.1 (2)",
-            alike("Rand1LH", "LSEPair", (*top, *breadth), at_home),
-        ),
+        Claim("Rand1LH is on par with LSEPair in MRR", "section 5.1 (2)", alike("Rand1LH", "LSEPair", top, at_home)),
         Claim("Rand1LH is above SingleLH", "section 5.1 (2)", above("Rand1LH", "SingleLH", (*top, *breadth), at_home)),
         Claim("JointLH gains breadth and loses the top of the ranking", "section 5.1 (3)", spread),
         Claim(

@@ -86,10 +86,10 @@ def _row(loss: str, rate: str, batch: int, hard: int) -> str:
 def _claims(mw: list[str], cl: list[str]) -> tuple[Claim, ...]:
     pairs = list(zip(mw, cl, strict=True))
     higher = every(*(above(ours, theirs, ("auc",)) for ours, theirs in pairs))
-    lower = every(*(above(theirs, ours, ("mrr_at_10", "ndcg_at_10")) for ours, theirs in pairs))
+    lower = every(*(above(theirs, ours, ("mrr_at_10",)) for ours, theirs in pairs))
     sensitive = every(*(steadier(mw, cl, metric) for metric in ("auc", "ndcg_at_10")))
     return (
         Claim("MW has the higher AUC in every setting", "Tables 3 and 4", higher),
-        Claim("CL has the higher MRR and nDCG in every setting", "Tables 3 and 4", lower),
+        Claim("CL has the higher MRR in every setting", "Tables 3 and 4", lower),
         Claim("MW is stable over batches and hard negatives, CL is more sensitive", "appendix B", sensitive),
     )

@@ -32,6 +32,7 @@ from raytriever.config.study import OOD, STEPS_TO_BEST, Arm, Measured
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import UserError
 from raytriever.models.config import ModelConfig
+from raytriever.models.quiet import quiet_transformers
 from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
 from raytriever.retrieval.evaluation_job import run_evaluation
 from raytriever.retrieval.evaluation_request import EvaluationJob
@@ -88,7 +89,7 @@ class Arms:
         began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
         name = folder.relative_to(self._output / ARMS).as_posix()
-        with _naming(name):
+        with _naming(name), quiet_transformers():
             figures = self._make(arm, seed, run, name)
         seconds = time.monotonic() - began
         self._say(f"{name}: {_glance(arm.measured[0], figures)} in {seconds:.0f} s")

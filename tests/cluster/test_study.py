@@ -1,0 +1,97 @@
+"""A study whose process is killed in the middle ends with the table of one left alone, and trains nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+CommandLine = Any
+NAME = "mw-in-domain"
+
+
+def wait_for_an_arm(study: Path, process: subprocess.Popen[str]) -> None:
+    """Come back when a training is finished and another one has begun."""
+    for _ in range(3000):
+        began = len(list(study.glob("arms/*/seed-0/config.yaml")))
+        if list(study.glob("arms/*/seed-0/metrics.json")) and began > len(
+            list(study.glob("arms/*/seed-0/metrics.json"))
+        ):
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError("no arm was finished")
+
+
+def finish(command_line: CommandLine, started: list[subprocess.Popen[str]], study: str) -> tuple[str, str]:
+    process = command_line.start("study", NAME, "--scale", "smoke", "--output", study)
+    started.append(process)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    return out, err
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_study_goes_on(
+    command_line: Callable[[], CommandLine], started: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    line = command_line()
+    process = line.start("study", NAME, "--scale", "smoke", "--output", "killed")
+    started.append(process)
+    killed = tmp_path / "killed"
+    wait_for_an_arm(killed, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = [file.parent for file in killed.glob("arms/*/*/metrics.json")]
+    assert not (killed / "table.md").exists()
+    # All that a training writes; what a tracker still has to send is not its own.
+    written = {
+        file: file.stat().st_mtime_ns
+        for folder in finished
+        for file in folder.rglob("*")
+        if file.is_file() and file.name != "run.json"
+    }
+
+    out, err = finish(line, started, "killed")
+    assert written == {file: file.stat().st_mtime_ns for file in written}
+    names = {folder.relative_to(killed / "arms").parts[0] for folder in finished}
+    again = {text.split(": ")[1].split(",")[0] for text in err.splitlines() if " of " in text and ": " in text}
+    assert not names & again
+    assert out.splitlines()[-1] == "killed/study.md"
+
+    finish(line, started, "whole")
+    one, other = (json.loads((tmp_path / study / "results.json").read_text()) for study in ("killed", "whole"))
+    assert one["rows"] == other["rows"]
+    assert one["claims"] == other["claims"]
+    assert (killed / "table.md").read_text() == (tmp_path / "whole" / "table.md").read_text()
+    for figure in (tmp_path / "whole" / "figures").glob("*.png"):
+        assert (killed / "figures" / figure.name).read_bytes() == figure.read_bytes()
+
+    arms = {str(folder.parent.relative_to(killed / "arms")) for folder in killed.glob("arms/*/*/metrics.json")}
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        runs = database.execute("SELECT run_uuid, name, status FROM runs").fetchall()
+        parents = dict(database.execute("SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'").fetchall())
+    assert {status for _, _, status in runs} == {"FINISHED"}
+    for study in ("killed", "whole"):
+        [own] = [
+            uuid
+            for uuid, _, _ in runs
+            if uuid == json.loads((tmp_path / study / "run.json").read_text())["tracking_id"]
+        ]
+        children = [name for uuid, name, _ in runs if parents.get(uuid) == own]
+        assert len(children) == len(set(children)) == len(arms)
+    assert len(runs) == 2 + 2 * len(arms)
+
+    before = {file: file.stat().st_mtime_ns for file in (killed / "arms").rglob("*") if file.is_file()}
+    _, err = finish(line, started, "killed")
+    assert "killed is finished; more --seeds go on" in err
+    assert before == {file: file.stat().st_mtime_ns for file in before}

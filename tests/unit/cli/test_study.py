@@ -1,0 +1,65 @@
+"""`study`: what a person gets wrong, and the paper's size where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.cluster import study as engine
+
+Mistake = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("mw-in-domian --output s", "unknown study 'mw-in-domian'; did you mean 'mw-in-domain'?"),
+        ("mw-in-domain", "the following arguments are required: --output; see study --help"),
+        ("mw-in-domain --output s --scale smal", "--scale: unknown scale 'smal'; did you mean 'small'?"),
+        ("mw-in-domain --output s --seeds 0", "--seeds: 0 is out of range; give 1 to 100"),
+        ("mw-in-domain --output s --seeds few", "--seeds: 'few'; give a whole number"),
+        ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is no run name; use letters"),
+        ("mw-in-domain --output s --data-root gone", "--data-root gone: is no folder; name the folder that holds"),
+        ("mw-in-domain --output s --scale small --data-root .", "squad"),
+        ("mw-in-domain --output s --indexes flat", "--indexes: unknown flag"),
+        ("--output s ood", "unknown study 'ood'; name it first: study ood"),
+    ],
+)
+def test_mistakes(mistake: Mistake, words: str, told: str) -> None:
+    assert told in mistake("study", *words.split())
+
+
+def test_a_directory_of_something_else_is_refused(mistake: Mistake, work: Path) -> None:
+    folder = work / "s"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert "--output s: is not empty and holds no study" in mistake("study", "mw-in-domain", "--output", "s")
+    (folder / engine.SETTINGS).write_text(json.dumps({"study": "ratio", "scale": "smoke", "arms": {}}))
+    told = mistake("study", "mw-in-domain", "--output", "s")
+    assert told == "--output s: holds another study (study ratio there and mw-in-domain here); give another directory"
+    (folder / engine.SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
+    assert "(scale small there and smoke here)" in mistake("study", "mw-in-domain", "--output", "s")
+    (folder / engine.SETTINGS).write_text('{"study": "mw-in')
+    assert "study.json: is torn or changed; give another --output" in mistake("study", "mw-in-domain", "--output", "s")
+
+
+def test_a_place_that_cannot_be_written_is_refused(mistake: Mistake, work: Path) -> None:
+    (work / "file").write_text("")
+    assert "a part of the path is a file" in mistake("study", "mw-in-domain", "--output", "file/s")
+
+
+def test_the_papers_size_is_told_and_not_begun_without_a_gpu(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.torch.cuda, "is_available", lambda: False)
+    assert run("study", ["mw-in-domain", "--scale", "full", "--output", "s"]) == 2
+    out, err = capsys.readouterr()
+    assert "xlm-roberta-large" in out
+    assert "GPU hours" in out
+    assert err.startswith("error: --scale full: there is no GPU here for ")
+    assert len(err.splitlines()) == 1
+    assert not list(work.iterdir())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from literal import Example, example, literal
@@ -33,23 +35,19 @@ def batch_of(seed: int, unit_length: bool) -> Example:
 
 def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
     """Eq. 1, with the regulariser of the whole embeddings."""
-    plain = LossConfig(loss=settings.loss, temperature=settings.temperature, margin=settings.margin)
-    value = literal(
-        LossConfig(**{**vars(plain), "distribution_weight": settings.distribution_weight}),
-        batch.queries,
-        batch.passages,
-        batch.ids,
-    )
+    whole = replace(settings, matryoshka_dims="")
+    plain = replace(whole, distribution_weight=0.0)
+    value = literal(whole, batch.queries, batch.passages, batch.ids)
     for width in WIDTHS[1:]:
         parts = (cut(x, width, unit_length) for x in (batch.queries, batch.passages))
         value = value + literal(plain, *parts, batch.ids)
     return value
 
 
-@every_loss
+@pytest.mark.parametrize(("name", "soft"), [*((name, False) for name in LOSS_NAMES), ("infonce", True)])
 @pytest.mark.parametrize("unit_length", [False, True], ids=["dot", "cosine"])
-def test_equals_the_sum_of_the_literal_losses(name: str, unit_length: bool) -> None:
-    settings, batch = config(name, distribution_weight=0.1), batch_of(1, unit_length)
+def test_equals_the_sum_of_the_literal_losses(name: str, soft: bool, unit_length: bool) -> None:
+    settings, batch = config(name, distribution_weight=0.1, soft_labels=soft), batch_of(1, unit_length)
     ours = build_loss(settings, unit_length)(batch.queries, batch.passages, batch.ids).value
     oracle = summed(settings, batch, unit_length)
     inputs = (batch.queries, batch.passages)

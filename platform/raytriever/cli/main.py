@@ -32,6 +32,7 @@ STAGES = {
     "compare": "write one page over finished runs",
     "search": "find the best passages for a query",
     "mine": "find hard negatives and write a table of them",
+    "score": "let a cross-encoder score what training learns from",
     "index": "build an approximate index, or open, measure and search it",
     "study": "measure a claim of a paper",
     "launch": "start a Ray head and an MLflow server on this machine",

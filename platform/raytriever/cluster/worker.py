@@ -18,6 +18,7 @@ from raytriever.cluster.regroup import regroup
 from raytriever.cluster.validation import validation_plan
 from raytriever.config import Config
 from raytriever.data.files import is_uri
+from raytriever.data.teacher_table import Coverage
 from raytriever.errors import DataError, UserError
 from raytriever.models.layout import write_model
 from raytriever.models.precision import choose_precision
@@ -89,10 +90,13 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
             raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
     material = Material.open(job["places"], config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
     negatives = ray.get(job["negatives"])
+    source = material.train(negatives)
+    if material.teacher is not None and workers.rank == 0:
+        sender.notice(f"teacher: {Coverage.of(material.teacher, source.examples)}")
     train(
         Assignment(
             retriever=retriever,
-            train=material.train(negatives),
+            train=source,
             dev=material.dev(),
             loss=config.loss,
             training=settings,

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
-from raytriever.losses.config import LossConfig
+from raytriever.losses.config import TAUGHT, LossConfig
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_options, did_you_mean, read_option
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -60,11 +60,33 @@ def check_config(config: Config) -> None:
             f"give a multiple of {workers}, such as {nearest}, or another --num-workers",
         )
     check_refresh(config.refresh, config.data, config.training.max_steps)
+    _check_teacher(config)
     check_validation(config.validation, config.training)
     if config.training.best_metric != DEV_LOSS:
         from raytriever.retrieval.metric_words import deciding_metric  # numpy, which the command line can do without
 
         deciding_metric(config.training.best_metric)
+
+
+def _check_teacher(config: Config) -> None:
+    """Hold what learns from a teacher to the scores it needs; raises `ConfigError`."""
+    how = config.loss.loss if config.loss.loss in TAUGHT else "--soft-labels"
+    if config.data.teachers and not config.loss.needs_teacher:
+        raise ConfigError(
+            f"{config.loss.loss} learns from no teacher", "--teacher", f"give --loss {TAUGHT[0]}, or --soft-labels"
+        )
+    if not config.loss.needs_teacher:
+        return
+    if not config.data.teachers:
+        raise ConfigError(
+            f"{how} learns from a teacher's scores", "--teacher", "name the directory that jobs/score.py wrote"
+        )
+    if not config.data.negatives_per_query:
+        raise ConfigError(
+            f"{how} learns from hard negatives", "--negatives-per-query", "give at least 1, as many as were scored"
+        )
+    if config.refresh.refresh_every:
+        raise ConfigError("no teacher has scored negatives of the future", "--refresh-every", f"drop it, or {how}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

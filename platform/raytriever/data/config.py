@@ -41,6 +41,11 @@ class DataConfig:
         "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
         "`bm25=0.5,random=0.5`; without them all that a query has are alike",
     )
+    teacher: str = option(
+        "",
+        "a teacher's scores of positives and hard negatives, as jobs/score.py writes them; for several data sets one "
+        "each in their order, separated by commas",
+    )
     dataset_weights: str = option(
         "", "weights of --dataset and --extra-datasets, in their order, such as `2,1`; without them, their sizes"
     )
@@ -53,3 +58,8 @@ class DataConfig:
     def datasets(self) -> tuple[str, ...]:
         """The data set that is measured, and those that are learnt from as well."""
         return (self.dataset, *(name for part in self.extra_datasets.split(",") if (name := part.strip())))
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Where the scores of each of these data sets stand, empty where it has none; nothing where none has any."""
+        return tuple(part.strip() for part in self.teacher.split(",")) if self.teacher.strip() else ()

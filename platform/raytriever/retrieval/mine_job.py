@@ -16,6 +16,7 @@ from raytriever.data.processes import in_processes
 from raytriever.data.remote import fetched
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.models.config import ModelConfig
+from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.config import BY_ENCODER, MiningConfig, check_mining
 from raytriever.negatives.filters import REASONS
@@ -24,7 +25,6 @@ from raytriever.retrieval.embedding_given import open_given
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.mine import REPEATED, Mined, check_data, mine
-from raytriever.retrieval.mine_judge import CrossEncoder
 from raytriever.retrieval.mine_scales import Embeddings
 from raytriever.storage import check_writable
 

@@ -17,7 +17,8 @@ from raytriever.data.dataset import Tokens
 from raytriever.data.examples import Examples
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.order import Order, worker_slice
-from raytriever.losses.batch import PAD, BatchIds
+from raytriever.data.teacher_table import TeacherTable
+from raytriever.losses.batch import PAD, BatchIds, TeacherScores
 from raytriever.losses.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.models.retriever import Retriever
@@ -35,6 +36,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
         known = None if self.ids.known is None else self.ids.known.to(device)
+        teacher = self.ids.teacher
         ids = BatchIds(
             self.ids.queries.to(device),
             self.ids.positives.to(device),
@@ -42,6 +44,7 @@ class Batch:
             known,
             self.ids.seed,
             self.ids.step,
+            teacher and TeacherScores(teacher.documents.to(device), teacher.scores.to(device)),
         )
         return Batch(self.queries.to(device), self.passages.to(device), ids, self.version)
 
@@ -57,6 +60,7 @@ class BatchSource:
         positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
         version: of its hard negatives.
+        teacher: scores of the pairs of a group; None where nobody was asked.
     """
 
     tokens: Tokens
@@ -65,6 +69,7 @@ class BatchSource:
     positives_per_query: int
     negatives_per_query: int
     version: int = 0
+    teacher: TeacherTable | None = None
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
         """The same but for the hard negatives: the same order, queries, positives, and draws for each purpose."""
@@ -84,6 +89,7 @@ class BatchSource:
             known=torch.from_numpy(_padded([self.examples.positives.of(int(row)) for row in chosen])),
             seed=self.order.seed,
             step=step,
+            teacher=self._scored(queries, groups),
         )
         return Batch(
             retriever.batch_of(self.tokens.queries.take(queries), "query"),
@@ -91,6 +97,12 @@ class BatchSource:
             ids,
             self.version,
         )
+
+    def _scored(self, queries: ndarray, groups: ndarray) -> TeacherScores | None:
+        if self.teacher is None:
+            return None
+        scores = self.teacher.of_groups(queries, groups)
+        return TeacherScores(torch.from_numpy(groups), torch.from_numpy(scores))
 
 
 def _padded(rows: Sequence[ndarray]) -> ndarray:

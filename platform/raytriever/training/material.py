@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from raytriever.data.arrange import arrange
-from raytriever.data.combine import combine
+from raytriever.data.combine import combine, starts_of
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.examples import Examples
@@ -22,8 +23,10 @@ from raytriever.data.open import open_dataset
 from raytriever.data.order import Order
 from raytriever.data.origins import parse_mix
 from raytriever.data.prepare import Runner, Say, in_this_process, quietly
+from raytriever.data.teacher_file import read_scores
+from raytriever.data.teacher_table import Coverage, TeacherTable
 from raytriever.data.tokenise import Tokenisation
-from raytriever.errors import DataError
+from raytriever.errors import ConfigError, DataError
 from raytriever.training.batches import BatchSource
 
 
@@ -103,7 +106,27 @@ class Material:
             mixing=config.mixing,
             no_duplicates=not config.duplicates,
         )
-        return self._source(whole, examples, order)
+        if self.teacher is not None:
+            Coverage.of(self.teacher, examples).check(config.teacher)
+        return self._source(whole, examples, order, self.teacher)
+
+    @cached_property
+    def teacher(self) -> TeacherTable | None:
+        """A teacher's scores of all data sets in one, None where there are none; raises `DataError`, `StorageError` or
+        `ConfigError` where they cannot be read."""
+        names = self.config.teachers
+        if not names:
+            return None
+        if len(names) > len(self.datasets):
+            raise ConfigError(
+                f"{len(names)} for {len(self.datasets)} data sets", "--teacher", "give one for each, in their order"
+            )
+        names += ("",) * (len(self.datasets) - len(names))
+        tables = [
+            read_scores(name, dataset) if name else TeacherTable.none(dataset)
+            for name, dataset in zip(names, self.datasets, strict=True)
+        ]
+        return TeacherTable.chained(tables, *starts_of(combine(self.datasets)))
 
     def dev(self) -> BatchSource:
         """Batches whose loss decides when to stop: the plain groups of the first data set's dev split."""
@@ -116,14 +139,22 @@ class Material:
         return read_negatives(path, combine(self.datasets))
 
     def digest(self, negatives: NegativesTable | None) -> str:
-        """SHA-256 over all that batches are made of: the data sets as opened, and the negatives."""
+        """SHA-256 over all that batches are made of: the data sets as opened, the negatives, a teacher's scores."""
         parts = [dataset.digest for dataset in self.datasets]
         parts += [negatives.digest] if negatives is not None else []
+        parts += [self.teacher.digest] if self.teacher is not None else []
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _source(self, dataset: RetrievalDataset, examples: Examples, order: Order) -> BatchSource:
+    def _source(
+        self, dataset: RetrievalDataset, examples: Examples, order: Order, teacher: TeacherTable | None = None
+    ) -> BatchSource:
         if dataset.tokens is None:
             raise DataError("has no tokens", dataset.name, "prepare it with --model")
         return BatchSource(
-            dataset.tokens, examples, order, self.config.positives_per_query, self.config.negatives_per_query
+            dataset.tokens,
+            examples,
+            order,
+            self.config.positives_per_query,
+            self.config.negatives_per_query,
+            teacher=teacher,
         )

@@ -1,7 +1,8 @@
-"""A cross-encoder as the judge: its scores beside transformers' own, and directories that cannot be one."""
+"""A cross-encoder: its scores beside transformers' and sentence-transformers', and what cannot be one."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from raytriever.errors import ModelError
-from raytriever.retrieval.mine_judge import CrossEncoder
+from raytriever.models.cross_encoder import CrossEncoder
 
 PAIRS = (["what is ab", "cd", "a b c d e"], ["ab is ba", "a long passage " * 40, "x"])
 
@@ -64,6 +65,46 @@ def test_an_identity_that_the_configuration_names_is_heeded(tiny_encoder: Path, 
     np.testing.assert_allclose(CrossEncoder(folder, torch.device("cpu"), "fp32")(*PAIRS), literal(folder), atol=1e-4)
 
 
+def test_logits_are_what_goes_into_the_activation(judge: Path) -> None:
+    scores = CrossEncoder(judge, torch.device("cpu"), "fp32").logits(*PAIRS)
+    np.testing.assert_allclose(scores, literal(judge), atol=1e-5)
+
+
+def test_a_length_cuts_the_longer_text(judge: Path) -> None:
+    cut, whole = (CrossEncoder(judge, torch.device("cpu"), "fp32", length) for length in (16, None))
+    assert (cut.length, whole.length) == (16, 64)
+    queries, passages = ["ab", "ab"], ["cd", "c d e f g h i j k l m n o p q r"]
+    same, other = np.abs(cut.logits(queries, passages) - whole.logits(queries, passages))
+    assert same < 1e-6 < 1e-4 < other
+    for length in (7, 65):
+        with pytest.raises(ModelError, match=f"reads 64 tokens of a pair, not {length}; give 8 to 64"):
+            CrossEncoder(judge, torch.device("cpu"), "fp32", length)
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.Sigmoid()], ids=["identity", "sigmoid"])
+def test_what_sentence_transformers_wrote_is_scored_as_it_would(
+    judge: Path, tmp_path: Path, activation: torch.nn.Module
+) -> None:
+    import sentence_transformers
+
+    theirs = sentence_transformers.CrossEncoder(str(judge), activation_fn=activation, device="cpu")
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    ours = CrossEncoder(tmp_path / "saved", torch.device("cpu"), "fp32")
+    assert ours.activation == type(activation).__name__
+    wanted = theirs.predict(list(zip(*PAIRS, strict=True)), show_progress_bar=False)
+    np.testing.assert_allclose(ours(*PAIRS), wanted, atol=1e-5)
+
+
+def test_the_digest_is_of_what_decides_a_score(judge: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(judge, tmp_path / "copy"))
+    (copy / "README.md").write_text("about it")
+    digests = [CrossEncoder(folder, torch.device("cpu"), "fp32").digest() for folder in (judge, copy)]
+    assert digests[0] == digests[1]
+    told = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**told, "layer_norm_eps": 1e-5}))
+    assert CrossEncoder(copy, torch.device("cpu"), "fp32").digest() != digests[0]
+
+
 def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path: Path) -> None:
     def refused(folder: Path) -> str:
         with pytest.raises(ModelError) as error:
@@ -78,6 +119,15 @@ def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path:
     config = (headless / "config.json").read_text().replace("{", '{"num_labels": 1,', 1)
     (headless / "config.json").write_text(config)
     assert "has no trained weights for classifier" in refused(headless)
+    for name, content, told in (
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Pooling"}], "is made of Transformer, Pooling, no"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "asks for the prompt 'query'"),
+        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "puts its score through 'Tanh'"),
+        ("config_sentence_transformers.json", [1], "cannot be read (of another form)"),
+    ):
+        other = Path(shutil.copytree(judge, tmp_path / told[:9]))
+        (other / name).write_text(json.dumps(content))
+        assert told in refused(other)
     pickled = Path(shutil.copytree(judge, tmp_path / "pickled"))
     torch.save({}, pickled / "pytorch_model.bin")
     (pickled / "model.safetensors").unlink()

@@ -1,0 +1,57 @@
+"""`score`: a cross-encoder scores the positives and hard negatives of queries, for training to learn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.data.config import DataConfig
+from raytriever.options import check_options
+from raytriever.retrieval.score_config import ScoreConfig
+from raytriever.training.config import TrainingConfig
+
+
+def main(words: list[str]) -> None:
+    """Parse, score, print."""
+    arguments = _parser().parse(words)
+    config = dataclasses.replace(ScoreConfig(), **given(arguments, ScoreConfig))
+    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
+    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
+    for settings in (config, data, training):
+        check_options(settings)
+
+    from raytriever.retrieval.score_job import ScoringJob, run_scoring
+
+    output = Path(arguments.output)
+    job = ScoringJob(data.dataset, arguments.split, config, training.precision, data.max_bad_rows)
+    done = run_scoring(job, output, warn)
+    print(f"{'':<12}{'pairs':>12}{'mean':>10}{'deviation':>12}")
+    for name, scores in (("positives", done.positives), ("candidates", done.candidates)):
+        print(f"{name:<12}{len(scores):>12,}{scores.mean():>10.3f}{scores.std():>12.3f}")
+    print(
+        f"\n{done.queries:,} queries; {done.above:.1%} of the candidates score above their query's lowest positive; "
+        f"scores are logits (the model's activation: {done.activation})"
+    )
+    if done.scored:
+        print(f"{done.scored:,} pairs scored in {done.seconds:,.1f} s, {done.scored / done.seconds:,.0f} a second")
+    if done.quarantined:
+        print(done.quarantined)
+    table = f" --negatives-table {config.negatives}" if config.negatives else ""
+    print(
+        f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset}{table} --negatives-per-query 7 "
+        f"--loss kl --teacher {output}"
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="score", description="Let a cross-encoder score the pairs that training learns from.")
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the scores shall stand")
+    parser.add_argument(
+        "--split", default="train", metavar="NAME", help="whose queries are asked about (default: train)"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    add_settings(parser, ScoreConfig, "teacher")
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
+    return parser

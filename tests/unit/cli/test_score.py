@@ -1,0 +1,201 @@
+"""`score` from the command line, by a cross-encoder of random weights, and `train` that refuses what does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from raytriever.cli.main import run
+from raytriever.data.negatives_file import read_negatives
+from raytriever.data.open import open_dataset
+from raytriever.data.teacher_file import read_scores
+from raytriever.errors import ModelError
+from raytriever.models.cross_encoder import CrossEncoder
+from raytriever.retrieval.score_config import ScoreConfig
+from raytriever.retrieval.score_job import ScoringJob, run_scoring
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("teacher") / "cross"
+    shutil.copytree(tiny_encoder, folder)
+    torch.manual_seed(1)
+    config = BertConfig.from_pretrained(tiny_encoder, num_labels=1)
+    model = BertForSequenceClassification(config)
+    torch.nn.init.normal_(model.classifier.weight, std=300)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def negatives(letters: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Four random negatives for each of the 96 training queries."""
+    words = ["--method", "random", "--num-negatives", "4", "--output", "negatives"]
+    assert run("mine", ["--dataset", str(letters), *words]) == 0
+    capsys.readouterr()
+    return Path("negatives")
+
+
+def test_scores_of_every_positive_and_negative(
+    letters: Path, teacher: Path, negatives: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dataset", str(letters), "--model", str(teacher), "--negatives", str(negatives), "--output", "scores"]
+    assert run("score", [*words, "--precision", "fp32"]) == 0
+    out = capsys.readouterr().out
+    assert "96 queries; " in out
+    assert "480 pairs scored in" in out
+    assert "--negatives-table negatives --negatives-per-query 7 --loss kl --teacher scores" in out
+    dataset = open_dataset(letters, ["train", "dev", "test"])
+    table, found = read_negatives(negatives, dataset), read_scores("scores", dataset)
+    positives = dataset.positives("train")
+    queries = np.concatenate([positives.queries, table.queries])
+    documents = np.concatenate([positives.documents, table.documents])
+    assert len(found) == len(queries) == 480
+    texts = [dataset.queries.texts[q] for q in queries], [dataset.passage_text(d) for d in documents]
+    wanted = CrossEncoder(teacher, torch.device("cpu"), "fp32").logits(*texts)
+    assert np.ptp(wanted) > 0.1
+    np.testing.assert_allclose(found.of_pairs(queries, documents), wanted, atol=1e-5)
+    meta = json.loads(Path("scores/manifest.json").read_text())["meta"]
+    assert (meta["kind"], meta["pairs"], meta["activation"]) == ("teacher scores", 480, "Sigmoid")
+    assert meta["model_digest"] == CrossEncoder(teacher, torch.device("cpu"), "fp32").digest()
+    assert not list(Path().glob(".*"))
+    before = Path("scores/part-00000.parquet").stat().st_mtime_ns
+    assert run("score", [*words, "--precision", "fp32"]) == 0  # again: nothing is scored
+    assert Path("scores/part-00000.parquet").stat().st_mtime_ns == before
+    assert "pairs scored in" not in capsys.readouterr().out
+
+
+def test_a_run_names_candidates(letters: Path, teacher: Path, work: Path) -> None:
+    lines = [
+        f"q{query} Q0 d{(query + rank) % 160} {rank} {9 - rank} other\n" for query in range(96) for rank in range(5)
+    ]
+    Path("other.trec").write_text("".join(lines))
+    words = ["--dataset", str(letters), "--model", str(teacher), "--run", "other.trec", "--depth", "3"]
+    assert run("score", [*words, "--output", "scores"]) == 0
+    rows = pq.read_table("scores/part-00000.parquet").to_pydict()
+    pairs = {(query, document) for query, document in zip(rows["query"], rows["document"], strict=True)}
+    assert pairs == {(f"q{query}", f"d{(query + rank) % 160}") for query in range(96) for rank in range(3)}
+
+
+class Interrupted(BaseException):
+    """As a kill: nothing may be cleaned up."""
+
+
+def test_an_interrupted_call_is_gone_on_with_to_the_same_bytes(
+    letters: Path, teacher: Path, negatives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ScoreConfig(model=str(teacher), negatives=str(negatives))
+    job = ScoringJob(str(letters), "train", config, "fp32", 0.0, part=100)
+    whole = run_scoring(job, Path("whole"), lambda line: None)
+    assert (whole.scored, len(whole.positives), len(whole.candidates)) == (480, 96, 384)
+    logits, calls = CrossEncoder.logits, []
+
+    def stopping(self: CrossEncoder, queries: list[str], passages: list[str]) -> np.ndarray:
+        calls.append(len(queries))
+        if len(calls) == 3:
+            raise Interrupted
+        return logits(self, queries, passages)
+
+    monkeypatch.setattr(CrossEncoder, "logits", stopping)
+    with pytest.raises(Interrupted):
+        run_scoring(job, Path("parts"), lambda line: None)
+    assert not Path("parts/manifest.json").exists()
+    torn = Path("parts/parts/part-000001/scores.npy")
+    torn.write_bytes(torn.read_bytes()[:-4])  # as no disk should: that part is scored again
+    done = run_scoring(job, Path("parts"), lambda line: None)
+    assert calls == [100, 100, 100, 100, 100, 100, 80]
+    assert done.scored == 380
+    names = sorted(path.name for path in Path("parts").iterdir())
+    assert names == ["manifest.json", "part-00000.parquet"]
+    for name in names:
+        assert Path("parts", name).read_bytes() == Path("whole", name).read_bytes()
+
+
+def test_what_stands_there_is_not_mixed_with_others(
+    mistake: Callable[..., str], letters: Path, teacher: Path, negatives: Path
+) -> None:
+    words = ["--dataset", letters, "--model", teacher, "--negatives", negatives, "--precision", "fp32", "--output", "s"]
+    assert run("score", [str(word) for word in words]) == 0
+    assert mistake("score", *words, "--max-length", 32) == (
+        "s: holds scores of pairs cut at another length; give another --output, or remove it"
+    )
+    assert "s: holds scores of other pairs" in mistake("score", *words, "--split", "train", "--run", _run(3))
+    assert "negatives: holds something else than these scores" in mistake("score", *words[:-1], negatives)
+
+
+def _run(depth: int) -> Path:
+    file = Path("some.trec")
+    file.write_text(
+        "".join(f"q{query} Q0 d{100 + rank} {rank} {rank} x\n" for query in range(4) for rank in range(depth))
+    )
+    return file
+
+
+def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negatives: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = Path(shutil.copytree(teacher, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    weights["classifier.bias"][0] = torch.nan
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    job = ScoringJob(str(letters), "train", ScoreConfig(model=str(broken), negatives=str(negatives)), "fp32", 0.0)
+    with pytest.raises(ModelError, match="broken: 480 of 480 scores are not finite, the first of query 'q0'"):
+        run_scoring(job, Path("scores"), lambda line: None)
+    assert not Path("scores/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("", "the following arguments are required: --output"),
+        ("--output s", "--model: is not given; name a cross-encoder: a directory, or a hub name"),
+        ("--output s --model nowhere/at/all", "nowhere/at/all: no such directory"),
+        ("--output s --model ENCODER", "has no trained weights for classifier"),
+        ("--output s --model minilm", "is made of Transformer, Pooling, Normalize, no plain cross-encoder"),
+        ("--output s --model TEACHER", "--negatives: letters brings no hard negatives along; name a table that"),
+        ("--output s --model TEACHER --negatives none", "none: there is no negatives table"),
+        ("--output s --model TEACHER --run none.trec", "none.trec: "),
+        ("--output s --model TEACHER --max-length 65", "reads 64 tokens of a pair, not 65; give 8 to 64"),
+        ("--output s --model TEACHER --max-length 7", "--max-length: 7 is out of range; give a value at least 8"),
+        ("--output s --model TEACHER --depth 0", "--depth: 0 is out of range"),
+        ("--output s --model TEACHER --split valid", "no split 'valid'; there are: dev, test, train"),
+        ("--output s --model TEACHER --negative x", "--negative: unknown flag; did you mean '--negatives'?"),
+    ],
+)
+def test_mistakes_are_one_line(
+    mistake: Callable[..., str], letters: Path, teacher: Path, tiny_encoder: Path, flags: str, told: str
+) -> None:
+    words = flags.replace("TEACHER", str(teacher)).replace("ENCODER", str(tiny_encoder)).split()
+    assert told in mistake("score", "--dataset", letters, *words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--teacher s", "--teacher: mw learns from no teacher; give --loss kl, or --soft-labels"),
+        ("--loss kl", "--teacher: kl learns from a teacher's scores; name the directory that jobs/score.py wrote"),
+        ("--loss infonce --soft-labels", "--teacher: --soft-labels learns from a teacher's scores; name the directory"),
+        ("--loss kl --teacher s", "--negatives-per-query: kl learns from hard negatives; give at least 1"),
+        ("--soft-labels --teacher s --negatives-per-query 2", "--soft-labels: mw has no sum over negatives to weigh"),
+        (
+            "--loss kl --teacher s --negatives-per-query 2 --refresh-every 5",
+            "--refresh-every: no teacher has scored negatives of the future",
+        ),
+        ("--loss kl --teacher-temperature 0", "--teacher-temperature: 0.0 is out of range"),
+        ("--loss kl --teacher s --negatives-per-query 2", "s: there are no scores; give a directory that jobs/score"),
+        ("--loss kl --teacher s,t --negatives-per-query 2", "--teacher: 2 for 1 data sets; give one for each"),
+    ],
+)
+def test_training_refuses_what_does_not_fit(
+    mistake: Callable[..., str], letters: Path, tiny_encoder: Path, flags: str, told: str
+) -> None:
+    assert told in mistake("train", "--dataset", letters, "--model", tiny_encoder, *flags.split())

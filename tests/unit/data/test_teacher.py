@@ -1,0 +1,146 @@
+"""A teacher's scores: by pair in memory, by id on disk, and how much of a training set they cover."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raytriever.data.combine import combine, starts_of
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.teacher_file import KIND, identity, read_scores, write_scores
+from raytriever.data.teacher_table import Coverage, TeacherTable
+from raytriever.errors import DataError, StorageError
+from raytriever.storage import committed_directory
+
+
+def made(name: str = "numbers", queries: int = 4, documents: int = 10) -> RetrievalDataset:
+    """Query q has the positive q."""
+    pairs = np.arange(queries)
+    return RetrievalDataset(
+        name,
+        Documents([f"d{n}" for n in range(documents)], [""] * documents, [f"{name} {n}" for n in range(documents)]),
+        Queries([f"q{n}" for n in range(queries)], [f"query {n}" for n in range(queries)]),
+        {"train": Judgements(pairs, pairs, np.ones(queries, np.int64))},
+    )
+
+
+DATASET = made()
+NOTHING = pa.array([], pa.float32())
+QUERIES, DOCUMENTS = np.array([2, 0, 0, 3]), np.array([9, 4, 0, 3])
+SCORES = np.array([1.5, -2.0, 7.25, 0.0], dtype=np.float32)
+
+
+def table() -> TeacherTable:
+    return TeacherTable.of(DATASET, QUERIES, DOCUMENTS, SCORES, "here")
+
+
+def test_scores_are_found_by_pair() -> None:
+    found = table().of_groups(np.array([3, 0, 1]), np.array([[3, 9], [0, 4], [0, 4]]))
+    np.testing.assert_array_equal(found, np.array([[0, np.nan], [7.25, -2], [np.nan, np.nan]], np.float32))
+    assert found.dtype == np.float32
+    assert np.isnan(TeacherTable.none(DATASET).of_groups(np.array([1]), np.array([[2, 3]]))).all()
+
+
+def test_the_digest_is_of_pairs_and_scores_in_any_order() -> None:
+    turned = TeacherTable.of(DATASET, QUERIES[::-1], DOCUMENTS[::-1], SCORES[::-1], "")
+    assert turned.digest == table().digest
+    others = [(QUERIES, DOCUMENTS, SCORES + 1), (QUERIES, DOCUMENTS[[0, 1, 3, 2]], SCORES)]
+    assert len({table().digest, *(TeacherTable.of(DATASET, *columns, "").digest for columns in others)}) == 3
+
+
+def test_tables_of_several_data_sets_are_one() -> None:
+    first, second = made("first", 4, 10), made("second", 3, 7)
+    tables = [TeacherTable.of(first, QUERIES, DOCUMENTS, SCORES, ""), TeacherTable.none(second)]
+    tables[1] = TeacherTable.of(second, np.array([0, 2]), np.array([6, 1]), np.array([3.0, 4.0]), "")
+    whole = TeacherTable.chained(tables, *starts_of(combine([first, second])))
+    np.testing.assert_array_equal(whole.of_pairs(np.array([0, 2, 4, 6]), np.array([4, 9, 16, 11])), [-2, 1.5, 3, 4])
+    assert np.isnan(whole.of_pairs(np.array([4]), np.array([6]))).all()
+    assert (np.diff(whole.pairs) > 0).all()
+
+
+def test_coverage_counts_what_is_trained_on() -> None:
+    negatives = NegativesTable.of(DATASET, np.array([0, 0, 2, 1]), np.array([4, 5, 9, 3]), "bm25")
+    coverage = Coverage.of(table(), Examples.of(DATASET, "train", 0, negatives))
+    assert coverage == Coverage(4, 2, 4, 2)
+    assert str(coverage) == (
+        "scores of 2 of 4 positives and of 2 of 4 hard negatives; the 4 others are not learnt from as scores"
+    )
+    coverage.check("here")
+    with pytest.raises(DataError, match="here: has a score of none of the 4 positives"):
+        replace(coverage, scored_positives=0).check("here")
+    with pytest.raises(DataError, match=r"here: has a score of none of the 4 hard negatives .*--negatives-table"):
+        replace(coverage, scored_negatives=0).check("here")
+
+
+def written(folder: Path, dataset: RetrievalDataset = DATASET, **other: str) -> Path:
+    with committed_directory(folder, {"kind": KIND, "dataset": dataset.name, **identity(dataset), **other}) as aside:
+        write_scores(aside, dataset, QUERIES, DOCUMENTS, SCORES)
+    return folder
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    assert read_scores(written(tmp_path / "scores"), DATASET).digest == table().digest
+
+
+def parquet(file: Path, **columns: object) -> Path:
+    whole = {"query": ["q0", "q1"], "document": ["d1", "d2"], "score": [0.5, 2.0], **columns}
+    pq.write_table(pa.table({name: values for name, values in whole.items() if values is not None}), file)
+    return file
+
+
+def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
+    found = read_scores(parquet(tmp_path / "scores.parquet", more=[1, 2]), DATASET)
+    np.testing.assert_array_equal(found.of_pairs(np.array([0, 1]), np.array([1, 2])), [0.5, 2])
+    twice = {"query": ["q0", "q0"], "document": ["d1", "d1"], "score": [1, 1]}
+    assert len(read_scores(parquet(tmp_path / "twice.parquet", **twice), DATASET)) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"score": [0.5, float("nan")]}, "1 of 2 scores are not finite, the first of query 'q1' and document 'd2'"),
+        ({"score": [0.5, 1e300]}, "1 of 2 scores are not finite"),
+        ({"score": [0.5, None]}, "column 'score' is empty in 1 of 2 rows"),
+        ({"score": ["high", "low"]}, "column 'score' is string, not a number"),
+        ({"score": None}, "no column 'score'; there are query, document"),
+        ({"query": [0, 1]}, "column 'query' is int64, not string"),
+        ({"query": ["q0", "x9"]}, "1 of 2 rows name an unknown query, the first 'x9'; give the scores of"),
+        ({"document": ["e1", "e2"]}, "2 of 2 rows name an unknown document, the first 'e1'"),
+        ({"query": ["q0", "q0"], "document": ["d1", "d1"]}, "query 'q0' and document 'd1' have two scores"),
+        ({name: pa.array([], pa.string()) for name in ("query", "document")} | {"score": NOTHING}, "holds no score"),
+    ],
+)
+def test_what_cannot_be_scores_is_refused(tmp_path: Path, columns: dict[str, object], told: str) -> None:
+    with pytest.raises(DataError) as error:
+        read_scores(parquet(tmp_path / "scores.parquet", **columns), DATASET)
+    assert told in str(error.value)
+    assert str(error.value).startswith(str(tmp_path))
+
+
+def test_directories_of_something_else_are_refused(tmp_path: Path) -> None:
+    scores = written(tmp_path / "scores")
+    with pytest.raises(DataError, match="holds scores of other documents: of numbers as it was, not of others as it"):
+        read_scores(scores, made("others"))
+    with pytest.raises(DataError, match="holds scores of other queries"):
+        read_scores(scores, replace(DATASET, queries=Queries(DATASET.queries.ids, ["other"] * 4)))
+    with pytest.raises(DataError, match="holds negatives, no teacher's scores; give a directory"):
+        read_scores(written(tmp_path / "negatives", kind="negatives"), DATASET)
+    with pytest.raises(DataError, match="there are no scores"):
+        read_scores(tmp_path / "nowhere", DATASET)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="it was never completed"):
+        read_scores(tmp_path / "empty", DATASET)
+    part = scores / "part-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="torn"):
+        read_scores(scores, DATASET)
+    (tmp_path / "text.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="the Parquet is broken"):
+        read_scores(tmp_path / "text.parquet", DATASET)

@@ -1,0 +1,157 @@
+"""A teacher's scores on their way into the steps: batches, gradient caching, interruption, several data sets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from raytriever.data.config import DataConfig
+from raytriever.data.examples import Examples
+from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.open import open_dataset
+from raytriever.data.teacher_table import TeacherTable
+from raytriever.errors import ConfigError, DataError
+from raytriever.losses.config import LossConfig
+from raytriever.losses.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.training.loop import Assignment, train
+from raytriever.training.material import Material
+from raytriever.training.tokens import tokenisation_of
+
+Make = Callable[..., tuple[Assignment, object]]
+TAUGHT = (
+    LossConfig("kl", temperature=0.1),
+    LossConfig("margin-mse", temperature=0.1, learn_temperature=True),
+    LossConfig("joint", temperature=0.1, soft_labels=True),
+)
+every_way = pytest.mark.parametrize("loss", TAUGHT, ids=lambda loss: loss.loss)
+
+
+def score(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """What the teacher thinks: any function of the pair."""
+    return np.sin(queries * 7.0 + documents * 3.0).astype(np.float32) * 3
+
+
+@pytest.fixture
+def taught(make_assignment: Make, tiny_dataset: Path) -> Make:
+    """Five hard negatives a training query, all scored but the last; three a group."""
+
+    def make(**settings: object) -> tuple[Assignment, object]:
+        work, heard = make_assignment(negatives_per_query=3, **settings)
+        dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(work.retriever))
+        queries, shift = np.repeat(np.arange(96), 5), np.tile(np.arange(1, 6), 96)
+        negatives = NegativesTable.of(dataset, queries, (queries + shift) % 160, "dense", shift)
+        rows = np.concatenate([np.stack([queries, (queries + shift) % 160])[:, shift < 5], [np.arange(96)] * 2], axis=1)
+        table = TeacherTable.of(dataset, *rows, score(*rows), "here")
+        examples = Examples.of(dataset, "train", 0, negatives)
+        return dataclasses.replace(work, train=dataclasses.replace(work.train, examples=examples, teacher=table)), heard
+
+    return make
+
+
+def test_a_batch_brings_the_scores_of_its_groups(taught: Make) -> None:
+    work, _ = taught()
+    batch = work.train.batch(2, work.retriever, ALONE)
+    teacher = batch.ids.teacher
+    assert torch.equal(teacher.documents.reshape(-1), batch.ids.passages)
+    missing = 0
+    for query, documents, scores in zip(batch.ids.queries.tolist(), teacher.documents, teacher.scores, strict=True):
+        for document, found in zip(documents.tolist(), scores.tolist(), strict=True):
+            if (document - query) % 160 == 5:
+                missing += 1
+                assert np.isnan(found)
+            else:
+                assert found == pytest.approx(float(score(np.array(query), np.array(document))), rel=1e-6)
+    assert 0 < missing < 16
+    assert work.dev.batch(0, work.retriever, ALONE).ids.teacher is None
+    moved = batch.to(torch.device("meta")).ids.teacher
+    assert moved.scores.device.type == moved.documents.device.type == "meta"
+
+
+@every_way
+def test_gradients_may_be_cached(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
+    told = []
+    for chunk in (None, 3):
+        work, heard = taught(loss=loss, grad_cache_chunk=chunk, folder=tmp_path / str(chunk))
+        train(work)
+        told.append(heard.losses)
+    assert told[0] == pytest.approx(told[1], rel=1e-4)
+    assert len(told[0]) == 6
+    assert min(told[0]) > 0
+    assert {"teacher_missing", "teacher_agreement"} <= heard.steps[1].keys()
+    assert heard.steps[2]["dev_loss"] > 0
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+@every_way
+def test_an_interrupted_run_ends_as_one_that_was_not(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
+    def run(folder: Path, stop: int | None = None) -> dict[str, torch.Tensor] | None:
+        work, heard = taught(loss=loss, folder=folder, checkpoint_steps=1, dropout=0.1)
+
+        def hear(step: int, measured: Mapping[str, float]) -> None:
+            if step == stop:
+                raise Killed
+            heard.step(step, measured)
+
+        train(dataclasses.replace(work, listener=hear))
+        return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(tmp_path / "parts", stop=4)
+    parts = run(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.fixture
+def scores(tmp_path: Path) -> Path:
+    """Of the positive and of the next document of every query, as a file of somebody's."""
+    queries = np.repeat(np.arange(160), 2)
+    documents = (queries + np.tile([0, 1], 160)) % 160
+    columns = {"query": [f"q{q}" for q in queries], "document": [f"d{d}" for d in documents]}
+    pq.write_table(pa.table({**columns, "score": score(queries, documents)}), tmp_path / "scores.parquet")
+    return tmp_path / "scores.parquet"
+
+
+def open_material(encoder: Path, dataset: Path, **settings: object) -> Material:
+    config = DataConfig(dataset=str(dataset), negatives_per_query=1, **settings)
+    return Material.open(
+        config.datasets, config, tokenisation_of(load_retriever(ModelConfig(str(encoder)))), 16, seed=0
+    )
+
+
+def test_material_reads_scores_and_answers_for_them(tiny_encoder: Path, tiny_dataset: Path, scores: Path) -> None:
+    plain, material = (
+        open_material(tiny_encoder, tiny_dataset, **settings) for settings in ({}, {"teacher": str(scores)})
+    )
+    dataset = material.datasets[0]
+    near, far = (NegativesTable.of(dataset, np.arange(96), (np.arange(96) + shift) % 160, "gold") for shift in (1, 2))
+    assert plain.train(near).teacher is None
+    assert material.train(near).teacher.scores[:2].tolist() == score(np.zeros(2), np.arange(2)).tolist()
+    assert material.train(None).teacher is not None
+    with pytest.raises(DataError, match=r"scores.parquet: has a score of none of the 96 hard negatives"):
+        material.train(far)
+    assert len({plain.digest(near), material.digest(near), material.digest(far)}) == 3
+    assert material.dev().teacher is None
+
+
+def test_scores_of_several_data_sets(tiny_encoder: Path, tiny_dataset: Path, scores: Path) -> None:
+    again = tiny_dataset.parent / tiny_dataset.name
+    for given, told in ((f"{scores}", 1), (f",{scores}", 1), (f"{scores},{scores}", 2)):
+        material = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher=given)
+        assert len(material.teacher) == told * 320
+        first = np.isfinite(material.teacher.of_pairs(np.array([3, 163]), np.array([3, 163])))
+        assert first.tolist() == [not given.startswith(","), given != f"{scores}"]
+    with pytest.raises(ConfigError, match=r"--teacher: 3 for 2 data sets"):
+        _ = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher="a,b,c").teacher

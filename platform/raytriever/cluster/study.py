@@ -143,7 +143,7 @@ def _settings(study: Study, scale: str, output: Path) -> dict[str, Any]:
 
     def of(arm: Arm) -> dict[str, Any]:
         return {
-            "trained": told(arm.curriculum.to_dict()) if arm.curriculum else arm.model,
+            "trained": told(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
             "measured": {
                 one.name: told([one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras])
                 for one in arm.measured

@@ -129,7 +129,7 @@ class Arms:
         self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: LastingTracker
     ) -> Mapping[str, Mapping[str, float]]:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
-        found = {one.name: _measured(one, arm.name, model, precision, facts, run.path) for one in arm.measured}
+        found = {one.name: _measured(one, arm, model, precision, facts, run.path) for one in arm.measured}
         now = time.time_ns() // 1_000_000
         tracker.log(
             [
@@ -176,31 +176,34 @@ def _training(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict
 
 
 def _measured(
-    one: Measured, name: str, model: str, precision: str | None, facts: Mapping[str, Any], folder: Path
+    one: Measured, arm: Arm, model: str, precision: str | None, facts: Mapping[str, Any], folder: Path
 ) -> dict[str, float]:
     """The figures on one data set; what an earlier call measured stands."""
     place = folder / MEASURED / safe_name(one.name)
     if not (place / RESULTS).is_file():
+        name, (queries, passages) = arm.name, arm.lengths or (None, None)
+        config = ModelConfig(model=model, query_length=queries, passage_length=passages)
         job = EvaluationJob(
-            models=[EvaluatedModel(name, None if model == BM25 else ModelConfig(model=model))],
+            models=[EvaluatedModel(name, None if model == BM25 else config)],
             sets=[EvaluationSet(place.name, {place.name: one.dataset}, one.split)],
             baselines=[name],
             protocol=Protocol(one.metrics, level=one.level, drop_own=one.drop_own),
             precision=precision,
         )
         run_evaluation(job, place, fresh=True, tracker=_Unheard, say=lambda line: None)
-    metrics = json.loads((place / RESULTS).read_bytes())["models"][name][place.name]
+    metrics = json.loads((place / RESULTS).read_bytes())["models"][arm.name][place.name]
     figures = {metric: float("nan") if value is None else float(value) for metric, value in metrics.items()}
     if STEPS_TO_BEST in one.extras and facts.get(STEPS_TO_BEST) is not None:
         figures[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
     if OOD in one.extras and model != BM25:
-        figures |= _gap(one, model, precision, folder / OOD / safe_name(one.name))
+        figures |= _gap(one, arm, model, precision, folder / OOD / safe_name(one.name))
     return figures
 
 
-def _gap(one: Measured, model: str, precision: str | None, place: Path) -> dict[str, float]:
+def _gap(one: Measured, arm: Arm, model: str, precision: str | None, place: Path) -> dict[str, float]:
     """How far queries lie from the passages, and what an index pays for it (paper 003)."""
-    job = OodJob((model,), one.dataset, one.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
+    asked = (one.dataset, one.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
+    job = OodJob((model,), *asked, lengths=arm.lengths, pictures=False)
     run_ood(job, place, {model: MODEL}, lambda line: None)
     found = json.loads((place / MODEL / OOD_RESULTS).read_bytes())
     told = {

@@ -54,6 +54,7 @@ class Arm:
         curriculum: how it is trained; the seed of the study takes the place of each `training.seed`. None for what is
             not trained.
         model: what is measured where nothing is trained: `bm25`, or an encoder as `--model` names it.
+        lengths: longest query and passage, in tokens, that such an encoder reads; its own where none are named.
         block: of rows among which the best is printed bold, as the sizes of an encoder.
         at: where it stands in figures: numbers (the x of curves) and words (the name of a curve, or of a panel).
         paper: the paper's figures by `(data set, metric)`, as fractions where ours are.
@@ -65,6 +66,7 @@ class Arm:
     measured: tuple[Measured, ...]
     curriculum: Curriculum | None
     model: str = ""
+    lengths: tuple[int, int] | None = None
     block: str = ""
     at: Mapping[str, float | str] = field(default_factory=dict)
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,8 @@ class OodJob:
         precision: the encoders' arithmetic; None for what the hardware is fastest at.
         max_bad_rows: the share of each file's rows that may be bad.
         seed: of all that is drawn.
+        lengths: longest query and passage, in tokens; the encoders' own where none are named.
+        pictures: whether curves, scores and clouds are drawn, for the last of which scikit-learn is needed.
     """
 
     models: tuple[str, ...]
@@ -64,6 +66,8 @@ class OodJob:
     precision: str | None
     max_bad_rows: float
     seed: int
+    lengths: tuple[int, int] | None = None
+    pictures: bool = True
 
 
 def run_ood(job: OodJob, output: Path, names: dict[str, str], say: Say) -> dict[str, str]:
@@ -107,10 +111,11 @@ def _study(job: OodJob, material: Material, key: str, distance: float | None, fo
     if distance is not None:
         text += f"\nmean distance of a query and its positives {distance:.4f}"
     with committed_directory(folder, {"kind": "ood", "key": key}) as aside:
-        for k in CUTOFFS:
-            save_curves(aside / f"rate-recall-{k}.png", {kind: one.curves[k] for kind, one in figures.items()}, k)
-        save_scores(aside / "scores.png", apart)
-        save_clouds(aside / "clouds.png", material, job.seed)
+        if job.pictures:
+            for k in CUTOFFS:
+                save_curves(aside / f"rate-recall-{k}.png", {kind: one.curves[k] for kind, one in figures.items()}, k)
+            save_scores(aside / "scores.png", apart)
+            save_clouds(aside / "clouds.png", material, job.seed)
         told = record(figures, apart) | {"query_positive_distance": distance, "documents": len(material.documents)}
         (aside / RESULTS).write_text(json.dumps(told, indent=1, allow_nan=False))
         (aside / "tables.txt").write_text(text + "\n")
@@ -125,7 +130,8 @@ def _material(job: OodJob, model: str, say: Say) -> tuple[Material, str, float |
         return material, _digest([*settings, CONTROL, job.control_documents]), None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(job.dataset, ["train", job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
-    config = replace(ModelConfig(), model=model)
+    queries_to, passages_to = job.lengths or (None, None)
+    config = ModelConfig(model=model, query_length=queries_to, passage_length=passages_to)
     retriever = load_for_encoding(config, choose_precision(job.precision, device), device)
     store = embed_corpus(config, retriever, dataset)
     if store.meta["left_out"]:

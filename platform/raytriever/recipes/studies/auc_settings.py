@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from raytriever.config import Config, Curriculum, lay
-from raytriever.config.study import FULL, SMOKE
+from raytriever.config.study import FULL, SMALL, SMOKE
 from raytriever.recipes.minilm import minilm
 from raytriever.recipes.studies.auc_tables import SIZES
-from raytriever.recipes.studies.data_sets import DataSet
+from raytriever.recipes.studies.data_sets import LENGTHS, DataSet
 from raytriever.recipes.xlmr_base import xlmr_base
 from raytriever.recipes.xlmr_large import xlmr_large
 
@@ -30,9 +30,10 @@ FULL_SETS: Mapping[str, tuple[str, int]] = {
 }
 Layer = Mapping[str, Mapping[str, Any]]
 _SIZES = dict(zip(SIZES, (minilm, xlmr_base, xlmr_large), strict=True))
+_READ = ("query_length", "passage_length")
 _SMALL: Layer = {
     "data": {"negatives_per_query": 3},
-    "model": {"query_length": 32, "passage_length": 64},
+    "model": dict(zip(_READ, LENGTHS[SMALL], strict=True)),
     "training": {
         "batch_size": 32,
         "max_steps": 40,
@@ -44,11 +45,11 @@ _SMALL: Layer = {
 }
 _SMOKE: Layer = {
     "data": {"negatives_per_query": 1},
-    "model": {"query_length": 16, "passage_length": 32},
+    "model": dict(zip(_READ, LENGTHS[SMOKE], strict=True)),
     "training": {
         "batch_size": 8,
         "max_steps": 3,
-        "learning_rate": 5e-5,
+        "learning_rate": 2e-5,
         "warmup_steps": 1,
         "eval_steps": 3,
         "dev_batches": 1,

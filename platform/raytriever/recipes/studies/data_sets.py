@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.config.study import Measured
+from raytriever.config.study import FULL, SMALL, SMOKE, Arm, Measured
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.open import hold_out, open_dataset
 from raytriever.data.pydocs import PYDOCS
@@ -35,6 +35,9 @@ _SPLITS: Mapping[str, tuple[str, str, str]] = {
     "hotpotqa-mini": ("", "", "train"),
 }
 _SIBLINGS = 4
+# Longest query and passage that encoders read, in tokens.
+LENGTHS = {SMOKE: (16, 32), SMALL: (32, 64)}
+UNTRAINED = "MiniLM, untrained"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,13 @@ class DataSet:
     def measured(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> Measured:
         """The data set as something to measure on."""
         return Measured(self.name, self.place, self.test, metrics, self.level, self.drop_own, extras)
+
+
+def untrained(scale: str, measured: tuple[Measured, ...]) -> list[Arm]:
+    """The encoder before any training, reading what the trained ones read; none at full, which trains from others."""
+    if scale == FULL:
+        return []
+    return [Arm("before", UNTRAINED, measured, None, model="minilm", lengths=LENGTHS[scale])]
 
 
 def smoke_set(folder: Path, part: str, groups: bool = False, train: int = 48, cut: Cut | None = None) -> DataSet:

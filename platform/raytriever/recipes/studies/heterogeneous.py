@@ -12,7 +12,7 @@ from pathlib import Path
 from raytriever.config import Curriculum
 from raytriever.config.study import FULL, SMOKE, Arm, Study
 from raytriever.recipes.studies.cut import Cut
-from raytriever.recipes.studies.data_sets import DataSet, pack
+from raytriever.recipes.studies.data_sets import DataSet, pack, untrained
 from raytriever.recipes.studies.judges import every, second_at_worst
 from raytriever.recipes.studies.positives_settings import (
     METRICS,
@@ -51,8 +51,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         )
         for name in MULTIPLE
     ]
-    if scale != FULL:
-        arms.insert(0, Arm("before", "MiniLM, untrained", measured, None, model="minilm"))
+    arms = untrained(scale, measured) + arms
     lines = [line for one in (data, *others) for line in one.lines]
     return Study(
         name="heterogeneous",

@@ -18,7 +18,7 @@ from raytriever.config import Curriculum, lay
 from raytriever.config.study import FULL, OOD, SMOKE, Arm, Drawing, Study
 from raytriever.recipes.studies.auc_settings import told, trained
 from raytriever.recipes.studies.cut import Cut
-from raytriever.recipes.studies.data_sets import STDLIB, DataSet, pack, smoke_set
+from raytriever.recipes.studies.data_sets import STDLIB, UNTRAINED, DataSet, pack, smoke_set, untrained
 from raytriever.recipes.studies.judges import every
 from raytriever.recipes.studies.positives_settings import Group, objective, training_set
 from raytriever.recipes.studies.positives_settings import told as told_full
@@ -28,7 +28,6 @@ PAPER = "Alleviating performance degradation caused by out-of-distribution issue
 WEIGHTS = (0.0, 0.001, 0.01, 0.05, 0.1)
 TEMPERATURE = 0.05
 _METRICS = ("ndcg_at_10", "recall_at_100")
-_BEFORE = "MiniLM, untrained"
 _CUT = Cut(train=1_500, dev=128, test=500, documents=4_000)
 
 
@@ -48,8 +47,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         )
         for weight in weights
     ]
-    if scale != FULL:
-        arms.insert(0, Arm("before", _BEFORE, measured, None, model="minilm"))
+    arms = untrained(scale, measured) + arms
     about = told_full(scale, Group(8, 1)) if scale == FULL else told(scale, {"loss": {"temperature": TEMPERATURE}})
     return Study(
         name="lambda",
@@ -99,6 +97,6 @@ def _claims(scale: str) -> tuple[Claim, ...]:
         Claim("At 0.1 retrieval suffers", "appendix F", above(_row(0.0), _row(0.1), _METRICS[:1])),
     ]
     if scale != FULL:
-        drifts = above(_row(0.0), _BEFORE, ("mmd2",))
+        drifts = above(_row(0.0), UNTRAINED, ("mmd2",))
         found.append(Claim("InfoNCE alone drives queries and passages apart", "section 2, Figure 3", drifts))
     return tuple(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 from raytriever.config import Curriculum
 from raytriever.config.study import FULL, SMOKE, Arm, Drawing, Measured, Study
 from raytriever.recipes.studies.cut import Cut
-from raytriever.recipes.studies.data_sets import STDLIB, DataSet, pack, smoke_set, whole
+from raytriever.recipes.studies.data_sets import STDLIB, DataSet, pack, smoke_set, untrained, whole
 from raytriever.recipes.studies.judges import above_on_average, every
 from raytriever.recipes.studies.positives_settings import (
     METRICS,
@@ -70,7 +70,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         data, others = _sets(scale, data_root, folder)
         measured = (data.measured(METRICS), *(one.measured(_NDCG) for one in others))
         own, unseen = (data.name,), tuple(one.name for one in others)
-        arms = [Arm("before", "MiniLM, untrained", measured, None, model="minilm")]
+        arms = untrained(scale, measured)
         arms += [
             Arm(name.lower(), name, measured, Curriculum(objective(scale, name, data, group)), paper=beir(name, unseen))
             for name in OBJECTIVES

@@ -12,7 +12,7 @@ from raytriever.config.study import FULL, SMOKE, Arm, Drawing, Study
 from raytriever.recipes.studies.auc_settings import FULL_SETS, LOSSES, told, trained
 from raytriever.recipes.studies.auc_tables import METRICS, PAPER, SIZES, in_domain, in_domain_table
 from raytriever.recipes.studies.cut import Cut
-from raytriever.recipes.studies.data_sets import PACKAGES, STDLIB, DataSet, pack, smoke_set, whole
+from raytriever.recipes.studies.data_sets import PACKAGES, STDLIB, DataSet, pack, smoke_set, untrained, whole
 from raytriever.recipes.studies.judges import no_worse_on_average
 from raytriever.retrieval.study_claims import Claim, above
 
@@ -41,12 +41,11 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
                 for one in sets
             ]
     everything = tuple(one.measured(METRICS) for one in sets)
-    as_it_is = (Arm("before", "MiniLM, untrained", everything, None, model="minilm"),) if scale != FULL else ()
     return Study(
         name="mw-in-domain",
         title="MW against contrastive loss in domain",
         source=f"Table 1 of {PAPER}",
-        arms=(*as_it_is, *arms),
+        arms=(*untrained(scale, everything), *arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
         heading=(told(scale), *(line for one in sets for line in one.lines)),

@@ -14,7 +14,7 @@ from raytriever.config.study import FULL, SMOKE, Arm, Drawing, Study
 from raytriever.recipes.studies.auc_settings import FULL_SETS, LOSSES, told, trained
 from raytriever.recipes.studies.auc_tables import METRICS, PAPER, SIZES, zero_shot, zero_shot_table
 from raytriever.recipes.studies.cut import Cut
-from raytriever.recipes.studies.data_sets import PACKAGES, STDLIB, DataSet, pack, smoke_set, whole
+from raytriever.recipes.studies.data_sets import PACKAGES, STDLIB, DataSet, pack, smoke_set, untrained, whole
 from raytriever.recipes.studies.judges import above_on_average, mostly_above
 from raytriever.retrieval.study_claims import Claim
 
@@ -70,12 +70,11 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         for size in sizes
         for row, loss in LOSSES.items()
     ]
-    as_it_is = (Arm("before", "MiniLM, untrained", measured, None, model="minilm"),) if scale != FULL else ()
     return Study(
         name="mw-zero-shot",
         title="MW against contrastive loss on unseen data sets",
         source=f"Table 2 and Figure 4 of {PAPER}",
-        arms=(*as_it_is, *arms),
+        arms=(*untrained(scale, measured), *arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
         heading=(

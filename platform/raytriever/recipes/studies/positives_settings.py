@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.config import Config, lay
-from raytriever.config.study import FULL, SMOKE, Measured
+from raytriever.config.study import FULL, SMALL, SMOKE, Measured
 from raytriever.recipes.studies.cut import Cut
-from raytriever.recipes.studies.data_sets import PACKAGES, DataSet, pack, smoke_set, whole
+from raytriever.recipes.studies.data_sets import LENGTHS, PACKAGES, DataSet, pack, smoke_set, whole
 from raytriever.recipes.studies.positives_tables import DEV, DL19, DL20, HYBRID
 
 Layer = Mapping[str, Mapping[str, Any]]
@@ -53,8 +53,9 @@ _OF_SET: Mapping[str, Layer] = {
     NQ: {"training": {"batch_size": 64, "epochs": 40.0, "learning_rate": 1e-5}},
     MS_MARCO: {"training": {"batch_size": 128, "epochs": 3.0, "learning_rate": 3e-5}},
 }
+_READ = ("query_length", "passage_length")
 _SMALL: Layer = {
-    "model": {"query_length": 32, "passage_length": 64},
+    "model": dict(zip(_READ, LENGTHS[SMALL], strict=True)),
     "loss": {"temperature": 0.05},
     "training": {
         "batch_size": 16,
@@ -66,12 +67,12 @@ _SMALL: Layer = {
     },
 }
 _SMOKE: Layer = {
-    "model": {"query_length": 16, "passage_length": 32},
+    "model": dict(zip(_READ, LENGTHS[SMOKE], strict=True)),
     "loss": {"temperature": 0.05},
     "training": {
         "batch_size": 4,
         "max_steps": 2,
-        "learning_rate": 5e-5,
+        "learning_rate": 2e-5,
         "warmup_steps": 1,
         "eval_steps": 2,
         "dev_batches": 1,

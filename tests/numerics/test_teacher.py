@@ -9,6 +9,7 @@ import torch
 from literal import Example, example, literal
 
 from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses import panels
 from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LOSS_NAMES, SOFTENED, TAUGHT, LossConfig
 from raytriever.losses.registry import build_loss
@@ -55,6 +56,14 @@ def test_soft_labels_between_a_negative_and_none(name: str) -> None:
         for one, other in zip(found(soft, sure), found(plain, barred), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
         assert float(found(soft, sure)[0]) < float(found(soft, batch)[0]) < float(found(plain, batch)[0])
+
+
+def test_soft_labels_are_those_of_their_rows_in_every_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, batch = LossConfig("joint", temperature=0.5, soft_labels=True), example(4, batch=7)
+    whole = found(config, batch)
+    monkeypatch.setattr(panels, "PANEL_BYTES", 2 * 8 * len(batch.passages))  # two rows or a little more
+    for one, other in zip(found(config, batch), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
 def group_of(student: list[float], teacher: list[float], positives: int = 1) -> Example:

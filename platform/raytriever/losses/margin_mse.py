@@ -1,5 +1,5 @@
 """MarginMSE: the student's margins between positives and hard negatives are to be the teacher's (Hofstätter et al.,
-2020, arXiv:2010.02666, equation 5).
+2020, arXiv:2010.02666).
 
     value = mean over pairs (p, n) of a query's own group of ((s_p - s_n) / tau - (t_p - t_n) / teacher_temperature)^2
 

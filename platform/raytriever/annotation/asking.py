@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from raytriever.annotation.answer_log import AnswerLog, Entry
 from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.prompts import Message, Prompts
+from raytriever.annotation.prompts import STAGES, Message, Prompts
 from raytriever.annotation.replies import Malformed, schema_of
 from raytriever.annotation.service import Service, ServiceError
+from raytriever.annotation.slots import Slots
 from raytriever.annotation.spending import BudgetReached, Spending, Tokens
 from raytriever.errors import UserError
 
@@ -71,7 +72,7 @@ class Asker:
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.in_flight)
+        self._slots = Slots(self.in_flight)
         self._under_way: dict[str, asyncio.Future[Entry]] = {}
         self.ended: list[UserError | BudgetReached] = []
 
@@ -133,7 +134,7 @@ class Asker:
     async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
         assert self.service is not None
         size = bytes_of(messages)
-        async with self._slots:
+        async with self._slots.taken(STAGES.index(stage)):
             aside = await self.spending.set_aside(size, self.config.max_tokens)
             if self.ended:
                 self.spending.settle(aside, Tokens())

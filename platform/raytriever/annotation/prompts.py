@@ -19,7 +19,7 @@ from pathlib import Path
 from raytriever.errors import ConfigError
 from raytriever.storage import disk_errors
 
-RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"
+STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order in which a query meets them
 _SYSTEM, _REPAIR = "system", "repair"
 # Of each prompt the places that must stand in it.
 PLACES: dict[str, tuple[str, ...]] = {

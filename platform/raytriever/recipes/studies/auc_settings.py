@@ -75,13 +75,13 @@ def trained(scale: str, loss: str, data: DataSet, size: str = SIZES[0], settings
 
 def told(scale: str, settings: Layer | None = None) -> str:
     """What a reader has to know of the trainings, in a sentence."""
+    tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
     if scale == FULL:
-        tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
         return f"As the paper trains: temperature {tau}, 5 hard negatives (of BM25), at most 20 epochs, early stopping."
     config = lay(lay(Config(), _SMOKE if scale == SMOKE else _SMALL), settings or {})
     training, model = config.training, config.model
     return (
-        f"all-MiniLM-L6-v2, temperature {TEMPERATURE}; where a row does not say otherwise batches of "
+        f"all-MiniLM-L6-v2, temperature {tau}; where a row does not say otherwise batches of "
         f"{training.batch_size}, {config.data.negatives_per_query} hard negatives a query, {training.max_steps} steps, "
         f"learning rate {training.learning_rate:g}; queries of {model.query_length} and passages of "
         f"{model.passage_length} tokens; of each training the checkpoint of the lowest dev loss."

@@ -50,7 +50,7 @@ def test_a_killed_study_goes_on(
     killed = tmp_path / "killed"
     wait_for_an_arm(killed, process)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     finished = [file.parent for file in killed.glob("arms/*/*/metrics.json")]
     assert not (killed / "table.md").exists()
     # All that a training writes; what a tracker still has to send is not its own.

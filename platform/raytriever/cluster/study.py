@@ -150,7 +150,8 @@ def _settings(study: Study, scale: str, output: Path) -> dict[str, Any]:
             },
         }
 
-    return {"format": 1, "study": study.name, "scale": scale, "arms": {arm.name: of(arm) for arm in study.arms}}
+    whole = {"format": 1, "study": study.name, "scale": scale, "arms": {arm.name: of(arm) for arm in study.arms}}
+    return dict(json.loads(json.dumps(whole)))  # as it is read back
 
 
 def _compare(output: Path, settings: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/data_feed.py
 	$(BIN)/python benchmarks/grad_cache.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/nested.py
 	$(BIN)/python benchmarks/refresh.py
 	$(BIN)/python benchmarks/evaluating.py
 	$(BIN)/python benchmarks/retrieval_encode.py

@@ -1,0 +1,132 @@
+"""Nested embeddings beside plain ones: what the first components alone retrieve after the same training.
+
+Run: `python benchmarks/nested.py [--json PATH] [--steps 60] [--others 3000] [--work DIR]`. MiniLM is trained on pydocs
+with the recipe's settings, once with `--matryoshka-dims` and once without, as many steps on the same batches. Both, and
+MiniLM as it is published, are then read at each width (what `--truncate-dim` does: cut, and brought to length one) on
+all queries of the test split against the passages it judges and others, half of them the nearest by BM25. Encoders that
+stand in `--work` are not trained again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from ends import End, parser, report
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.open import open_dataset
+from raytriever.losses.config import LossConfig
+from raytriever.losses.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.layout import write_model
+from raytriever.models.precision import choose_precision
+from raytriever.models.quiet import quiet_transformers
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.negatives.bm25 import Bm25Index
+from raytriever.recipes.pydocs import pydocs
+from raytriever.retrieval.encode import encode_texts
+from raytriever.retrieval.evaluate import evaluate_embeddings
+from raytriever.retrieval.evaluation_corpus import part_of_corpus
+from raytriever.retrieval.loading import load_for_encoding
+from raytriever.training.loop import Assignment, train
+from raytriever.training.material import Material
+from raytriever.training.tokens import tokenisation_of
+
+DIMS = (256, 128, 64, 32, 16)
+NARROW, WHOLE = 32, 384
+METRIC = "ndcg_at_10"
+CPU = torch.device("cpu")
+
+
+def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
+    """A model directory, after so many steps from MiniLM; or one that stands there."""
+    if (folder / "model").is_dir():
+        return folder / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = pydocs()
+    retriever = load_retriever(config.model)
+    training = replace(config.training, max_steps=steps, eval_steps=steps, patience=steps)
+    material = Material.open(
+        config.data.datasets, config.data, tokenisation_of(retriever), training.batch_size, training.seed
+    )
+    train(
+        Assignment(
+            retriever=retriever,
+            train=material.train(None),
+            dev=material.dev(),
+            loss=loss,
+            training=training,
+            total_steps=steps,
+            precision=choose_precision(None, CPU),
+            device=CPU,
+            workers=ALONE,
+            folder=folder / "checkpoints",
+            listener=lambda step, measured: None,
+            notice=print,
+        )
+    )
+    (folder / "writing").mkdir()
+    with quiet_transformers():
+        write_model(retriever.eval(), folder / "writing")
+    return (folder / "writing").rename(folder / "model")
+
+
+@cache
+def measured_on(others: int) -> RetrievalDataset:
+    """The test split and a part of the corpus."""
+    dataset = open_dataset("pydocs", ["test"])
+    return part_of_corpus(dataset, "test", others, 0, lambda whole: Bm25Index(whole.passages()))
+
+
+def cut(embeddings: ndarray, width: int) -> ndarray:
+    """The first components, of length one."""
+    return embeddings[:, :width] / np.linalg.norm(embeddings[:, :width], axis=1, keepdims=True)
+
+
+def by_width(retriever: Retriever, dataset: RetrievalDataset) -> dict[int, float]:
+    """nDCG@10 at each width."""
+    asked = dataset.positives("test").queries
+    queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in asked], "query", "queries")
+    passages = encode_texts(retriever, dataset.passages(), "passage", "passages")
+    return {
+        width: evaluate_embeddings(dataset, "test", cut(queries, width), cut(passages, width)).metrics[METRIC]
+        for width in (WHOLE, *DIMS)
+    }
+
+
+def main() -> None:
+    """Print the ends."""
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--steps", type=int, default=60, help="of either training (default: 60)")
+    arguments.add_argument("--others", type=int, default=3_000, help="passages beside the judged ones (default: 3000)")
+    arguments.add_argument("--work", type=Path, metavar="DIR", help="keep the trained encoders there")
+    asked = arguments.parse_args()
+    own, precision = pydocs(), choose_precision(None, CPU)
+    nested = replace(own.loss, matryoshka_dims=",".join(map(str, DIMS)))
+    found = {}
+    with TemporaryDirectory() as scratch:
+        models = {"published": str(own.model.model)}
+        for name, loss in (("plain", own.loss), ("nested", nested)):
+            models[name] = str(trained(loss, asked.steps, (asked.work or Path(scratch)) / name))
+        for name, model in models.items():
+            config = ModelConfig(model, passage_length=own.model.passage_length)
+            found[name] = by_width(load_for_encoding(config, precision, CPU), measured_on(asked.others))
+    ends = {
+        f"{name}: nDCG@10 at {width} components": End(value, "told", True)
+        for name, values in found.items()
+        for width, value in values.items()
+    }
+    gained, paid = (found["nested"][width] / found["plain"][width] for width in (NARROW, WHOLE))
+    ends[f"nested / plain at {NARROW} components (x)"] = End(gained, "above 1", gained > 1)
+    ends[f"nested / plain at {WHOLE} components (x)"] = End(paid, "told", True)
+    report(f"nested embeddings, {asked.steps} steps", ends, asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ sources as in `heterogeneous`, 40 steps and then 20. `smoke`: docstrings.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from raytriever.config import Curriculum, Stage, lay
 from raytriever.config.study import FULL, SMOKE, Arm, Study
@@ -83,6 +84,6 @@ def _stages(scale: str, name: str, data: DataSet, group: Group) -> tuple[Curricu
     """The first stage alone, and both."""
     first = objective(scale, name, data, group, "llm")
     second = objective(scale, "SingleLH", data, group, "human")
-    length = {FULL: {"epochs": 1.0}, SMOKE: {"max_steps": 2}}.get(scale, {"max_steps": 20})
-    second = lay(second, {"training": length})
+    lengths: dict[str, dict[str, Any]] = {FULL: {"epochs": 1.0}, SMOKE: {"max_steps": 2}}
+    second = lay(second, {"training": lengths.get(scale, {"max_steps": 20})})
     return Curriculum(first), Curriculum(first, (Stage("llm", first), Stage("human", second)))

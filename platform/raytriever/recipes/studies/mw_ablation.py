@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.config.study import FULL, SMOKE, Arm, Drawing, Study
-from raytriever.recipes.studies.auc_settings import FULL_SETS, LOSSES, told, trained
+from raytriever.recipes.studies.auc_settings import FULL_SETS, LOSSES, Layer, told, trained
 from raytriever.recipes.studies.auc_tables import ABLATION, ABLATION_METRICS, PAPER, ablation_table
 from raytriever.recipes.studies.cut import Cut
 from raytriever.recipes.studies.data_sets import STDLIB, DataSet, pack, smoke_set, whole
@@ -32,7 +32,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         if negatives not in hard:
             continue
         row = _row(loss, rate, batches[batch], hard[negatives])
-        settings = {
+        settings: Layer = {
             "data": {"negatives_per_query": hard[negatives]},
             "training": {"batch_size": batches[batch], "learning_rate": float(rate)},
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytriever.index.measure import Point
 from raytriever.retrieval.index_table import columns, count
-from raytriever.retrieval.ood import RECALL, IndexFigures, K, verdict
+from raytriever.retrieval.ood import IndexFigures, K, verdict
 from raytriever.retrieval.ood_gap import Gap
 
 # Shares of the documents that an index may score for a query.
@@ -32,7 +32,13 @@ def tables(figures: dict[str, IndexFigures], gap: Gap, documents: int) -> str:
         for kind, found in figures.items()
     ]
     shifts = [
-        [kind, count(found.held_out.candidates), count(found.queries.candidates), _ratio(found.ratio)]
+        [
+            kind,
+            _share(found.queries.recall),
+            count(found.held_out.candidates),
+            count(found.queries.candidates),
+            _ratio(found.ratio),
+        ]
         for kind, found in figures.items()
         if kind != "flat"
     ]
@@ -40,9 +46,7 @@ def tables(figures: dict[str, IndexFigures], gap: Gap, documents: int) -> str:
     return "\n\n".join(
         [
             columns(["index", "build s", "MB beside embeddings", *heads], built),
-            columns(
-                [f"candidates at recall@{K} {RECALL}", "passages held out", "queries", "queries / passages"], shifts
-            ),
+            columns([f"candidates at recall@{K} of", "", "passages held out", "queries", "queries / passages"], shifts),
             f"MMD² of queries {gap.queries:.4f}, of passages held out {gap.held_out:.4f}; a query's score is above a "
             f"passage's in {gap.beyond:.1%} of pairs",
             verdict(figures),

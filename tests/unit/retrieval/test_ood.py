@@ -52,10 +52,10 @@ def figures(queries: float, held_out: float) -> IndexFigures:
 
 
 def test_the_verdict_follows_from_hnsw() -> None:
-    assert verdict({"hnsw": figures(105.0, 100.0)}).startswith("no gap: HNSW looks at 1.05 x")
+    assert verdict({"hnsw": figures(105.0, 100.0)}).startswith("no gap: at equal recall HNSW looks at 1.05 x")
     assert verdict({"hnsw": figures(130.0, 100.0)}).startswith("a slight gap")
     both = {"hnsw": figures(200.0, 100.0), "roargraph": figures(80.0, 100.0)}
-    assert verdict(both).startswith("a gap: HNSW looks at 2.00 x")
+    assert verdict(both).startswith("a gap: at equal recall HNSW looks at 2.00 x")
     assert verdict(both).endswith("RoarGraph at 0.80 x")
     assert "not told" in verdict({"ivf": figures(1.0, 1.0)})
     assert "not told" in verdict({"hnsw": replace(figures(1.0, 1.0), queries=Point(0, 0.9, nan, nan))})
@@ -96,6 +96,9 @@ def test_models_stand_side_by_side(tmp_path: Path) -> None:
     save_across(tmp_path / "out", {"a": whole, "b": whole}, {"a": str(run_folder), "b": "minilm"})
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"hnsw-rate-recall-10.png", "hnsw-rate-recall-100.svg", f"{DRIFT}.png"} <= names
+    drawn = (tmp_path / "out" / "hnsw-rate-recall-10.svg").read_text()
+    assert ">5<" in drawn.replace(" ", "").replace("\n", "")  # a rate of the axis, in plain figures
+    assert "mathdefault" not in drawn
 
 
 @pytest.mark.slow

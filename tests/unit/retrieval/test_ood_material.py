@@ -11,7 +11,7 @@ from numpy import ndarray
 from raytriever.data.open import open_dataset
 from raytriever.index.control import control
 from raytriever.index.exact import top_k
-from raytriever.index.measure import Point, at_recall, curve
+from raytriever.index.measure import Point, at_recall, curve, measure
 from raytriever.models.config import ModelConfig
 from raytriever.retrieval import ood_job
 from raytriever.retrieval.encode import encode_texts
@@ -36,8 +36,11 @@ def test_queries_and_passages_are_asked_for_as_what_they_are() -> None:
     def true(queries: ndarray, k: int) -> ndarray:
         return top_k(queries, drawn.documents, k, np.arange(1_200))[1]
 
+    least = [measure(index, queries, true(queries, 10), 10).recall for queries in (drawn.shifted, drawn.unshifted)]
+    assert max(least) > RECALL > min(least)  # so that 0.95 would compare two different recalls
     for point, queries in ((found.queries, drawn.shifted), (found.held_out, drawn.unshifted)):
-        assert told([point]) == told([at_recall(index, queries, true(queries, 10), RECALL)])
+        assert told([point]) == told([at_recall(index, queries, true(queries, 10), max(least))])
+    assert found.queries.recall == found.held_out.recall
     for k in (10, 100):
         settings = [beam for beam in BEAMS if beam >= k]
         asked = curve(index, drawn.shifted, true(drawn.shifted, k), settings, timed=False)

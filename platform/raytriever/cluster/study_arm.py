@@ -1,8 +1,9 @@
 """One arm of a study with one seed: an ordinary run in a directory of its own, measured, and told as a child run.
 
-`metrics.json` comes last, so what has it is not trained again; one under way goes on from its newest checkpoint. Hard
-negatives and BM25 indexes are found once for all arms over the same data, and an arm of one worker trains in this
-process, because a group of Ray Train's takes longer to start than a small arm takes.
+`metrics.json` comes last, when the tracker was told that the run is finished, so what has it is not trained again; one
+under way goes on from its newest checkpoint. Hard negatives and BM25 indexes are found once for all arms over the same
+data, and an arm of one worker trains in this process, because a group of Ray Train's takes longer to start than a small
+arm takes.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ SPENT = ("checkpoints", "negatives")
 # Of the study of the query-document gap: the index whose candidates are counted, and how many queries are asked.
 GAP_INDEX, GAP_QUERIES = "hnsw", 1_000
 Say = Callable[[str], None]
+Figures = Mapping[str, Mapping[str, float]]
 
 
 def arm_folder(output: Path, arm: Arm, seed: int) -> Path:
@@ -90,21 +92,25 @@ class Arms:
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
         name = folder.relative_to(self._output / ARMS).as_posix()
         with _naming(name), quiet_transformers():
-            figures = self._make(arm, seed, run, name)
+            figures, facts = self._make(arm, seed, run, name)
+            first = arm.measured[0]
+            told = {"dataset": first.dataset, "split": first.split, "after": _known(figures[first.name])}
+            run.finish({**told, "measured": {dataset: _known(found) for dataset, found in figures.items()}, **facts})
         seconds = time.monotonic() - began
         self._say(f"{name}: {_glance(arm.measured[0], figures)} in {seconds:.0f} s")
         for spent in SPENT:
             shutil.rmtree(folder / spent, ignore_errors=True)
         gc.collect()
 
-    def _make(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> Mapping[str, Mapping[str, float]]:
+    def _make(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Figures, dict[str, Any]]:
+        """The figures by data set, and what training took."""
         facts: dict[str, Any] = {}
         if arm.curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
             tracker = self._child(name, run)
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
-                return self._measure(arm, arm.model, facts, run, tracker)
+                return self._measure(arm, arm.model, facts, run, tracker), facts
         curriculum = pin_model(seeded(arm.curriculum, seed), run.path, fresh=False)
         opened, retriever = open_run(curriculum, lambda line: None)
         del retriever
@@ -120,14 +126,14 @@ class Arms:
                 stages.find_negatives(self._indexes.of, self._negatives)
                 stages.train(tracker, f"{self._run_name}/{name}")
             facts = _training(run.path, stages.folders, curriculum)
-            return self._measure(arm, str(run.path / MODEL), facts, run, tracker)
+            return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
     def _child(self, name: str, run: RunDirectory) -> LastingTracker:
         return self._tracker.child(f"{self._run_name}/{name}", run.path)
 
     def _measure(
         self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: LastingTracker
-    ) -> Mapping[str, Mapping[str, float]]:
+    ) -> Figures:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
         found = {one.name: _measured(one, arm, model, precision, facts, run.path) for one in arm.measured}
         now = time.time_ns() // 1_000_000
@@ -139,15 +145,7 @@ class Arms:
                 if value == value
             ]
         )
-        first = arm.measured[0]
-        kept = {
-            dataset: {name: value if value == value else None for name, value in metrics.items()}
-            for dataset, metrics in found.items()
-        }
-        told = {"dataset": first.dataset, "split": first.split, "after": kept[first.name], "measured": kept}
-        run.finish({**told, **facts})
-        for name in (CONFIG, METRICS):
-            tracker.log_file(run.path / name)
+        tracker.log_file(run.path / CONFIG)
         return found
 
 
@@ -230,7 +228,12 @@ def _tags(run: RunDirectory) -> dict[str, str]:
     return {"run_directory": str(run.path.resolve()), "raytriever.stage": "study"}
 
 
-def _glance(first: Measured, figures: Mapping[str, Mapping[str, float]]) -> str:
+def _known(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """As JSON holds them: what has no value is null."""
+    return {name: value if value == value else None for name, value in figures.items()}
+
+
+def _glance(first: Measured, figures: Figures) -> str:
     return f"{first.name} " + ", ".join(f"{name} {value:.4f}" for name, value in figures[first.name].items())
 
 

@@ -22,7 +22,7 @@ PLAIN = {
     "steps_to_best": (0, "steps"),
     "mmd2": (4, "MMD²"),
     "query_positive_l2": (4, "l2"),
-    "candidates_ratio": (2, "x"),
+    "candidates_ratio": (2, "Candidates, x"),
 }
 Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 
@@ -195,8 +195,10 @@ def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) 
     if paper:
         told += " In brackets the paper's figure."
     if marked:
-        for baseline, better, worse in zip(block.baselines, "+◆", "-◇", strict=False):
-            told += f" {better} and {worse}: above and below {block.rows[baseline]}"
+        signs = zip(block.baselines, "+◆", "-◇", strict=False)
+        told += " " + "; ".join(
+            f"{better} and {worse}: above and below {block.rows[one]}" for one, better, worse in signs
+        )
         told += ", by the two-sided paired t-test over queries at p < 0.05 after Holm's correction over data sets" + (
             ", in all seeds." if seeds > 1 else "."
         )

@@ -7,14 +7,17 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from raytriever.cluster.study import SETTINGS, _compare, _settings, check_directory
 from raytriever.cluster.study_arm import arm_folder, seeded
-from raytriever.cluster.study_outcome import blocks_of, seeds_of
+from raytriever.cluster.study_outcome import blocks_of, seeds_of, write_study
 from raytriever.config import Config, Curriculum, Stage, lay
-from raytriever.config.study import Arm, Measured, Study
-from raytriever.errors import ConfigError
+from raytriever.config.study import Arm, Drawing, Measured, PaperFigures, Study
+from raytriever.errors import ConfigError, StorageError
+from raytriever.metrics.auc import auc
+from raytriever.retrieval.study_claims import Claim, above
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
@@ -78,3 +81,78 @@ def test_a_baseline_counts_in_the_blocks_that_have_it(tmp_path: Path) -> None:
     alone, sizes = blocks_of(study(tmp_path))
     assert (alone.rows, alone.baselines) == ({"before": "before"}, [])
     assert (sizes.rows, sizes.baselines) == ({"MiniLM CL": "CL", "MiniLM MW": "MW"}, ["MiniLM CL"])
+
+
+class Arms:
+    """Directories of arms as `study_arm` leaves them, of given figures."""
+
+    def __init__(self, output: Path, made: Study) -> None:
+        self.output, self.study = output, made
+
+    def leave(self, name: str, seed: int, mean: float) -> None:
+        """A finished arm."""
+        arm = next(one for one in self.study.arms if one.name == name)
+        folder = arm_folder(self.output, arm, seed)
+        place = folder / "measured" / "letters"
+        for kept in ("per_query", "scores"):
+            (place / kept).mkdir(parents=True)
+        rng = np.random.default_rng([seed, len(name)])
+        pools = {
+            "positives": mean + rng.normal(0, 0.3, 20),
+            "negatives": rng.normal(0, 0.3, 100),
+            "positive_queries": np.arange(20),
+            "negative_queries": np.repeat(np.arange(20), 5),
+        }
+        np.savez_compressed(place / "scores" / f"letters.{name}.npz", **pools)
+        found = {"auc": auc(pools["positives"], pools["negatives"])}
+        told = {"format": 1, "models": {name: {"letters": found}}, "about": {"letters": {"queries": 20}}}
+        (place / "results.json").write_text(json.dumps(told))
+        (place / "per_query" / "letters.json").write_text(json.dumps({"models": {name: {"metrics": {}}}}))
+        facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
+        (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": found}, **facts}))
+
+
+def finished(output: Path) -> Study:
+    """A study all of whose arms are finished, two seeds each."""
+    made = study(output / "data" / "letters")
+    arms = Arms(output, made)
+    arms.leave("before", 0, 0.0)
+    for seed in (0, 1):
+        arms.leave("cl", seed, 0.1)
+        arms.leave("mw", seed, 1.0)
+    return replace(
+        made,
+        claims=(Claim("MW is higher", "section 5", above("MiniLM MW", "MiniLM CL", ("auc",))),),
+        drawings=(Drawing("roc", "roc"), Drawing("gains", "gains", metric="auc")),
+        paper=(PaperFigures("Table 1", ("Model", "AUC"), (("MiniLM", "0.81"),)),),
+    )
+
+
+def test_the_outcome_is_told_from_the_arms_directories_alone(tmp_path: Path) -> None:
+    made = finished(tmp_path)
+    write_study(made, tmp_path, "smoke", 2)
+    told = json.loads((tmp_path / "results.json").read_text())
+    mw = told["rows"]["MiniLM MW"]["letters"]["auc"]
+    assert len(mw["values"]) == 2
+    assert mw["mean"] == pytest.approx(sum(mw["values"]) / 2)
+    assert mw["mark"] == "+"
+    assert len(told["rows"]["before"]["letters"]["auc"]["values"]) == 1
+    assert told["rows"]["before"]["letters"]["auc"]["deviation"] is None
+    assert [(one["arm"], one["seed"]) for one in told["trainings"]] == [("cl", 0), ("cl", 1), ("mw", 0), ("mw", 1)]
+    assert told["claims"][0]["verdict"] == "held"
+    page = (tmp_path / "study.md").read_text()
+    assert "MiniLM. Table 1, at scale smoke." in page
+    assert "**held**" in page
+    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {"roc.png", "gains.png"}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_study(made, tmp_path, "smoke", 2)
+    assert before == {path: path.read_bytes() for path in before}
+    write_study(made, tmp_path, "smoke", 1)
+    assert (
+        len(json.loads((tmp_path / "results.json").read_text())["rows"]["MiniLM MW"]["letters"]["auc"]["values"]) == 1
+    )
+
+
+def test_a_full_disk_is_told_in_one_line(full_disk: Path) -> None:
+    with pytest.raises(StorageError, match="no space left on the disk"):
+        check_directory(full_disk / "study", "mw-in-domain", "smoke")

@@ -69,6 +69,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/indexes.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/tune.py
+	$(BIN)/python benchmarks/studies.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/jobs.py

@@ -60,10 +60,12 @@ def example(
 
 
 def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
-    """Groups in which the first hard negative stands twice, one document is another query's, and one has no score."""
-    documents = torch.cat([positives, hard, hard[:, :1], hard[:1, :1].expand(len(hard), 1)], 1)
+    """Groups in which the first hard negative stands twice, two documents are other queries', of which one is known to
+    be relevant to the first; some pairs have no score, and one query has none at all."""
+    others = hard.flatten()[[0, -3]].expand(len(hard), 2)
+    documents = torch.cat([positives, hard, hard[:, :1], others], 1)
     of_all = torch.randn(len(hard), 1000, generator=torch.Generator().manual_seed(seed + 77), dtype=torch.float64) * 2
-    of_all[-1][hard[-1]] = of_all[1, positives[1, 0]] = torch.nan
+    of_all[-1][hard[-1]] = of_all[1, positives[1, 0]] = of_all[len(hard) // 2] = torch.nan
     scores = of_all.gather(1, documents.clamp(min=0))
     return TeacherScores(documents, scores)
 

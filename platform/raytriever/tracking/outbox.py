@@ -26,6 +26,8 @@ from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker
 
 IDENTITY = "run.json"
 POINTS_A_MESSAGE = 1000
+# A message costs a server more than the points in it: a few of them wait so long for those that follow.
+GATHER_SECONDS = 1.0
 _EMPTY: dict[str, Any] = {"name": "", "sent": 0, "descriptions": [], "files": [], "status": None, "children": []}
 
 
@@ -64,6 +66,7 @@ class Outbox:
         self._state["sent"] = min(int(self._state["sent"]), self.steps.size)
         self._waiting = self.steps.count(self._state["sent"])
         self._oldest: int | None = None  # milliseconds since 1970 of the oldest point that waits
+        self._due = 0.0  # `time.monotonic()` from which a few points are sent
         self._see_oldest()
 
     @property
@@ -82,6 +85,15 @@ class Outbox:
         with self._lock:
             state = self._state
             return bool(self._waiting or state["descriptions"] or state["files"] or state["status"])
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until what waits should be sent, 0 where it should be now."""
+        with self._lock:
+            state = self._state
+            if self._waiting >= POINTS_A_MESSAGE or state["descriptions"] or state["files"] or state["status"]:
+                return 0.0
+            return max(0.0, self._due - time.monotonic())
 
     def backlog(self) -> Backlog:
         """How much waits."""
@@ -162,6 +174,7 @@ class Outbox:
                 self._waiting -= len(stretch.points)
                 self._change(sent=stretch.end)
                 self._see_oldest()
+                self._due = time.monotonic() + GATHER_SECONDS
         elif state["files"]:
             path, folder = state["files"][0]
             if Path(path).is_file():  # else it was removed since, and nobody can send it any more

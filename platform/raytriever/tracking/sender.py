@@ -83,11 +83,19 @@ class Sender:
     def _waiting(self) -> Outbox | None:
         return next((outbox for outbox in self._outboxes if outbox.waits), None)
 
+    def _due(self) -> Outbox | None:
+        """The first whose messages are to be sent now; at the end, the first that has any."""
+        return next((outbox for outbox in self._outboxes if outbox.waits and (self._ending or not outbox.due_in)), None)
+
+    def _rest(self) -> float | None:
+        """Seconds until one is due, as far as is known."""
+        return min((outbox.due_in for outbox in self._outboxes if outbox.waits), default=None)
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (outbox := self._waiting()) is None and not self._over:
-                    self._changed.wait()
+                while (outbox := self._due()) is None and not self._over:
+                    self._changed.wait(self._rest())
                 if outbox is None or self._over:
                     return
             try:

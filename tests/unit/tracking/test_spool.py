@@ -122,6 +122,47 @@ def wait_for(what: Callable[[], Any]) -> None:
         time.sleep(0.005)
 
 
+def test_a_few_points_wait_for_more_unless_something_else_is_told(
+    server: MlflowServer, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 1000.0)
+    monkeypatch.setattr(outbox_module, "POINTS_A_MESSAGE", 8)
+    spool = begin(door, tmp_path / "run")
+
+    def there(last: int) -> Callable[[], bool]:
+        return lambda: kept(server, spool.run_id) == expected(last)
+
+    spool.log(points(1, 1))
+    wait_for(there(1))
+    asked = door.asked
+    for step in (2, 3):
+        spool.log(points(step, step))
+    time.sleep(0.05)
+    assert door.asked == asked, "two messages within the time for which points wait"
+    for step in (4, 5):
+        spool.log(points(step, step))  # the message is full
+    wait_for(there(5))
+    assert door.asked == asked + 1
+    spool.log(points(6, 6))
+    (tmp_path / "run" / "config.yaml").write_text("loss: {}")
+    spool.log_file(tmp_path / "run" / "config.yaml")  # something else
+    wait_for(there(6))
+    spool.log(points(7, 7))
+    spool.finish("FINISHED")  # the end
+    assert there(7)()
+
+
+def test_a_few_points_do_not_wait_for_ever(
+    server: MlflowServer, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 0.05)
+    spool = begin(door, tmp_path / "run")
+    for step in (1, 2):
+        spool.log(points(step, step))
+        wait_for(lambda last=step: kept(server, spool.run_id) == expected(last))
+    spool.finish("FINISHED")
+
+
 def test_what_is_told_reaches_the_server(server: MlflowServer, door: Door, tmp_path: Path) -> None:
     run = tmp_path / "run"
     spool = begin(door, run)

@@ -36,8 +36,9 @@ def main(words: list[str]) -> None:
     if root is not None and not root.is_dir():
         raise ConfigError("is no folder", f"--data-root {root}", "name the folder that holds the data packs")
 
-    from raytriever.cluster.study import DATA, check_directory, has_gpu, run_study
+    from raytriever.cluster.study import has_gpu, run_study
     from raytriever.cluster.study_outcome import PAGE, TABLE
+    from raytriever.cluster.study_settings import DATA, check_directory
     from raytriever.config.study import FULL
     from raytriever.config.study_cost import cost_of, cost_text
 

@@ -21,16 +21,16 @@ from raytriever.cluster.session import gpus, ray_session
 from raytriever.cluster.study_arm import Arms, arm_folder, is_finished
 from raytriever.cluster.study_drawings import FIGURES
 from raytriever.cluster.study_outcome import LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.cluster.study_settings import SETTINGS, check_places, check_same, settings_of
 from raytriever.config.settings import hash_of
-from raytriever.config.study import FULL, Arm, Study
-from raytriever.errors import ConfigError, StorageError
+from raytriever.config.study import FULL, Study
+from raytriever.errors import ConfigError
 from raytriever.retrieval.study_results import StudyResults
-from raytriever.storage import check_writable, disk_errors, write_atomically
+from raytriever.storage import disk_errors, write_atomically
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.spool import Spool, send_what_waits
 from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Point, closing
 
-SETTINGS, DATA = "study.json", "data"
 Say = Callable[[str], None]
 
 
@@ -49,29 +49,6 @@ class Studied:
     anew: bool
 
 
-def check_directory(output: Path, name: str, scale: str) -> None:
-    """Refuse a directory that holds anything but this study at this scale; leaves nothing.
-
-    Raises:
-        ConfigError: it holds something else.
-        StorageError: it cannot be written, or `study.json` is torn.
-    """
-    check_writable(output)
-    # A recipe may have been cutting data when an earlier call was killed.
-    if not output.is_dir() or {path.name for path in output.iterdir()} <= {DATA}:
-        return
-    if not (output / SETTINGS).is_file():
-        raise ConfigError("is not empty and holds no study", f"--output {output}", "give another directory")
-    there = _read(output / SETTINGS)
-    for what, wanted in (("study", name), ("scale", scale)):
-        if there[what] != wanted:
-            raise ConfigError(
-                f"holds another study ({what} {there[what]} there and {wanted} here)",
-                f"--output {output}",
-                "give another directory",
-            )
-
-
 def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str, say: Say) -> Studied:
     """Make what is missing and write the outcome; `say` hears a line at every turn.
 
@@ -86,8 +63,9 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
     Raises:
         UserError: something a user can mend; arms that are finished stand.
     """
-    settings = _settings(study, scale, output)
-    _compare(output, settings)
+    settings = settings_of(study, scale, output)
+    check_same(output, settings)
+    check_places(study)
     todo = [
         (arm, seed)
         for seed in range(seeds)
@@ -126,57 +104,6 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
 def has_gpu() -> bool:
     """Whether there is a GPU here, or a cluster to ask for one."""
     return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
-
-
-def _settings(study: Study, scale: str, output: Path) -> dict[str, Any]:
-    """What decides the figures: each arm's settings, with places below `output` as seen from there."""
-    home = str(output.resolve()) + os.sep
-
-    def told(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: told(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [told(one) for one in value]
-        if isinstance(value, str) and os.path.exists(value):
-            return os.path.abspath(value).removeprefix(home)
-        return value
-
-    def of(arm: Arm) -> dict[str, Any]:
-        return {
-            "trained": told(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
-            "measured": {
-                one.name: told([one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras])
-                for one in arm.measured
-            },
-        }
-
-    whole = {"format": 1, "study": study.name, "scale": scale, "arms": {arm.name: of(arm) for arm in study.arms}}
-    return dict(json.loads(json.dumps(whole)))  # as it is read back
-
-
-def _compare(output: Path, settings: dict[str, Any]) -> None:
-    """Refuse a directory whose arms are others; raises `ConfigError`."""
-    if not (output / SETTINGS).is_file():
-        return
-    there = _read(output / SETTINGS)["arms"]
-    for name in sorted(there.keys() | settings["arms"].keys()):
-        if there.get(name) != settings["arms"].get(name):
-            how = "is not there" if name not in there else "is not here" if name not in settings["arms"] else "differs"
-            raise ConfigError(
-                f"holds this study with other settings (arm {name} {how})",
-                f"--output {output}",
-                "give another directory",
-            )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or not {"study", "scale", "arms"} <= content.keys():
-        raise StorageError("is torn or changed", str(file), "give another --output")
-    return content
 
 
 def _record(study: Study, settings: dict[str, Any]) -> DatasetRecord:

@@ -9,7 +9,6 @@ arm takes.
 from __future__ import annotations
 
 import gc
-import json
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -28,30 +27,20 @@ from raytriever.cluster.pinning import pin_model
 from raytriever.cluster.session import gpus
 from raytriever.cluster.stage import chosen
 from raytriever.cluster.stages import Stages
+from raytriever.cluster.study_measuring import measure
 from raytriever.config import Config, Curriculum, dump_config, lay
-from raytriever.config.study import OOD, STEPS_TO_BEST, Arm, Measured
+from raytriever.config.study import STEPS_TO_BEST, Arm, Measured
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import UserError
-from raytriever.models.config import ModelConfig
 from raytriever.models.quiet import quiet_transformers
-from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
-from raytriever.retrieval.evaluation_job import run_evaluation
-from raytriever.retrieval.evaluation_request import EvaluationJob
-from raytriever.retrieval.evaluation_results import RESULTS
-from raytriever.retrieval.evaluation_sets import EvaluationSet
 from raytriever.retrieval.file_names import safe_name
-from raytriever.retrieval.ood_job import RESULTS as OOD_RESULTS
-from raytriever.retrieval.ood_job import OodJob, run_ood
-from raytriever.retrieval.protocol import Protocol
-from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Point, Tracker, closing
+from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.run_directory import CONFIG, METRICS, RunDirectory
 
-ARMS, MEASURED, MODEL, AS_IT_IS = "arms", "measured", "model", "as-it-is"
+ARMS, MODEL, AS_IT_IS = "arms", "model", "as-it-is"
 # What nobody goes on from when an arm is finished.
 SPENT = ("checkpoints", "negatives")
-# Of the study of the query-document gap: the index whose candidates are counted, and how many queries are asked.
-GAP_INDEX, GAP_QUERIES = "hnsw", 1_000
 Say = Callable[[str], None]
 Figures = Mapping[str, Mapping[str, float]]
 
@@ -135,7 +124,7 @@ class Arms:
         self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: LastingTracker
     ) -> Figures:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
-        found = {one.name: _measured(one, arm, model, precision, facts, run.path) for one in arm.measured}
+        found = {one.name: measure(one, arm, model, precision, facts, run.path) for one in arm.measured}
         now = time.time_ns() // 1_000_000
         tracker.log(
             [
@@ -171,57 +160,6 @@ def _training(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict
         best = int(decided["best"]["step"])
     seconds = sum(value for _, value in end_to_end(folders, "step_seconds"))
     return {"steps": steps, STEPS_TO_BEST: best, "step_seconds": round(seconds, 3)}
-
-
-def _measured(
-    one: Measured, arm: Arm, model: str, precision: str | None, facts: Mapping[str, Any], folder: Path
-) -> dict[str, float]:
-    """The figures on one data set; what an earlier call measured stands."""
-    place = folder / MEASURED / safe_name(one.name)
-    if not (place / RESULTS).is_file():
-        name, (queries, passages) = arm.name, arm.lengths or (None, None)
-        config = ModelConfig(model=model, query_length=queries, passage_length=passages)
-        job = EvaluationJob(
-            models=[EvaluatedModel(name, None if model == BM25 else config)],
-            sets=[EvaluationSet(place.name, {place.name: one.dataset}, one.split)],
-            baselines=[name],
-            protocol=Protocol(one.metrics, level=one.level, drop_own=one.drop_own),
-            precision=precision,
-        )
-        run_evaluation(job, place, fresh=True, tracker=_Unheard, say=lambda line: None)
-    metrics = json.loads((place / RESULTS).read_bytes())["models"][arm.name][place.name]
-    figures = {metric: float("nan") if value is None else float(value) for metric, value in metrics.items()}
-    if STEPS_TO_BEST in one.extras and facts.get(STEPS_TO_BEST) is not None:
-        figures[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
-    if OOD in one.extras and model != BM25:
-        figures |= _gap(one, arm, model, precision, folder / OOD / safe_name(one.name))
-    return figures
-
-
-def _gap(one: Measured, arm: Arm, model: str, precision: str | None, place: Path) -> dict[str, float]:
-    """How far queries lie from the passages, and what an index pays for it (paper 003)."""
-    asked = (one.dataset, one.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
-    job = OodJob((model,), *asked, lengths=arm.lengths, pictures=False)
-    run_ood(job, place, {model: MODEL}, lambda line: None)
-    found = json.loads((place / MODEL / OOD_RESULTS).read_bytes())
-    told = {
-        "mmd2": found["mmd2"]["queries"],
-        "query_positive_l2": found["query_positive_distance"],
-        "candidates_ratio": found["indexes"][GAP_INDEX]["ratio"],
-    }
-    return {name: float("nan") if value is None else float(value) for name, value in told.items()}
-
-
-class _Unheard(Tracker):
-    """Keeps nothing: an arm's figures go to its own run."""
-
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None: ...
-
-    def log(self, points: Any) -> None: ...
-
-    def log_file(self, path: Path, folder: str = "") -> None: ...
-
-    def finish(self, status: str) -> None: ...
 
 
 def _tags(run: RunDirectory) -> dict[str, str]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raytriever.cluster.conclusion import end_to_end
-from raytriever.cluster.study_arm import MEASURED, arm_folder
+from raytriever.cluster.study_arm import arm_folder
+from raytriever.cluster.study_measuring import MEASURED
 from raytriever.cluster.validation_sets import DEV
 from raytriever.config import STAGES
 from raytriever.config.study import CURVES, GAINS, LINES, ROC, SCORES, Arm, Drawing, Study
@@ -15,9 +16,10 @@ from raytriever.retrieval.figures_models import save_curves, save_gains
 from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.report_evaluation import StoredPools
 from raytriever.retrieval.study_figures import Points, save_lines
+from raytriever.retrieval.study_marks import Block
 from raytriever.retrieval.study_reading import read_pools
 from raytriever.retrieval.study_results import StudyResults
-from raytriever.retrieval.study_table import Block, title_of
+from raytriever.retrieval.study_table import title_of
 from raytriever.training.config import DEV_LOSS
 
 FIGURES = "figures"

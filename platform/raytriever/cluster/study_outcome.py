@@ -11,15 +11,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from raytriever.cluster.study_arm import MEASURED, arm_folder
+from raytriever.cluster.study_arm import arm_folder
 from raytriever.cluster.study_drawings import FIGURES, draw
+from raytriever.cluster.study_measuring import MEASURED
 from raytriever.config.study import STEPS_TO_BEST, Arm, Study
 from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.paper_table_files import latex, markdown
+from raytriever.retrieval.study_marks import Block, marks_of_block
 from raytriever.retrieval.study_page import StudyPage, page_text
 from raytriever.retrieval.study_reading import read_found
 from raytriever.retrieval.study_results import Found, StudyResults
-from raytriever.retrieval.study_table import Block, marks_of_block, study_tables
+from raytriever.retrieval.study_table import study_tables
 from raytriever.storage import committed_directory, write_atomically
 from raytriever.training.run_directory import METRICS
 

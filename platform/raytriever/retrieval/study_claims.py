@@ -68,7 +68,7 @@ def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[st
 
 
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
-    """Two rows differ by at most `within` in each metric on each data set; not where one is significantly beyond it."""
+    """Two rows differ by at most `within` in each metric on each data set; not where more, and that is no noise."""
 
     def judge(results: StudyResults) -> Verdict:
         told, outcomes = [], []
@@ -85,34 +85,28 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
 
 def best(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
     """A row is above every other one (or every one of `among`) in each metric on each data set."""
-
-    def judge(results: StudyResults) -> Verdict:
-        told, outcomes = [], []
-        others = [one for one in among or results.rows if one != row]
-        for dataset, metric in _cells(results, (row, *others), metrics, datasets):
-            found = {one: results.compare(row, one, dataset, metric) for one in others}
-            outcomes += [one.outcome for one in found.values()]
-            nearest = min(found, key=lambda one: found[one].difference)
-            one = found[nearest]
-            told.append(f"{dataset} {metric} {one.difference:+.4f} to {nearest} (p {one.p:.2g}, {one.outcome})")
-        return Verdict(_word(outcomes, wanted=ABOVE, against=BELOW), f"{row} to the nearest: " + "; ".join(told))
-
-    return judge
+    return _first(row, metrics, datasets, among, ABOVE, BELOW)
 
 
 def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
     """A row is below every other one (or every one of `among`) in each metric on each data set."""
+    return _first(row, metrics, datasets, among, BELOW, ABOVE)
 
+
+def _first(
+    row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], wanted: str, against: str
+) -> Judge:
     def judge(results: StudyResults) -> Verdict:
         told, outcomes = [], []
         others = [one for one in among or results.rows if one != row]
         for dataset, metric in _cells(results, (row, *others), metrics, datasets):
             found = {one: results.compare(row, one, dataset, metric) for one in others}
             outcomes += [one.outcome for one in found.values()]
-            nearest = max(found, key=lambda one: found[one].difference)
+            by_difference = sorted(found, key=lambda one: found[one].difference)
+            nearest = by_difference[0 if wanted == ABOVE else -1]
             one = found[nearest]
             told.append(f"{dataset} {metric} {one.difference:+.4f} to {nearest} (p {one.p:.2g}, {one.outcome})")
-        return Verdict(_word(outcomes, wanted=BELOW, against=ABOVE), f"{row} to the nearest: " + "; ".join(told))
+        return Verdict(_word(outcomes, wanted, against), f"{row} to the nearest: " + "; ".join(told))
 
     return judge
 

@@ -7,15 +7,13 @@ more stand below each other, a row a column, in a table for each metric, as in `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from raytriever.metrics.comparison import FIRST_MARKS, LEVEL, SECOND_MARKS
-from raytriever.metrics.holm import holm
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.paper_table import AVERAGE, WIDE, Figure, PaperTable
-from raytriever.retrieval.study_results import BELOW, NOISE, StudyResults
+from raytriever.retrieval.study_marks import Block, marks_of_block, metrics_of
+from raytriever.retrieval.study_results import StudyResults
 
 # What is printed as it is and not as a share of one hundred, and in how many decimals.
 PLAIN = {
@@ -25,21 +23,6 @@ PLAIN = {
     "candidates_ratio": (2, "Candidates, x"),
 }
 Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows that are compared with each other.
-
-    Args:
-        name: printed over them; empty where a study has one block.
-        rows: labels in the results, and the names in print.
-        baselines: labels of the rows that the others are marked against, at most two.
-    """
-
-    name: str
-    rows: Mapping[str, str]
-    baselines: Sequence[str]
 
 
 def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
@@ -57,7 +40,7 @@ def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, c
         cells = [
             (dataset, metric)
             for dataset in results.datasets
-            for metric in _metrics(results, dataset)
+            for metric in metrics_of(results, dataset)
             if any(results.has(row, dataset, metric) for row in block.rows)
         ]
         marks = marks_of_block(results, block)
@@ -67,23 +50,6 @@ def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, c
         if average := _averages(results, block, cells):
             _append(tables, average, cells)
     return tables
-
-
-def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, str], str]:
-    """Marks by row, data set and metric; p-values of one row, baseline and metric corrected over the data sets."""
-    found: dict[tuple[str, str, str], str] = {}
-    for baseline, marks in zip(block.baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
-        for row in block.rows:
-            for metric in dict.fromkeys(name for dataset in results.datasets for name in _metrics(results, dataset)):
-                both = [one for one in results.datasets if all(results.has(r, one, metric) for r in (row, baseline))]
-                tests = {one: results.compare(row, baseline, one, metric) for one in both if row != baseline}
-                tests = {name: one for name, one in tests.items() if np.isfinite(one.p)}
-                corrected = holm([one.p for one in tests.values()])
-                for (dataset, one), p in zip(tests.items(), corrected, strict=True):
-                    if p < LEVEL and one.outcome != NOISE:
-                        key = (row, dataset, metric)
-                        found[key] = found.get(key, "") + marks[one.outcome == BELOW]
-    return found
 
 
 def title_of(metric: str) -> str:
@@ -179,12 +145,6 @@ def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells
     for metric, table in zip(metrics, tables[-len(metrics) :], strict=True):
         if metric in average:
             table.rows.append((AVERAGE, average[metric]))
-
-
-def _metrics(results: StudyResults, dataset: str) -> list[str]:
-    """All figures that any row has on a data set, in their order."""
-    found = [one for (_, name), found in results.found.items() if name == dataset for one in found]
-    return list(dict.fromkeys(metric for one in found for metric in one.metrics))
 
 
 def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:

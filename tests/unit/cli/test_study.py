@@ -10,6 +10,7 @@ import pytest
 
 from raytriever.cli.main import run
 from raytriever.cluster import study as engine
+from raytriever.cluster.study_settings import SETTINGS
 
 Mistake = Callable[..., str]
 
@@ -38,12 +39,12 @@ def test_a_directory_of_something_else_is_refused(mistake: Mistake, work: Path) 
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
     assert "--output s: is not empty and holds no study" in mistake("study", "mw-in-domain", "--output", "s")
-    (folder / engine.SETTINGS).write_text(json.dumps({"study": "ratio", "scale": "smoke", "arms": {}}))
+    (folder / SETTINGS).write_text(json.dumps({"study": "ratio", "scale": "smoke", "arms": {}}))
     told = mistake("study", "mw-in-domain", "--output", "s")
     assert told == "--output s: holds another study (study ratio there and mw-in-domain here); give another directory"
-    (folder / engine.SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
+    (folder / SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
     assert "(scale small there and smoke here)" in mistake("study", "mw-in-domain", "--output", "s")
-    (folder / engine.SETTINGS).write_text('{"study": "mw-in')
+    (folder / SETTINGS).write_text('{"study": "mw-in')
     assert "study.json: is torn or changed; give another --output" in mistake("study", "mw-in-domain", "--output", "s")
 
 
@@ -63,3 +64,15 @@ def test_the_papers_size_is_told_and_not_begun_without_a_gpu(
     assert err.startswith("error: --scale full: there is no GPU here for ")
     assert len(err.splitlines()) == 1
     assert not list(work.iterdir())
+
+
+def test_data_that_is_not_there_is_told_before_the_first_arm(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.torch.cuda, "is_available", lambda: True)
+    (work / "packs").mkdir()
+    assert run("study", ["mw-in-domain", "--scale", "full", "--output", "s", "--data-root", "packs"]) == 2
+    err = capsys.readouterr().err
+    assert "msmarco: is not there; give --data-root, the folder that holds it, or put it there" in err
+    assert len(err.splitlines()) == 1
+    assert [path.name for path in work.iterdir()] == ["packs"]

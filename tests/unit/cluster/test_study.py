@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.cluster.study import SETTINGS, _compare, _settings, check_directory
 from raytriever.cluster.study_arm import arm_folder, seeded
 from raytriever.cluster.study_outcome import blocks_of, seeds_of, write_study
+from raytriever.cluster.study_settings import SETTINGS, check_directory, check_same, settings_of
 from raytriever.config import Config, Curriculum, Stage, lay
 from raytriever.config.study import Arm, Drawing, Measured, PaperFigures, Study
 from raytriever.errors import ConfigError, StorageError
@@ -36,7 +36,7 @@ def begun(folder: Path) -> Study:
     """A directory whose study has begun."""
     (folder / "data" / "letters").mkdir(parents=True)
     made = study(folder / "data" / "letters")
-    (folder / SETTINGS).write_text(json.dumps(_settings(made, "smoke", folder)))
+    (folder / SETTINGS).write_text(json.dumps(settings_of(made, "smoke", folder)))
     return made
 
 
@@ -45,17 +45,17 @@ def test_the_same_study_goes_on_also_where_its_directory_was_moved(tmp_path: Pat
     shutil.move(tmp_path / "here", tmp_path / "there")
     check_directory(tmp_path / "there", "mw-in-domain", "smoke")
     moved = study(tmp_path / "there" / "data" / "letters")
-    _compare(tmp_path / "there", _settings(moved, "smoke", tmp_path / "there"))
+    check_same(tmp_path / "there", settings_of(moved, "smoke", tmp_path / "there"))
 
 
 def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
     begun(tmp_path)
     other = study(tmp_path / "data" / "letters", temperature=0.05)
     with pytest.raises(ConfigError, match=r"holds this study with other settings \(arm cl differs\)"):
-        _compare(tmp_path, _settings(other, "smoke", tmp_path))
+        check_same(tmp_path, settings_of(other, "smoke", tmp_path))
     fewer = replace(other, arms=other.arms[:1], baselines=())
     with pytest.raises(ConfigError, match=r"arm cl is not here"):
-        _compare(tmp_path, _settings(fewer, "smoke", tmp_path))
+        check_same(tmp_path, settings_of(fewer, "smoke", tmp_path))
 
 
 def test_data_that_a_killed_call_had_begun_to_cut_is_no_other_study(tmp_path: Path) -> None:

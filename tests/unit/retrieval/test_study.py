@@ -25,10 +25,11 @@ from raytriever.retrieval.study_claims import (
     smallest,
 )
 from raytriever.retrieval.study_figures import save_lines
+from raytriever.retrieval.study_marks import Block, marks_of_block
 from raytriever.retrieval.study_page import StudyPage, page_text
 from raytriever.retrieval.study_reading import read_found
 from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, Found, StudyResults
-from raytriever.retrieval.study_table import Block, marks_of_block, study_tables
+from raytriever.retrieval.study_table import study_tables
 
 QUERIES = 40
 

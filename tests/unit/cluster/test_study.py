@@ -25,7 +25,7 @@ def study(data: Path, temperature: float = 0.01) -> Study:
     config = lay(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
     measured = (Measured("letters", str(data), "test", ("auc",)),)
     arms = (
-        Arm("before", "before", measured, None, model="minilm"),
+        Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
         Arm("cl", "CL", measured, Curriculum(config), block="MiniLM"),
         Arm("mw", "MW", measured, Curriculum(config), block="MiniLM"),
     )

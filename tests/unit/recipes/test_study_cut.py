@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,20 @@ def test_queries_are_those_of_the_smallest_hashes_and_judged_documents_stay(tmp_
     assert opened(tmp_path / "small", Cut(10, 4, 6, documents=1)).documents.ids  # never fewer than are judged
     few = opened(tmp_path / "small", Cut(10, 4, 6, documents=1))
     assert len(few.documents) == len({int(d) for rows in few.judgements.values() for d in rows.documents})
+
+
+def test_no_query_of_a_measured_text_is_learnt_from(tmp_path: Path) -> None:
+    def repeated() -> RetrievalDataset:
+        dataset = made()
+        texts = list(dataset.queries.texts)
+        texts[3], texts[33] = "QUERY  40", "query 41"
+        return replace(dataset, queries=Queries(dataset.queries.ids, texts))
+
+    place = cut_to(tmp_path / "cut", "repeated", Cut(30, 10, 20, 200), repeated)
+    dataset = open_dataset(place, ["train", "dev", "test"])
+    assert names_of(dataset, "train") == {f"q{n}" for n in SPLITS["train"] if n != 3}
+    assert names_of(dataset, "dev") == {f"q{n}" for n in SPLITS["dev"] if n != 33}
+    assert len(names_of(dataset, "test")) == 20
 
 
 def test_positives_are_ranked_by_grade(tmp_path: Path) -> None:

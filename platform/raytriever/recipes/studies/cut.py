@@ -1,6 +1,7 @@
 """A part of a data set, small enough for a study, as a folder in BEIR layout.
 
-1. Of each split those queries are kept whose ids have the smallest SHA-256, as `data.open.hold_out` draws them.
+1. Of each split those queries are kept whose ids have the smallest SHA-256, as `data.open.hold_out` draws them. None is
+   kept to learn from, or to stop by, that has the text of one that is measured.
 2. Kept are all documents judged for them, and beside these others, again by the SHA-256 of their ids.
 3. A query's positives are ranked by grade, equal grades by hash; the first may stand for what people judged and the
    rest for what a language model did, and all but the first few may be left out, as if nobody had judged them.
@@ -25,7 +26,7 @@ from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.errors import DataError, StorageError
 from raytriever.storage import committed_directory, read_manifest
 
-_VERSION = 1
+_VERSION = 2
 HUMAN, LLM = SOURCES
 
 
@@ -112,6 +113,10 @@ def _kept(dataset: RetrievalDataset, split: str, cut: Cut) -> Judgements:
     origin `gold` is judged 0."""
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
+    if split != "test" and "test" in dataset.judgements:
+        measured = {_plain(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
+        texts = [_plain(dataset.queries.texts[int(query)]) for query in queries]
+        queries = queries[np.array([text not in measured for text in texts], dtype=bool)]
     count = min({"train": cut.train, "dev": cut.dev, "test": cut.test}[split], len(queries))
     if split == "train":
         count = round(count * cut.share)
@@ -126,6 +131,11 @@ def _kept(dataset: RetrievalDataset, split: str, cut: Cut) -> Judgements:
         later = (ranked.scores > 0) & (ranked.ranks > 0)
         ranked = Judgements(ranked.queries, ranked.documents, ranked.scores, later.astype(np.int64), ranked.ranks)
     return ranked if cut.labels is None else ranked.where((ranked.scores <= 0) | (ranked.ranks < cut.labels))
+
+
+def _plain(text: str) -> str:
+    """A text but for case and white space."""
+    return " ".join(text.casefold().split())
 
 
 def _with_gold(rows: Judgements, dataset: RetrievalDataset, chosen: ndarray) -> Judgements:

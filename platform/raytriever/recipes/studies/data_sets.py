@@ -116,6 +116,8 @@ def pack(data_root: Path | None, folder: Path, name: str, cut: Cut, title: str =
     """
     there = _pack_folder(data_root, name)
     splits = _SPLITS.get(name, ("", "", "test"))
+    if not cut.train:
+        splits = ("", "", splits[2])
     place = cut_to(folder / _folder_name(name, cut), name, cut, lambda: _opened(there, splits))
     found = DataSet(title or name, place, about=_about(title or name, cut, trained=bool(splits[0])))
     # Cranfield's queries and documents are both numbered, which means nothing.

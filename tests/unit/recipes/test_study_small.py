@@ -33,7 +33,7 @@ def check(study: Study) -> None:
             }
         train, dev, test = opened[data.dataset].values()
         assert len(train) >= arm.curriculum.base.training.batch_size
-        assert len(dev) >= arm.curriculum.base.training.batch_size * arm.curriculum.base.training.dev_batches
+        assert len(dev) >= arm.curriculum.base.training.batch_size
         assert not train & test
         assert not dev & test
 

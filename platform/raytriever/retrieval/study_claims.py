@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, StudyResults
+from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, StudyResults, sureness
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
 
@@ -61,7 +61,7 @@ def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[st
         for dataset, metric in _cells(results, (better, worse), metrics, datasets):
             one = results.compare(better, worse, dataset, metric)
             outcomes.append(one.outcome)
-            told.append(f"{dataset} {metric} {one.difference:+.4f} (p {one.p:.2g}, {one.outcome})")
+            told.append(f"{dataset} {metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}")
         return Verdict(_word(outcomes, wanted=ABOVE, against=BELOW), f"{better} - {worse}: " + "; ".join(told))
 
     return judge
@@ -76,7 +76,7 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
             one = results.compare(row, other, dataset, metric)
             near = abs(one.difference) <= within
             outcomes.append(ABOVE if near else NOISE if one.outcome == NOISE else BELOW)
-            told.append(f"{dataset} {metric} {one.difference:+.4f} (p {one.p:.2g}, {one.outcome})")
+            told.append(f"{dataset} {metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}")
         because = f"{row} - {other}, alike where within {within:g}: " + "; ".join(told)
         return Verdict(_word(outcomes, wanted=ABOVE, against=BELOW), because)
 
@@ -105,7 +105,7 @@ def _first(
             by_difference = sorted(found, key=lambda one: found[one].difference)
             nearest = by_difference[0 if wanted == ABOVE else -1]
             one = found[nearest]
-            told.append(f"{dataset} {metric} {one.difference:+.4f} to {nearest} (p {one.p:.2g}, {one.outcome})")
+            told.append(f"{dataset} {metric} {one.difference:+.4f} to {nearest} {sureness(one.p, one.outcome)}")
         return Verdict(_word(outcomes, wanted, against), f"{row} to the nearest: " + "; ".join(told))
 
     return judge

@@ -8,6 +8,7 @@ as a number of steps, is tested over seeds, and by one seed nothing is told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -120,6 +121,11 @@ class StudyResults:
         if not p < LEVEL or (np.sign(by_seed) != np.sign(difference)).any():
             return Compared(difference, p, NOISE)
         return Compared(difference, p, ABOVE if difference > 0 else BELOW)
+
+
+def sureness(p: float, outcome: str) -> str:
+    """In brackets, how sure a comparison is and what came of it; without a p-value where there was nothing to test."""
+    return f"({f'p {p:.2g}, ' if not math.isnan(p) else ''}{outcome})"
 
 
 def _over(ours: Float64[ndarray, " values"], theirs: Float64[ndarray, " values"]) -> float:

@@ -28,7 +28,7 @@ from raytriever.retrieval.study_figures import save_lines
 from raytriever.retrieval.study_marks import Block, marks_of_block
 from raytriever.retrieval.study_page import StudyPage, page_text
 from raytriever.retrieval.study_reading import read_found
-from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, Found, StudyResults
+from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, Found, StudyResults, sureness
 from raytriever.retrieval.study_table import study_tables
 
 QUERIES = 40
@@ -241,3 +241,8 @@ def test_curves_over_what_was_varied_are_drawn_twice_alike(tmp_path: Path) -> No
         first, second = ((tmp_path / name / "ratio").with_suffix(suffix).read_bytes() for name in ("first", "second"))
         assert first == second
     assert b"G = 8" in (tmp_path / "first" / "ratio.svg").read_bytes()
+
+
+def test_what_was_not_tested_is_told_without_a_p_value() -> None:
+    assert sureness(0.0123, ABOVE) == f"(p 0.012, {ABOVE})"
+    assert sureness(float("nan"), NOISE) == f"({NOISE})"

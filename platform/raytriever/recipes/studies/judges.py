@@ -17,7 +17,7 @@ from numpy import ndarray
 from raytriever.metrics.comparison import LEVEL
 from raytriever.metrics.paired import paired_t_test
 from raytriever.retrieval.study_claims import DID_NOT, HELD, WITHIN_NOISE, Judge, Verdict
-from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, Compared, StudyResults
+from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, Compared, StudyResults, sureness
 
 
 def mean_difference(results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = ()) -> Compared:
@@ -51,7 +51,7 @@ def above_on_average(better: str, worse: str, metrics: Sequence[str], datasets: 
     def judge(results: StudyResults) -> Verdict:
         found = {metric: mean_difference(results, better, worse, metric, datasets) for metric in metrics}
         told = "; ".join(
-            f"{metric} {one.difference:+.4f} (p {one.p:.2g}, {one.outcome})" for metric, one in found.items()
+            f"{metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}" for metric, one in found.items()
         )
         return Verdict(
             _word([one.outcome for one in found.values()]), f"{better} - {worse}, mean over data sets: {told}"
@@ -68,7 +68,7 @@ def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: fl
         for metric in metrics:
             one = mean_difference(results, row, other, metric)
             outcomes.append(ABOVE if one.difference >= -within else NOISE if one.outcome == NOISE else BELOW)
-            told.append(f"{metric} {one.difference:+.4f} (p {one.p:.2g}, {one.outcome})")
+            told.append(f"{metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}")
         because = f"{row} - {other}, mean over data sets, at par down to {-within:g}: {'; '.join(told)}"
         return Verdict(_word(outcomes), because)
 
@@ -136,7 +136,7 @@ def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: 
             p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
             sure = p < LEVEL and len(set(np.sign(wide - narrow).tolist())) == 1
             outcomes.append((ABOVE if (wide > narrow).all() else BELOW) if sure else NOISE)
-            told.append(f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} (p {p:.2g}, {outcomes[-1]})")
+            told.append(f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {sureness(p, outcomes[-1])}")
         return Verdict(_word(outcomes), f"spread of {metric}: {'; '.join(told)}")
 
     return judge

@@ -22,13 +22,15 @@ TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
 def test_candidates_at_a_recall_lie_between_the_settings_around_it(kind: str) -> None:
     index = build_index(Rows.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
     points = curve(index, SET.shifted, TRUE, list(efforts(index, 10)), timed=False)
-    target = (points[0].recall + points[1].recall) / 2
+    target = points[0].recall * 0.75 + points[1].recall * 0.25
     found = at_recall(index, SET.shifted, TRUE, target)
     assert found.effort == points[1].effort
     if kind == "vamana":
         assert isnan(found.candidates)
     else:
+        expected = points[0].candidates ** 0.75 * points[1].candidates ** 0.25
         assert points[0].candidates < found.candidates < points[1].candidates
+        assert found.candidates == pytest.approx(expected, rel=1e-6)
     assert points[-1].recall == pytest.approx(1.0, abs=0.02)
     least = at_recall(index, SET.shifted, TRUE, 0.0)
     assert (least.effort, least.recall) == (points[0].effort, points[0].recall)
@@ -58,4 +60,6 @@ def test_the_control_is_shifted_and_of_low_rank() -> None:
     centre = drawn.documents.mean(0)
     apart = [np.square(vectors.mean(0) - centre).sum() for vectors in (drawn.shifted, drawn.unshifted)]
     assert apart[0] > 30 * apart[1]
-    assert np.linalg.matrix_rank(drawn.shifted, tol=1e-3) == 8 + 4 + 1
+    for queries in (drawn.shifted, drawn.training):
+        assert np.linalg.matrix_rank(queries, tol=1e-3) == 8 + 4 + 1
+        assert np.square(queries.mean(0) - centre).sum() == pytest.approx(apart[0], rel=0.1)

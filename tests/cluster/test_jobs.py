@@ -283,6 +283,7 @@ def test_what_cannot_be_submitted_is_told_in_a_line(head: Head, settings: list[s
         str(head.home / "none"),
         RAY_ADDRESS=f"127.0.0.1:{head.port}",
         RAY_AUTH_MODE="disabled",
+        MLFLOW_TRACKING_URI=f"sqlite:///{head.home}/own.db",  # the checkout's own is no database
     )
     assert code == 2, out
     assert "Traceback" not in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from mlflow import MlflowClient
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import processes
 
 SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
 
@@ -40,6 +44,11 @@ def tracked(uri: str) -> tuple[list[Any], list[Any], MlflowClient]:
     runs = client.search_runs([experiment.experiment_id])
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     return [run for run in runs if run not in children], children, client
+
+
+def started_with(pid: int) -> str:
+    """The environment that a process was started with."""
+    return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
 
 
 def wait_for(what: Callable[[], bool], seconds: float) -> None:
@@ -130,12 +139,46 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
             assert (folder / "figures" / f"{name}.{kind}").stat().st_size > 500
     assert (folder / "table.md").read_text().count("\n") == 6
 
+    # Trained once more by its settings, it comes out the same.
+    remade = cli.start("train", "--config", "sweep/best.yaml", "--output", "remade")
+    _, err = remade.communicate(timeout=200)
+    assert remade.returncode == 0, err
+    assert json.loads((cli.folder / "remade" / "metrics.json").read_text())["after"] == pytest.approx(
+        figures["after"], abs=0.02
+    )
+
     # Given once more it has nothing to do, and says the same.
     idle = cli.start("tune", *words)
     out_again, err = idle.communicate(timeout=100)
     assert idle.returncode == 0, err
     assert "is finished" in err
     assert out_again == out
+
+
+@pytest.mark.slow
+def test_a_trial_whose_process_dies_is_begun_again_from_its_checkpoint(command_line: Callable, tmp_path: Path) -> None:
+    cli = command_line()
+    folder = cli.folder / "sweep"
+    file = tmp_path / "temperatures.yaml"
+    file.write_text(yaml.safe_dump({"loss": {"temperature": [0.02, 0.05]}}))
+    steps = 300
+    words = [*cli.settings, "--max-steps", str(steps), "--eval-steps", "10", "--patience", "99"]
+    process = cli.start("tune", *words, "--search-space", str(file), "--trials-at-once", "1", "--output", "sweep")
+    try:
+        wait_for(lambda: bool(list(folder.glob("trials/000/checkpoints/step-*"))), 200)
+        [trial] = processes("ray::ImplicitFunc", lambda pid: str(tmp_path) in started_with(pid))
+        os.kill(trial, signal.SIGKILL)
+        _, err = process.communicate(timeout=280)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 0, err
+    assert "continuing after step" in err
+    assert [trial["status"] for trial in books(folder)] == ["finished", "finished"]
+    for number in range(2):
+        assert steps_of(folder / "trials" / f"{number:03d}") == list(range(1, steps + 1))
+    _, children, _ = tracked(cli.environment["MLFLOW_TRACKING_URI"])
+    assert [run.info.status for run in children] == ["FINISHED", "FINISHED"]
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         raise ConfigError(
             "no Ray cluster answers",
             f"RAY_ADDRESS={address}",
-            "start it with `ray start --head`, or unset RAY_ADDRESS",
+            "start it with `ray start --head`; where it wants a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS",
         ) from error
     except AuthenticationError as error:
         raise ConfigError(

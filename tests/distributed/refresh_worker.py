@@ -46,11 +46,14 @@ class Watched(BatchSource):
 
     drawn: dict[int, int] = field(default_factory=dict)
     late: Event = field(default_factory=Event)
+    taken: Event = field(default_factory=Event)
 
     def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
         assert self.drawn.setdefault(step, self.version) == self.version
         if step >= LATE:
             self.late.set()
+        if step > LATE:
+            self.taken.wait(3)  # else the run may be over before a busy machine has read the table
         return super().batch(step, retriever, workers)
 
 
@@ -90,7 +93,9 @@ def main(arguments: list[str]) -> None:
     def read(path: Path) -> NegativesTable:
         if rank != "0":
             assert watched.late.wait(100)
-        return read_negatives(path, dataset)
+        table = read_negatives(path, dataset)
+        watched.taken.set()
+        return table
 
     workers = current_workers()
     train(

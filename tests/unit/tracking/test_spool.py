@@ -84,6 +84,7 @@ def server(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowS
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sender_module, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(sender_module, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 0.0)
     return MlflowServer(uri)
 
 

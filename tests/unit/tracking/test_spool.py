@@ -331,18 +331,18 @@ def test_a_driver_killed_at_any_moment_loses_and_doubles_nothing(
     run, last = tmp_path / "killed", 0
     run.mkdir()
     words = [sys.executable, "-c", DRIVER, str(run), uri]
-    for kill in range(5):
+    for kill in range(3):
         process = subprocess.Popen([*words, str(10**9)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
-        time.sleep(0.1 + 0.07 * kill)
+        time.sleep(0.1 + 0.12 * kill)
         os.kill(process.pid, signal.SIGKILL)
         told = process.communicate()[0].split("\n")[:-1]
         last = max([last, *map(int, told)])
     subprocess.run([*words, str(last + 10)], check=True, stdout=subprocess.DEVNULL)
     run_id = json.loads((run / IDENTITY).read_text())["tracking_id"]
     assert kept(server, run_id) == expected(last + 10)
-    assert last > 50
+    assert last > 20
     key = json.loads((run / IDENTITY).read_text())["key"]
     assert len(server.client.search_runs([server.experiment()], f"tags.`raytriever.key` = '{key}'")) == 1
 

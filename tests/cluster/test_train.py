@@ -135,6 +135,7 @@ def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(comman
         assert sorted(point.step for point in history) == list(range(1, 401))
 
 
+@pytest.mark.slow
 def test_a_mistake_that_only_a_worker_meets_ends_in_one_line(command_line: Callable) -> None:
     cli = command_line()
     done = cli.train("--max-steps", "30", "--learning-rate", "1e30", "--warmup-steps", "0", "--output", "run")

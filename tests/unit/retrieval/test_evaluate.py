@@ -144,6 +144,7 @@ def test_a_dense_and_a_lexical_system_are_measured_alike(
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> None:
     """Forty test queries and 200 abstracts, by sentence-transformers and trec_eval; the whole is a benchmark."""
     import pytrec_eval

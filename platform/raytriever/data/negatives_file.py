@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.id_columns import INTEGER, NUMBER, TEXT, places_of, read_columns
 from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.parquet import column_names
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
-from raytriever.storage import committed_directory, disk_errors, read_manifest
+from raytriever.storage import committed_directory, read_manifest
 
 PART_ROWS = 1 << 22
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
+_KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"
 
 
@@ -84,60 +84,25 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
 
 def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
     """A file's rows as positions and numbers, in the order of `COLUMNS`."""
-    with disk_errors(file):
-        try:
-            _check_columns(column_names(str(file)), file)
-            _check_types(pq.read_schema(file), file)
-            table = pq.read_table(file, columns=list(COLUMNS))
-        except pa.ArrowInvalid as error:
-            raise DataError(f"not Parquet ({' '.join(str(error).split())})", str(file), "write it again") from error
-    for name in COLUMNS:
-        if name != "score" and table[name].null_count:
-            raise DataError(f"column {name!r} is empty in {table[name].null_count} of {len(table)} rows", str(file))
+    table = read_columns(file, _KINDS, _REMEDY, may_lack=["score"])
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
         outside = numbers[(numbers < 0) | (numbers > np.iinfo(np.int32).max)]
         if len(outside):
             raise DataError(f"{name} {outside[0]} is out of range", str(file), "count from 0, below 2^31")
+    origins = pa.array(ORIGINS, pa.large_string())
     return (
-        _places(table["query"], query_ids, "query", file),
-        _places(table["document"], document_ids, "document", file),
-        _places(table["origin"], pa.array(ORIGINS, pa.large_string()), "origin", file),
+        places_of(table["query"], query_ids, "query", file, _of_another),
+        places_of(table["document"], document_ids, "document", file, _of_another),
+        places_of(table["origin"], origins, "origin", file, lambda first: did_you_mean(first, ORIGINS)),
         table["rank"].to_numpy(),
         table["score"].to_numpy(),
         table["round"].to_numpy(),
     )
 
 
-def _check_columns(names: Sequence[str], file: Path) -> None:
-    for name in COLUMNS:
-        if name not in names:
-            raise DataError(f"no column {name!r}; there are {', '.join(names) or 'none'}", str(file), _REMEDY)
-
-
-def _check_types(schema: Any, file: Path) -> None:
-    for name in COLUMNS[:3]:
-        kind = schema.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise DataError(f"column {name!r} is {kind}, not string", str(file), "write ids as strings")
-    for name in COLUMNS[3:]:
-        kind = schema.field(name).type
-        if not (pa.types.is_integer(kind) or (name == "score" and pa.types.is_floating(kind))):
-            raise DataError(f"column {name!r} is {kind}, not a number", str(file), _REMEDY)
-
-
-def _places(column: Any, known: Any, name: str, file: Path) -> ndarray:
-    """The place of each value among the known ones."""
-    found = pc.index_in(column.cast(pa.large_string()), value_set=known)
-    if found.null_count:
-        first = column.filter(pc.is_null(found))[0].as_py()
-        raise DataError(
-            f"{found.null_count} of {len(column)} rows name an unknown {name}, the first {first!r}",
-            str(file),
-            did_you_mean(first, ORIGINS) if name == "origin" else "give the table of this data set",
-        )
-    return found.to_numpy()
+def _of_another(first: str) -> str:
+    return "give the table of this data set"
 
 
 def _ids(ids: Sequence[str]) -> Any:

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.parquet import column_names
+from raytriever.data.id_columns import NUMBER, TEXT, places_of, read_columns
 from raytriever.data.teacher_table import TeacherTable
 from raytriever.errors import DataError
-from raytriever.storage import disk_errors, read_manifest
+from raytriever.storage import read_manifest
 
 KIND = "teacher scores"
 PART_ROWS = 1 << 22
 COLUMNS = ("query", "document", "score")
+_KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
 _REMEDY = "give a directory that jobs/score.py wrote, or a Parquet file of the columns query, document and score"
 
 
@@ -93,45 +93,12 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
 
 
 def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
-    with disk_errors(file):
-        try:
-            names = column_names(str(file))
-            for name in COLUMNS:
-                if name not in names:
-                    raise DataError(f"no column {name!r}; there are {', '.join(names) or 'none'}", str(file), _REMEDY)
-            _check_types(pq.read_schema(file), file)
-            table = pq.read_table(file, columns=list(COLUMNS))
-        except pa.ArrowInvalid as error:
-            raise DataError(f"not Parquet ({' '.join(str(error).split())})", str(file), "write it again") from error
-    for name in COLUMNS:
-        if table[name].null_count:
-            raise DataError(f"column {name!r} is empty in {table[name].null_count} of {len(table)} rows", str(file))
-    query, document = (_places(table[name], ids, name, file) for name, ids in zip(COLUMNS, known, strict=False))
+    table = read_columns(file, _KINDS, _REMEDY)
+    query, document = (
+        places_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
+        for name, ids in zip(COLUMNS, known, strict=False)
+    )
     return query, document, table["score"].to_numpy()
-
-
-def _check_types(schema: Any, file: Path) -> None:
-    for name in COLUMNS[:2]:
-        kind = schema.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise DataError(f"column {name!r} is {kind}, not string", str(file), "write ids as strings")
-    kind = schema.field("score").type
-    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-        raise DataError(f"column 'score' is {kind}, not a number", str(file), _REMEDY)
-
-
-def _places(column: Any, known: Any, name: str, file: Path) -> ndarray:
-    """The place of each id among the known ones."""
-    found = pc.index_in(column.cast(pa.large_string()), value_set=known)
-    if found.null_count:
-        first = column.filter(pc.is_null(found))[0].as_py()
-        raise DataError(
-            f"{found.null_count} of {len(column)} rows name an unknown {name}, the first {first!r}",
-            str(file),
-            "give the scores of this data set",
-        )
-    return np.asarray(found.to_numpy(), dtype=np.int64)
 
 
 def _ids(dataset: RetrievalDataset) -> tuple[Sequence[str], Sequence[str]]:

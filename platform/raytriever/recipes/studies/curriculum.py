@@ -13,13 +13,12 @@ from typing import Any
 from raytriever.config import Curriculum, Stage, lay
 from raytriever.config.study import FULL, SMOKE, Arm, Study
 from raytriever.recipes.studies.data_sets import DataSet
-from raytriever.recipes.studies.heterogeneous import STANDS_IN, mixed_sets
+from raytriever.recipes.studies.heterogeneous import STANDS_IN, mixed_measured, mixed_sets
 from raytriever.recipes.studies.judges import mostly_above, steadier
 from raytriever.recipes.studies.positives_settings import (
     METRICS,
     MULTIPLE,
     Group,
-    hybrid_sets,
     objective,
     told,
     usual_group,
@@ -34,10 +33,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     """See `recipes.studies`."""
     group = usual_group(scale)
     data, others = mixed_sets(scale, data_root, folder)
-    if scale == FULL:
-        measured = hybrid_sets(data_root, ("mrr_at_10", "recall_at_1000"))
-    else:
-        measured = (data.measured(METRICS), *(one.measured(("ndcg_at_10",)) for one in others))
+    measured = mixed_measured(scale, data_root, data, others)
     arms = []
     for name in OBJECTIVES:
         alone, both = _stages(scale, name, data, group)

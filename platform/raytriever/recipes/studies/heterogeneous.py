@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.config import Curriculum
-from raytriever.config.study import FULL, SMOKE, Arm, Study
+from raytriever.config.study import FULL, SMOKE, Arm, Measured, Study
 from raytriever.recipes.studies.cut import Cut
 from raytriever.recipes.studies.data_sets import DataSet, pack, untrained
 from raytriever.recipes.studies.judges import every, second_at_worst
@@ -36,10 +36,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     """See `recipes.studies`."""
     group = usual_group(scale)
     data, others = mixed_sets(scale, data_root, folder)
-    if scale == FULL:
-        measured = hybrid_sets(data_root, ("mrr_at_10", "recall_at_1000"))
-    else:
-        measured = (data.measured(METRICS), *(one.measured(("ndcg_at_10",)) for one in others))
+    measured = mixed_measured(scale, data_root, data, others)
     arms = [
         Arm(
             name.lower(),
@@ -72,6 +69,13 @@ def mixed_sets(scale: str, data_root: Path | None, folder: Path) -> tuple[DataSe
     if scale in (SMOKE, FULL):
         return data, []
     return data, [pack(data_root, folder, "trec-dl19-mini", _PASSAGES, "TREC-DL19-mini")]
+
+
+def mixed_measured(scale: str, data_root: Path | None, data: DataSet, others: list[DataSet]) -> tuple[Measured, ...]:
+    """What each row is measured on."""
+    if scale == FULL:
+        return hybrid_sets(data_root, ("mrr_at_10", "recall_at_1000"))
+    return (data.measured(METRICS), *(one.measured(("ndcg_at_10",)) for one in others))
 
 
 def _claims(recall: str, home: str) -> tuple[Claim, ...]:

@@ -82,7 +82,7 @@ def _attend(
     query: Float[Tensor, "texts heads tokens width"],
     key: Float[Tensor, "texts heads tokens width"],
     value: Float[Tensor, "texts heads tokens width"],
-    mask: Bool[Tensor, "texts #heads tokens tokens"] | None,
+    mask: Bool[Tensor, " texts #heads tokens tokens"] | None,
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Float[Tensor, "texts tokens heads width"], None]:

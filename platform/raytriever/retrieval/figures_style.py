@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from raytriever.storage import disk_errors
 
@@ -72,3 +74,10 @@ def label(name: str, characters: int = 34) -> str:
         half = (characters - 1) // 2
         name = f"{name[:half]}…{name[-half:]}"
     return f" {name}" if name.startswith("_") else name
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 of each power, in plain numbers; by itself it would tell formulas."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, place: f"{value:,.6g}")
+    axis.set_minor_formatter(NullFormatter())

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError
 from raytriever.index.measure import Point
-from raytriever.retrieval.figures_style import COLOURS, HEIGHT, WIDTH, label, lines, picture
+from raytriever.retrieval.figures_style import COLOURS, HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.retrieval.ood import Material
 from raytriever.retrieval.ood_gap import Gap
 
@@ -29,18 +29,13 @@ def save_curves(path: Path, curves: Mapping[str, list[Point]], k: int, title: st
         k: how many documents are looked for.
         title: above the picture.
     """
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
         for (name, points), (colour, dash) in zip(curves.items(), lines(), strict=False):
             found, rates = [point.recall for point in points], [point.qps for point in points]
             axes.plot(found, rates, color=colour, linestyle=dash, marker="o", markersize=3, label=label(name))
         axes.set(xlabel=f"recall@{k}", ylabel="queries a second, one thread", yscale="log")
-        # By itself it would tell powers as formulas.
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(lambda rate, place: f"{rate:,.0f}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        plain_log_ticks(axes.yaxis)
         axes.set_title(title or f"Rate and recall@{k}")
         axes.legend(loc="lower left")
 

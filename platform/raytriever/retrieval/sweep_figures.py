@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
-from raytriever.retrieval.figures_style import HEIGHT, WIDTH, label, lines, picture
+from raytriever.retrieval.figures_style import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.retrieval.sweep import STOPPED, Trial
 from raytriever.retrieval.sweep_table import setting_text
 
@@ -94,6 +94,7 @@ def save_response(
             axes.plot(places, means, color=colour, linestyle=dash, label=label(setting_text(group)) if by else None)
         if log:
             axes.set_xscale("log")
+            plain_log_ticks(axes.xaxis)
         ticks = sorted({float(t.settings[key]) for t in done})
         if len(ticks) <= 6:
             axes.set_xticks(ticks, [setting_text(tick) for tick in ticks])

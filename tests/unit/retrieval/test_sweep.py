@@ -82,3 +82,11 @@ def test_the_figures_are_drawn_and_are_a_function_of_the_trials(trials: list[Tri
     assert "infonce" in (tmp_path / "a" / "parallel.svg").read_text()
     save_parallel(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10", str)
     assert not (tmp_path / "none.png").exists()
+
+
+def test_a_logarithmic_axis_tells_plain_numbers(tmp_path: Path) -> None:
+    trials = [Trial(n, {"loss.temperature": 0.003 * 2**n}, "finished", {METRIC: 0.5 + n / 100}) for n in range(9)]
+    save_response(tmp_path / "many.png", trials, METRIC, "nDCG@10", "loss.temperature", None, str, log=True)
+    drawn = (tmp_path / "many.svg").read_text()
+    assert "mathdefault" not in drawn
+    assert all(f">{tick}<" in drawn for tick in ("0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5"))

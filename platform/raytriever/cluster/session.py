@@ -40,7 +40,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
             ray.init(address=address, runtime_env=_runtime_env(), **common)
         else:
             tighten_token()
-            cpus = max(os.cpu_count() or 1, num_workers + 2)
+            cpus = max(len(os.sched_getaffinity(0)), num_workers + 2)
             # `local` keeps out of any other cluster recorded on this machine.
             ray.init(address="local", num_cpus=cpus, **common)
     except ConnectionError as error:

@@ -127,7 +127,7 @@ def run_sweep(
         tags = {"run_directory": str(output.resolve())}
         tracker.describe(_settings(base, search, space), material.record(), tags)
         workers = base.training.workers[1]
-        wanted = workers * (search.trials_at_once or max(1, (os.cpu_count() or 1) // workers))
+        wanted = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))
         with ray_session(wanted - COORDINATORS):
             plan = replace(plan, at_once=search.trials_at_once or _places(workers))
             conductor = Conductor(output, plan, material, trials, tracker, run_name, say)

@@ -81,7 +81,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
     if device.type == "cpu":
         # Ray leaves one thread to a process; the cores of a node are shared among the workers on it.
         local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // (local * job["beside"])))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (local * job["beside"])))
     settings = config.training
     retriever = load_retriever(config.model).to(device)
     prepare_for_training(retriever, config.model, settings.seed)

@@ -30,7 +30,7 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
     """
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
-    workers = os.cpu_count() or 1
+    workers = len(os.sched_getaffinity(0))
     losses: Counter[tuple[int, int]] = Counter()
     lost: list[Chunk] = []
     while True:

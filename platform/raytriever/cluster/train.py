@@ -8,7 +8,6 @@ goes on from our newest whole checkpoint.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytriever.cluster.failures import Failures
+from raytriever.cluster.fit_thread import FitThread
 from raytriever.cluster.inline import inline
 from raytriever.cluster.monitor import listening
 from raytriever.cluster.news import GivenUp, News, Notice
@@ -131,13 +131,17 @@ def train_on_cluster(
                 failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACE_ATTEMPTS),
             ),
         )
-        failure = None if here else _fit(trainer, listener.broken)
+        fit = FitThread(trainer.fit)
         if here:
             trainer.fit()
+        else:
+            fit.start()
+            fit.wait(listener.broken)
     if mistakes:
         raise mistakes[0]
     if ends:
         raise _end_of(ends[0])
+    failure = fit.failure
     if isinstance(failure, ControllerError) and "Timeout" in type(failure.controller_failure).__name__:
         raise ClusterError(
             f"has had no place for {fewest} workers for {PLACE_SECONDS * PLACE_ATTEMPTS // 60} minutes",
@@ -158,24 +162,3 @@ def _end_of(end: GivenUp) -> Exception:
         f"after step {end.reached}",
         "see whether memory is short (a smaller --grad-cache-chunk or --batch-size), then give the command again",
     )
-
-
-def _fit(trainer: TorchTrainer, broken: threading.Event) -> BaseException | None:
-    """Run the trainer until it ends or `broken` is set; answers what it failed with.
-
-    It runs on a thread of its own: on the main one it takes over Ctrl-C and ends the process with a code that says
-    nothing, while here the interruption reaches the caller and the end of the Ray session ends the workers.
-    """
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            trainer.fit()
-        except Exception as failure:  # handed to the caller's thread
-            failures.append(failure)
-
-    thread = threading.Thread(target=run, name="raytriever-fit", daemon=True)
-    thread.start()
-    while thread.is_alive() and not broken.is_set():
-        thread.join(0.2)
-    return failures[0] if failures else None

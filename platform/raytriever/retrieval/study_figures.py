@@ -15,6 +15,8 @@ Points = Sequence[tuple[float, float, float]]
 def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: str, value: str) -> None:
     """Means with their deviations over seeds, one curve a name, panels side by side on one scale.
 
+    What was tried stands at equal distances: on a scale of its own 0, 0.001 and 0.1 would lie on each other.
+
     Args:
         path: of the PNG; the SVG stands beside it.
         panels: by title, and in each the curves by name; a title may be empty.
@@ -29,12 +31,13 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
         for place, (title, curves) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(1, len(panels), place, sharey=shared)
             shared = shared or axes
+            tried = sorted({x for points in curves.values() for x, _, _ in points})
             for name, points in curves.items():
                 colour, dash = looks[name]
                 where, means, deviations = zip(*sorted(points), strict=True)
                 around = [deviation if deviation == deviation else 0.0 for deviation in deviations]
                 axes.errorbar(
-                    where,
+                    [tried.index(x) for x in where],
                     means,
                     yerr=around,
                     color=colour,
@@ -45,8 +48,7 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
                     label=label(name) if name else None,
                 )
             axes.set(xlabel=across, title=title)
-            axes.set_xticks(sorted({x for points in curves.values() for x, _, _ in points}))
-            axes.tick_params(axis="x", labelrotation=45 if len(axes.get_xticks()) > 5 else 0)
+            axes.set_xticks(range(len(tried)), [f"{x:g}" for x in tried], rotation=45 if len(tried) > 5 else 0)
         figure.axes[0].set_ylabel(value)
         handles, names_told = figure.axes[0].get_legend_handles_labels()
         if handles:

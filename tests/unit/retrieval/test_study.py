@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -241,6 +242,15 @@ def test_curves_over_what_was_varied_are_drawn_twice_alike(tmp_path: Path) -> No
         first, second = ((tmp_path / name / "ratio").with_suffix(suffix).read_bytes() for name in ("first", "second"))
         assert first == second
     assert b"G = 8" in (tmp_path / "first" / "ratio.svg").read_bytes()
+
+
+def test_small_and_large_values_stand_apart(tmp_path: Path) -> None:
+    points = [(weight, 0.5, 0.01) for weight in (0.0, 0.001, 0.1)]
+    save_lines(tmp_path / "lambda.png", {"": {"": points}}, "lambda", "MMD²")
+    drawn = (tmp_path / "lambda.svg").read_text()
+    places = [float(x) for x in re.findall(r' x="([\d.]+)"[^>]*>(?:0|0\.001|0\.1)</text>', drawn)]
+    assert len(places) == 3
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], rel=0.02)
 
 
 def test_what_was_not_tested_is_told_without_a_p_value() -> None:

@@ -55,7 +55,9 @@ def shift_of(indexes: dict[str, ApproximateIndex], sets: dict[str, tuple[ndarray
     for kind, index in indexes.items():
         points = {name: at_recall(index, queries, true, RECALL) for name, (queries, true) in sets.items()}
         for name, point in points.items():
-            if isnan(point.candidates):  # Vamana's are not told: the beam stands for them
+            if not point.effort:
+                ends[f"{kind}: the greatest recall@10 it comes to, {name}"] = End(point.recall, "told", True)
+            elif isnan(point.candidates):  # Vamana's are not told: the beam stands for them
                 ends[f"{kind}: documents held at recall@10 {RECALL}, {name}"] = End(point.effort, "told", True)
             else:
                 ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = End(point.candidates, "told", True)

@@ -6,9 +6,9 @@ What it does not say is taken as Tevatron has it by default: the state of [CLS],
 32 and passages of 128 tokens. That is `full`, up to ours: 500 warm-up steps, and of all looks at a dev loss the best.
 
 `small` is MiniLM on NFCorpus, whose training queries have 43 relevant passages on average and two grades of relevance.
-Its hard negatives are drawn at random: what BM25 ranks first there is often relevant and only not judged, and training
-against it makes MiniLM worse on the dev split, whatever the objective (nDCG@10 0.251 before, SingleLH 0.242 with BM25's
-negatives and 0.279 with random ones, one seed).
+Its hard negatives are drawn at random: what BM25 ranks first there may well be relevant and only not judged, and
+against that one gains less on the dev split (nDCG@10 0.251 before; seed 0 of SingleLH, SumMargLH and LSEPair: 0.258,
+0.268 and 0.256 with BM25's negatives, 0.279, 0.293 and 0.266 with random ones).
 """
 
 from __future__ import annotations

@@ -80,3 +80,8 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     for process in found:
         for pid in processes("", lambda pid: os.getsid(pid) == process.pid):  # noqa: B023
             os.kill(pid, signal.SIGKILL)
+        # Left open, they would be blamed on whichever test is running when they are collected.
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()

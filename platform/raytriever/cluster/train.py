@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import ray
+from ray.exceptions import RayActorError
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -141,15 +142,28 @@ def train_on_cluster(
         raise mistakes[0]
     if ends:
         raise _end_of(ends[0])
-    failure = fit.failure
-    if isinstance(failure, ControllerError) and "Timeout" in type(failure.controller_failure).__name__:
-        raise ClusterError(
-            f"has had no place for {fewest} workers for {PLACE_SECONDS * PLACE_ATTEMPTS // 60} minutes",
+    if isinstance(fit.failure, ControllerError):
+        raise _not_begun(fit.failure, fewest) from fit.failure.controller_failure
+    if fit.failure is not None:
+        raise fit.failure
+
+
+def _not_begun(failure: ControllerError, workers: int) -> Exception:
+    """What the driver raises when a group did not come so far as to train, and Ray Train has given up."""
+    cause = failure.controller_failure
+    if "Timeout" in type(cause).__name__:
+        return ClusterError(
+            f"has had no place for {workers} workers for {PLACE_SECONDS * PLACE_ATTEMPTS // 60} minutes",
             "the Ray cluster",
             "lower --num-workers, or see `ray status` for who holds its resources",
-        ) from failure
-    if failure is not None:
-        raise failure
+        )
+    # It tries again where a worker dies as it is made, and not where one dies as it is sent what to run.
+    if "StartupFailed" in type(cause).__name__ or isinstance(cause, RayActorError):
+        return TrainingError(
+            "a worker died before it could begin",
+            remedy="see whether memory is short where it started, then give the command again, which goes on",
+        )
+    return failure
 
 
 def _end_of(end: GivenUp) -> Exception:

@@ -118,6 +118,7 @@ def main(arguments: list[str]) -> None:
     told = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
     told |= {f"weights/{name}": torch.tensor(values) for name, values in pool.snapshots.get(1, {}).items()}
     torch.save(told, output)
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

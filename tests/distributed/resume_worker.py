@@ -116,6 +116,8 @@ def main(arguments: list[str]) -> None:
             batch = work.dev.batch(0, retriever, ALONE)
             told["embeddings"] = retriever.eval()(batch.queries, batch.passages)[0]
     torch.save(told, output)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

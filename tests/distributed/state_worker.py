@@ -45,6 +45,8 @@ def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str
         strategy.step(batch, 1e-2, step)
     slices = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
     torch.save(slices, output / f"state-{stage}-{rank}.pt")
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -169,6 +169,8 @@ def main(rank: int, size: int, store: str, output: Path, encoder: str, strategy:
     found: dict[str, object] = {case.name: run_case(case, strategy, encoder) for case in cases_of(strategy)}
     found["refused"] = refusal(strategy, encoder)
     torch.save(found, output / f"{strategy}-{size}-{rank}.pt")
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -126,10 +126,12 @@ def test_workers_that_die_before_any_step_end_the_run_in_one_line(command_line: 
     assert 1 <= dead <= 8
 
 
-IMPATIENT = """
+def train_with(name: str, value: float) -> str:
+    """A program that trains as the job does, with another constant."""
+    return f"""
 import sys
 import raytriever.cluster.train
-raytriever.cluster.train.PLACE_ATTEMPTS = 4
+raytriever.cluster.train.{name} = {value}
 from raytriever.cli.main import run
 sys.exit(run("train", sys.argv[1:]))
 """
@@ -139,7 +141,7 @@ sys.exit(run("train", sys.argv[1:]))
 @pytest.mark.timeout(900)
 def test_workers_that_die_as_they_start_end_the_run_in_one_line(command_line: Callable, started: list) -> None:
     cli = command_line()
-    words = [sys.executable, "-c", IMPATIENT, *cli.settings, *SETTINGS, "--output", "run"]
+    words = [sys.executable, "-c", train_with("PLACE_ATTEMPTS", 4), *cli.settings, *SETTINGS, "--output", "run"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         words, cwd=cli.folder, env=cli.environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -148,15 +150,6 @@ def test_workers_that_die_as_they_start_end_the_run_in_one_line(command_line: Ca
     last, dead = killed_until_the_end(process, "RayTrainWorker.init_train_context")
     assert last.startswith("error: a worker died before it could begin; see whether memory is short")
     assert dead == 5
-
-
-ELASTIC = """
-import sys
-import raytriever.cluster.train
-raytriever.cluster.train.RESIZE_SECONDS = 2.0
-from raytriever.cli.main import run
-sys.exit(run("train", sys.argv[1:]))
-"""
 
 
 @pytest.mark.slow
@@ -174,7 +167,16 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
         node = cluster.add_node(num_cpus=1)
         with (cli.folder / "err").open("w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-c", ELASTIC, *words, "--num-workers", "1:2", "--output", "run"],
+                [
+                    sys.executable,
+                    "-c",
+                    train_with("RESIZE_SECONDS", 2.0),
+                    *words,
+                    "--num-workers",
+                    "1:2",
+                    "--output",
+                    "run",
+                ],
                 cwd=cli.folder,
                 env=cli.environment | {"RAY_ADDRESS": cluster.address},
                 stdout=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -151,9 +152,8 @@ class _Training:
         """All steps that are left."""
         work = self.work
         writes = any(True for _ in self.strategy.state())
-        with Saver(
-            work.folder, self.workers, work.device, self.settings.keep, writes, work.heard, self._retained
-        ) as saver:
+        saver = Saver(work.folder, self.workers, work.device, self.settings.keep, writes, work.heard, self._retained)
+        with saver, closing(self.refresher) if self.refresher else nullcontext():
             if self.validator:
                 self.validator.start(self.progression.step)
                 self._judge(self.validator)

@@ -69,6 +69,7 @@ class Refresher:
         self._versions, self._ledger = Versions(source), read_ledger(plan.folder)
         self._phase, self._word = _Phase.NONE, Word()
         self._reading: Reading | None = None
+        self._readings: list[Reading] = []
         self._found: dict[str, Any] = {}
         self._measured: dict[str, float] = {}
         self._reason, self._began, self._waited = "", 0.0, 0.0
@@ -113,6 +114,12 @@ class Refresher:
             time.sleep(WAIT_SECONDS)
             self._advance(step)
         self._waited += time.monotonic() - began
+
+    def close(self) -> None:
+        """Wait for tables that are still being read, though nobody will draw from them: a process that ends beside a
+        thread in C++ code is aborted (pytorch#38228)."""
+        for reading in self._readings:
+            reading.join()
 
     def told(self, step: int) -> Mapping[str, float]:
         """For the tracker, of step `step`, counted from 0: its round, what was measured of a round that it is the first
@@ -160,6 +167,7 @@ class Refresher:
         elif self._phase is _Phase.MINING and words[0].news is News.DONE:
             path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
             self._reading = Reading(self._plan.read, path, self._versions.newest.examples.negatives)
+            self._readings = [self._reading, *(one for one in self._readings if one.reads)]
             self._phase = _Phase.READING
         elif self._reading is not None and self._phase is _Phase.READING and all_done(words):
             self._phase, self._word = _Phase.RECORDING, Word()

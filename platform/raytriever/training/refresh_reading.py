@@ -27,13 +27,23 @@ class Reading:
         self.word = Word()
         self.overlap = 0.0
         self.reason = ""
-        Thread(target=self._run, name="refresh", daemon=True).start()
+        self._thread = Thread(target=self._run, name="refresh", daemon=True)
+        self._thread.start()
 
     @property
     def table(self) -> NegativesTable:
         """What was read, when the word says so."""
         assert self._table is not None
         return self._table
+
+    @property
+    def reads(self) -> bool:
+        """Whether the thread is still at it, be what it reads wanted or not."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
 
     def _run(self) -> None:
         try:

@@ -8,17 +8,14 @@ traceback of mistakes too.
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from raytriever import __version__
 from raytriever.cluster.submitted import settle
 from raytriever.errors import ConfigError, UserError
+from raytriever.interruption import interruptible
 from raytriever.options import did_you_mean
 from raytriever.tracking.masking import masked
 
@@ -47,7 +44,7 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in arguments
     try:
-        with _ended_as_interrupted():
+        with interruptible():
             arguments = settle(arguments, lambda line: print(line, file=sys.stderr, flush=True))
             importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
     except UserError as mistake:
@@ -62,23 +59,6 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output went away: nothing more can be said
         return 141
     return 0
-
-
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends what runs as Ctrl-C does: what can be kept is kept."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def entry() -> None:

@@ -36,6 +36,7 @@ class Mailbox:
         self._closed = self._over = False
         self._urgent, self._changed = asyncio.Event(), asyncio.Event()
         self._restarts, self._died = Restarts(), False
+        self._controller: Any = None
 
     async def send(self, item: Any) -> int:
         """Put one item at the end; answers its number.
@@ -99,6 +100,14 @@ class Mailbox:
         """The group of workers failed; a process of it died, or raised something."""
         self._died |= died
         self._restarts.fail(reason)
+
+    async def introduce(self, controller: Any) -> None:
+        """Keep who starts the workers."""
+        self._controller = controller
+
+    async def controller(self) -> Any:
+        """Who starts the workers; None until that was told."""
+        return self._controller
 
     def _did(self, heard: int) -> None:
         self._heard = heard

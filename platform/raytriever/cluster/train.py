@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from raytriever.cluster.controller import FIRST, Introduction
 from raytriever.cluster.failures import Failures
-from raytriever.cluster.fit_thread import FitThread
+from raytriever.cluster.fitting import fit
 from raytriever.cluster.inline import inline
 from raytriever.cluster.monitor import listening
 from raytriever.cluster.news import GivenUp, News, Notice
@@ -90,11 +91,10 @@ def train_on_cluster(
         else:
             hear(item)
 
-    for name, value in _RAY_TRAIN.items():
+    for name, value in (_RAY_TRAIN | FIRST).items():
         os.environ.setdefault(name, value)
     fewest, most = config.training.workers
     most = config.training.sharing(most)
-    use_gpu = gpus() > 0
     first = ray.put(negatives)
     with (
         (inline if here else listening)(hear_or_keep) as listener,
@@ -102,50 +102,60 @@ def train_on_cluster(
         mining(config, places, first, folder) as miner,
         validating(config, dev_sets, folder, lambda line: hear(Notice(line))) as evaluator,
     ):
-        trainer = TorchTrainer(
-            train_worker,
-            train_loop_config={
-                "config": config,
-                "places": list(places),
-                "negatives": first,
-                "miner": miner,
-                "evaluator": evaluator,
-                "dev_sets": tuple(dev_sets),
-                "told": told,
-                "total_steps": total_steps,
-                "folder": str(folder.resolve()),
-                "mailbox": listener.mailbox,
-                "directory": os.getcwd(),
-                "beside": beside,
-            },
-            torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
-            scaling_config=ScalingConfig(
-                num_workers=0 if here else most if most == fewest else (fewest, most),
-                use_gpu=use_gpu,
-                elastic_resize_monitor_interval_s=RESIZE_SECONDS,
-            ),
-            run_config=RunConfig(
-                name="train",
-                storage_path=state,
-                callbacks=[Failures(listener.mailbox)],
-                # The mailbox counts failures, and lets no group begin after too many.
-                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACE_ATTEMPTS),
-            ),
-        )
-        fit = FitThread(trainer.fit)
+        work = {
+            "config": config,
+            "places": list(places),
+            "negatives": first,
+            "miner": miner,
+            "evaluator": evaluator,
+            "dev_sets": tuple(dev_sets),
+            "told": told,
+            "total_steps": total_steps,
+            "folder": str(folder.resolve()),
+            "mailbox": listener.mailbox,
+            "directory": os.getcwd(),
+            "beside": beside,
+        }
+
+        def trainer() -> TorchTrainer:
+            # No two may keep their state at one place.
+            return _trainer(work, (fewest, most), Path(mkdtemp(dir=state)), here)
+
+        failure = None
         if here:
-            trainer.fit()
+            trainer().fit()
         else:
-            fit.start()
-            fit.wait(listener.broken)
+            failure = fit(trainer, listener)
     if mistakes:
         raise mistakes[0]
     if ends:
         raise _end_of(ends[0])
-    if isinstance(fit.failure, ControllerError):
-        raise _not_begun(fit.failure, fewest) from fit.failure.controller_failure
-    if fit.failure is not None:
-        raise fit.failure
+    if isinstance(failure, ControllerError):
+        raise _not_begun(failure, fewest) from failure.controller_failure
+    if failure is not None:
+        raise failure
+
+
+def _trainer(work: dict[str, Any], workers: tuple[int, int], state: Path, here: bool) -> TorchTrainer:
+    use_gpu = gpus() > 0
+    fewest, most = workers
+    return TorchTrainer(
+        train_worker,
+        train_loop_config=work,
+        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=0 if here else most if most == fewest else workers,
+            use_gpu=use_gpu,
+            elastic_resize_monitor_interval_s=RESIZE_SECONDS,
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=str(state),
+            callbacks=[Introduction(work["mailbox"]), Failures(work["mailbox"])],
+            # The mailbox counts failures, and lets no group begin after too many.
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACE_ATTEMPTS),
+        ),
+    )
 
 
 def _not_begun(failure: ControllerError, workers: int) -> Exception:
@@ -157,8 +167,7 @@ def _not_begun(failure: ControllerError, workers: int) -> Exception:
             "the Ray cluster",
             "lower --num-workers, or see `ray status` for who holds its resources",
         )
-    # It tries again where a worker dies as it is made, and not where one dies as it is sent what to run.
-    if "StartupFailed" in type(cause).__name__ or isinstance(cause, RayActorError):
+    if "StartupFailed" in type(cause).__name__:
         return TrainingError(
             "a worker died before it could begin",
             remedy="see whether memory is short where it started, then give the command again, which goes on",

@@ -23,8 +23,6 @@ from raytriever.tracking.steps import curve
 
 # A trial whose process dies is begun again so often, and goes on from its checkpoint.
 DEATHS = 3
-# Trials that are told to stop have so long to do it.
-STOP_SECONDS = 10.0
 _RAY_TUNE = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # files of its own for every trial
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # of a state that nothing goes on from
@@ -76,10 +74,7 @@ def run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material:
             fit.wait(listener.broken)
         finally:
             conductor.leave()
-            stop.tell()
-            fit.join(STOP_SECONDS)
-            if fit.is_alive():  # asked of a session that is over, Ray would start one
-                ray._private.auto_init_hook.enable_auto_connect = False
+            fit.end(stop.tell)
     if failure := fit.failure or proposals.failure:
         raise failure
 

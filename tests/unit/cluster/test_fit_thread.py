@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
+from collections.abc import Iterator
+
+import pytest
 
 from raytriever.cluster.fit_thread import FitThread
+from raytriever.interruption import interruptible
+
+
+@pytest.fixture
+def interruptions() -> Iterator[None]:
+    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with interruptible():
+        yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_failure_is_there_when_waiting_is_over() -> None:
@@ -38,3 +53,48 @@ def test_something_broken_ends_the_wait_and_not_the_fit() -> None:
     go.set()
     thread.join()
     assert thread.failure is None
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_who_was_interrupted_can_still_wait_for_the_end() -> None:
+    """Python 3.11 takes a thread for ended whose `join` was interrupted."""
+    go = threading.Event()
+    thread = FitThread(go.wait)
+    thread.start()
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.wait(threading.Event())
+    hurried: list[int] = []
+
+    def hurry() -> None:
+        hurried.append(1)
+        if len(hurried) == 2:
+            go.set()
+
+    thread.end(hurry)
+    assert len(hurried) == 2
+    thread.join()
+    timer.join()
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_an_interruption_that_python_lost_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: lost.append(told.exc_type))
+
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    Dying()
+    assert lost == [KeyboardInterrupt]
+    go = threading.Event()
+    thread = FitThread(go.wait)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.wait(threading.Event())
+    go.set()
+    thread.join()

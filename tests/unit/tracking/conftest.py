@@ -1,13 +1,40 @@
-"""A real MLflow database."""
+"""A real MLflow database, and a door before it."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+
+from raytriever.tracking import outbox as outbox_module
+from raytriever.tracking import sender as sender_module
+from raytriever.tracking.mlflow_tracker import MlflowServer
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from door import Door
 
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all tests of tracking: making its tables takes longer than the tests."""
     return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+
+
+@pytest.fixture
+def uri(database: Path) -> str:
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture
+def server(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowServer:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sender_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(sender_module, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 0.0)
+    return MlflowServer(uri)
+
+
+@pytest.fixture
+def door(server: MlflowServer) -> Door:
+    return Door(server)

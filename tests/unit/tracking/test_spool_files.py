@@ -1,0 +1,151 @@
+"""What a tracker keeps beside a run: whole after kills, torn lines and full disks, and small in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.errors import StorageError, UserError
+from raytriever.tracking import outbox as outbox_module
+from raytriever.tracking.beside import open_beside
+from raytriever.tracking.mlflow_tracker import MlflowServer
+from raytriever.tracking.outbox import IDENTITY, Outbox
+from raytriever.tracking.steps import STEPS, Steps
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from door import DATA, Door, begin, expected, kept, points
+
+DRIVER = """
+import sys, itertools
+from pathlib import Path
+from raytriever.tracking.mlflow_tracker import MlflowServer
+from raytriever.tracking.spool import Spool
+from raytriever.tracking.steps import curve
+from raytriever.tracking.tracker import Point
+folder = Path(sys.argv[1])
+spool = Spool.open(MlflowServer(sys.argv[2]), folder, "killed")
+done = max((step for step, _ in curve(folder, "loss")), default=0)
+print("begun", flush=True)
+for step in itertools.count(max(1, done - 20)):  # as from a checkpoint before the last step
+    spool.log([Point("loss", step / 7, step, 1000 + step)])
+    print(step, flush=True)
+    if step == int(sys.argv[3]):
+        break
+spool.finish("FINISHED")
+"""
+
+
+@pytest.mark.slow
+def test_a_driver_killed_at_any_moment_loses_and_doubles_nothing(
+    server: MlflowServer, uri: str, tmp_path: Path
+) -> None:
+    run, last = tmp_path / "killed", 0
+    run.mkdir()
+    words = [sys.executable, "-c", DRIVER, str(run), uri]
+    for kill in range(5):
+        process = subprocess.Popen([*words, str(10**9)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.1 + 0.12 * kill)
+        os.kill(process.pid, signal.SIGKILL)
+        told = process.communicate()[0].split("\n")[:-1]
+        last = max([last, *map(int, told)])
+    subprocess.run([*words, str(last + 10)], check=True, stdout=subprocess.DEVNULL)
+    run_id = json.loads((run / IDENTITY).read_text())["tracking_id"]
+    assert kept(server, run_id) == expected(last + 10)
+    assert last > 50
+    key = json.loads((run / IDENTITY).read_text())["key"]
+    assert len(server.client.search_runs([server.experiment()], f"tags.`raytriever.key` = '{key}'")) == 1
+
+
+def test_memory_does_not_grow_with_what_waits(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "POINTS_A_MESSAGE", 100)
+    asked: list[int] = []
+
+    class Counting(Steps):
+        def after(self, offset: int, most: int) -> Any:
+            stretch = super().after(offset, most)
+            asked.append(len(stretch.points))
+            return stretch
+
+    monkeypatch.setattr(outbox_module, "Steps", Counting)
+    spool = begin(door, tmp_path / "run")
+    door.shut = True
+    for first in range(1, 1000, 50):
+        spool.log(points(first, first + 49))
+    door.shut = False
+    spool.finish("FINISHED")
+    assert max(asked) < 200
+    assert sum(asked) >= 2000
+
+
+def test_a_torn_line_is_cut_off_and_only_that(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    assert steps.add(points(1, 3)) == 6
+    whole = (tmp_path / STEPS).read_bytes()
+    for torn in (whole[:-1], whole[:-20]):
+        (tmp_path / STEPS).write_bytes(torn)
+        again = Steps(tmp_path)
+        assert again.points == 4
+        assert again.add(points(2, 3)) == 2
+        assert (tmp_path / STEPS).read_bytes() == whole
+        assert Steps(tmp_path).after(0, 99).points == points(1, 3)
+    (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "measured": {"' + b"x" * 500)  # longer than what comes next
+    Steps(tmp_path).add(points(4, 4))
+    assert (tmp_path / STEPS).read_bytes().startswith(whole)
+    assert (tmp_path / STEPS).read_bytes().count(b"x") == 0
+    assert Steps(tmp_path).after(0, 2) == (points(1, 1), whole.index(b"\n") + 1)
+
+
+def test_a_full_disk_is_one_line(full_disk: Path) -> None:
+    with pytest.raises(StorageError, match="no space left on the disk"):
+        Steps(full_disk).add(points(1, 3))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"sent": "many"}'])
+def test_a_torn_identity_is_told_by_its_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / IDENTITY).write_text(content)
+    with pytest.raises(StorageError, match=r"run\.json: is torn or changed; give --fresh"):
+        Outbox(tmp_path)
+
+
+def test_a_job_whose_directory_appears_at_its_end(
+    server: MlflowServer, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
+    output, place, said = tmp_path / "results", tmp_path / ".results.tracking", list[str]()
+    with pytest.raises(UserError):
+        open_beside("sqlite:////proc/none.db", output, said.append)
+    assert not place.exists()
+    first = open_beside(uri, output, said.append)
+    for name in ("letters", "numbers"):  # several data sets of one run
+        first.describe({"split": "test"}, replace(DATA, name=name), {})
+    first.log(points(1, 2))
+    first.finish("FINISHED")
+    assert not place.exists()
+    assert kept(server, first.run_id) == expected(2)
+    inputs = server.client.get_run(first.run_id).inputs.dataset_inputs
+    assert {given.dataset.name for given in inputs} == {"letters", "numbers"}
+
+    # What an earlier call could not send stands there, and goes first.
+    place.mkdir()
+    door = Door(server)
+    left = begin(door, place / "left", said)
+    door.shut = True
+    left.log(points(1, 3))
+    left.finish("FINISHED")
+    assert said[-1].endswith("the same command sends them")
+    again = open_beside(uri, output, said.append)
+    assert kept(server, left.run_id) == expected(3)
+    assert [folder.name for folder in place.iterdir()] == [again.folder.name]
+    again.finish("FAILED")
+    assert not place.exists()

@@ -1,0 +1,64 @@
+"""Data sets in memory to mine in, and what was mined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
+from raytriever.data.records import ORIGINS
+from raytriever.negatives.config import METHODS, MiningConfig
+from raytriever.retrieval.mine import Mined
+from raytriever.retrieval.mine_scales import Embeddings
+
+Pairs = list[tuple[int, int]]
+EVERY = MiningConfig(method=",".join(METHODS), num_negatives=3, range_max=9, sampling_strategy="random")
+
+
+def made(queries: list[str], documents: list[str], **splits: Pairs) -> RetrievalDataset:
+    """A data set in memory; query n has the id `n`, as has document n + 3."""
+    judgements = {}
+    for split, pairs in splits.items():
+        rows = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
+        judgements[split] = Judgements(rows[:, 0], rows[:, 1], np.ones(len(rows), np.int64))
+    return RetrievalDataset(
+        "made",
+        Documents([str(n - 3) for n in range(len(documents))], [""] * len(documents), documents),
+        Queries([str(n) for n in range(len(queries))], queries),
+        judgements,
+    )
+
+
+def whole_numbers(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Embeddings whose dot products are exact."""
+    return rng.integers(-2, 3, (rows, 4)).astype(np.float32)
+
+
+def rows_of(mined: Mined) -> dict[int, list[tuple[int, int]]]:
+    """(document, rank) by query."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    columns = (mined.table.queries, mined.table.documents, mined.table.ranks)
+    for query, document, rank in zip(*(column.tolist() for column in columns), strict=True):
+        found.setdefault(query, []).append((document, rank))
+    return found
+
+
+def made_gardens() -> tuple[RetrievalDataset, Embeddings]:
+    """60 documents of three words, 40 queries of two, gold negatives, and embeddings."""
+    rng = np.random.default_rng(5)
+    words = [f"word{n}" for n in range(25)]
+    documents = [" ".join(rng.choice(words, 3, replace=False)) for _ in range(60)]
+    queries = [" ".join(rng.choice(words, 2, replace=False)) for _ in range(40)]
+    dataset = made(queries, documents, train=[(n, int(rng.integers(60))) for n in range(40)])
+    gold = NegativeRows(
+        np.repeat(np.arange(40), 2),
+        rng.integers(0, 60, 80),
+        np.full(80, ORIGINS.index("gold")),
+        np.tile([0, 1], 40),
+        np.full(80, np.nan, np.float32),
+    )
+    embeddings = Embeddings.of(
+        rng.standard_normal((40, 16)).astype(np.float32), rng.standard_normal((60, 16)).astype(np.float32)
+    )
+    return replace(dataset, negatives=gold), embeddings

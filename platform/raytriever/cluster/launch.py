@@ -10,18 +10,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from raytriever.cluster.launch_doors import Doors, keep_token, open_doors
 from raytriever.cluster.launch_process import Launched, check_free, free_port
 from raytriever.errors import ConfigError
+from raytriever.interruption import check_interrupted
 from raytriever.storage import cache_folder, check_writable, disk_errors
 
 READY_SECONDS = 90.0
@@ -62,7 +61,7 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: a host, port or path that cannot be, or a host that would be open to everybody.
         LaunchError: one did not start, or has ended.
-        KeyboardInterrupt: somebody stopped them.
+        KeyboardInterrupt: somebody stopped them, in an `interruptible` block by SIGTERM too.
     """
     ports = {"--ray-port": asked.ray_port, "--dashboard-port": asked.dashboard_port, "--mlflow-port": asked.mlflow_port}
     if len(set(ports.values())) < len(ports):
@@ -77,27 +76,24 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
     logs = cache_folder() / "launch"
     with disk_errors(logs):
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with ExitStack() as running:
-            servers = []
-            for name, command, environment, address in (
-                ("MLflow", mlflow_command(asked), mlflow_environment(), f"http://{LOCAL}:{asked.mlflow_port}/health"),
-                ("Ray", ray_command(asked, doors), ray_environment(doors), _dashboard(asked, doors) + "/api/version"),
-            ):
-                server = Launched(name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log")
-                running.callback(server.end)
-                servers.append((server, address))
-            for server, address in servers:
-                server.wait_for(address, READY_SECONDS)
-            for line in told(asked, doors, logs):
-                say(line)
-            while True:
-                for server, _ in servers:
-                    server.check()
-                time.sleep(LOOK_SECONDS)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with ExitStack() as running:
+        servers = []
+        for name, command, environment, address in (
+            ("MLflow", mlflow_command(asked), mlflow_environment(), f"http://{LOCAL}:{asked.mlflow_port}/health"),
+            ("Ray", ray_command(asked, doors), ray_environment(doors), _dashboard(asked, doors) + "/api/version"),
+        ):
+            server = Launched(name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log")
+            running.callback(server.end)
+            servers.append((server, address))
+        for server, address in servers:
+            server.wait_for(address, READY_SECONDS)
+        for line in told(asked, doors, logs):
+            say(line)
+        while True:
+            for server, _ in servers:
+                server.check()
+            check_interrupted()
+            time.sleep(LOOK_SECONDS)
 
 
 def ray_command(asked: Launch, doors: Doors) -> list[str]:
@@ -160,7 +156,3 @@ def told(asked: Launch, doors: Doors, logs: Path) -> list[str]:
 def _dashboard(asked: Launch, doors: Doors) -> str:
     host = f"[{doors.address}]" if ":" in doors.address else doors.address
     return f"http://{host}:{asked.dashboard_port}"
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

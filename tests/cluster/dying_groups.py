@@ -20,7 +20,7 @@ DEATHS = 3
 
 
 class Killer(WorkerGroupCallback):
-    """Kills a worker, and asks it something, as whoever joins the workers in a process group does."""
+    """Kills a worker and asks it something, as who joins workers in a process group does when one dies."""
 
     def __init__(self) -> None:
         self._killed = 0
@@ -29,7 +29,8 @@ class Killer(WorkerGroupCallback):
         if self._killed < DEATHS:
             self._killed += 1
             ray.kill(worker_group.get_workers()[0].actor)
-            worker_group.execute(os.getpid)
+            while True:  # until it is dead, and the asking fails
+                worker_group.execute(os.getpid)
 
 
 def main(folder: str) -> None:

@@ -173,9 +173,13 @@ def test_a_node_dies_in_a_round_and_the_run_is_as_in_peace(peace: tuple[Any, lis
             process = cli.start("train", *cli.settings, *words, "--refresh-pool", "2", "--output", "bereft")
         started.append(process)
         run = cli.folder / "bereft"
-        # The driver belongs to whichever node it finds first: that is the one that stays. Workers take longer to come.
-        wait_for(lambda: processes("ray::Miner", lambda pid: parent(parent(pid)) == os.getpid()), 120, process)
+        # The driver belongs to whichever node it finds first: that is the one that stays. Encoders come when both do.
+        [miner] = wait_for(
+            lambda: processes("ray::Miner", lambda pid: parent(parent(pid)) == os.getpid()), 120, process
+        )
+        os.kill(miner, signal.SIGSTOP)
         node = cluster.add_node(num_cpus=0)
+        os.kill(miner, signal.SIGCONT)
         [raylet] = node.all_processes["raylet"]
 
         def at_work() -> bool:

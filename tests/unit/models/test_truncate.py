@@ -43,6 +43,8 @@ def test_the_first_components_are_kept_and_written(
     theirs = SentenceTransformer(str(tmp_path), device="cpu")
     read = theirs.encode_document(TEXTS, normalize_embeddings=similarity == "cosine")
     np.testing.assert_allclose(read, ours, atol=2e-6)
+    poolings = [json.loads(path.read_text()) for path in tmp_path.rglob("*Pooling/config.json")]
+    assert [pooling["word_embedding_dimension"] for pooling in poolings] == [32] * (2 if towers == "separate" else 1)
     # What is on disk is the whole encoder, so another width may be asked of it.
     more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
     np.testing.assert_allclose(more, whole, atol=1e-6)

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM (which `ray job stop` sends), to be heard by who waits long.
+"""Ctrl-C and SIGTERM (which `ray job stop` sends), as an end that neither gets lost nor breaks something.
 
-Both raise KeyboardInterrupt in the main thread wherever it stands. Where that is in a finaliser or a weak reference's
-callback, Python prints it and goes on, so it is kept as well, and whoever waits asks.
+1. Both raise KeyboardInterrupt in the main thread wherever it stands; a moment later where Python would print it and go
+   on, or be left with a lock that is never released.
+2. Not all such places are known, so whoever waits long asks as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
+
+LATER_SECONDS = 0.02
+# Modules and functions of theirs, an empty one for all: callbacks whose exceptions are ignored, and logging's lock,
+# which is taken and released by callbacks around every fork.
+_DELICATE = {("weakref", ""), ("importlib._bootstrap", "cb"), ("logging", "_acquireLock"), ("logging", "_releaseLock")}
 
 _told = threading.Event()
 
@@ -23,7 +30,8 @@ def interruptible() -> Iterator[None]:
         yield
         return
     _told.clear()
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, _interrupt)}
+    before: dict[signal.Signals, Any] = {signal.SIGALRM: signal.getsignal(signal.SIGALRM)}
+    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
     try:
@@ -39,6 +47,19 @@ def check_interrupted() -> None:
         raise KeyboardInterrupt
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     _told.set()
+    if _is_delicate(frame):
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, LATER_SECONDS)
+        return
     raise KeyboardInterrupt
+
+
+def _is_delicate(frame: FrameType | None) -> bool:
+    while frame is not None:
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if function == "__del__" or (module, "") in _DELICATE or (module, function) in _DELICATE:
+            return True
+        frame = frame.f_back
+    return False

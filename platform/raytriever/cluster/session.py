@@ -55,8 +55,11 @@ def ray_session(num_workers: int) -> Iterator[None]:
             f"RAY_ADDRESS={address}",
             "set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN",
         ) from error
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, ended_by)  # `ray.init` puts a handler of its own there
+    except SystemExit as ended:  # by the handler of SIGTERM that `ray.init` puts in the place of ours
+        raise KeyboardInterrupt from ended
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ended_by)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -85,11 +86,13 @@ def test_an_interruption_that_python_lost_ends_the_wait(monkeypatch: pytest.Monk
     lost: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: lost.append(told.exc_type))
 
-    class Dying:
-        def __del__(self) -> None:
+    def collected(phase: str, told: dict[str, int]) -> None:
+        if phase == "stop":
             signal.raise_signal(signal.SIGINT)
 
-    Dying()
+    gc.callbacks.append(collected)
+    gc.collect()
+    gc.callbacks.remove(collected)
     assert lost == [KeyboardInterrupt]
     go = threading.Event()
     thread = FitThread(go.wait)

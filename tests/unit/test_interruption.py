@@ -1,0 +1,110 @@
+"""An interruption ends a block at once, or a moment later where at once would lose it or leave a lock behind."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raytriever.interruption import check_interrupted, interruptible
+
+
+@pytest.fixture(autouse=True)
+def _interruptions() -> Iterator[None]:
+    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def finaliser(interrupt: Callable[[], None]) -> None:
+    class Dying:
+        def __del__(self) -> None:
+            interrupt()
+
+    Dying()
+
+
+def callback(interrupt: Callable[[], None]) -> None:
+    """As `WeakValueDictionary` has one for each of its values: a function of the module `weakref`."""
+    exec("def remove(): interrupt()", scope := {"__name__": "weakref", "interrupt": interrupt})
+    scope["remove"]()
+
+
+def logging_lock(interrupt: Callable[[], None]) -> None:
+    class Lock:
+        def acquire(self) -> None:
+            interrupt()
+
+        release = acquire
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging, "_lock", Lock())
+        logging._releaseLock()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("where", [finaliser, callback, logging_lock])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_where_it_would_break_something_it_comes_a_moment_later(
+    where: Callable[[Callable[[], None]], None], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    reached = []
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+
+    def block() -> None:
+        with interruptible():
+            where(lambda: signal.raise_signal(number))
+            reached.append(1)
+            time.sleep(5)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert time.monotonic() - began < 4
+    assert (reached, lost) == ([1], [])
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_anywhere_else_it_comes_at_once(number: int) -> None:
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+def test_who_asks_is_told_until_another_block_begins() -> None:
+    with interruptible():
+        check_interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            check_interrupted()
+    with interruptible():
+        check_interrupted()
+
+
+def test_ctrl_c_that_is_ignored_stays_so() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible():
+        signal.raise_signal(signal.SIGINT)
+        check_interrupted()
+
+
+def test_other_threads_leave_the_handlers_alone() -> None:
+    found: list[Any] = []
+
+    def work() -> None:
+        with interruptible():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGTERM)]

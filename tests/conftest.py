@@ -9,6 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples whenever the code is the same: what fails belongs to a change.
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -37,6 +37,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
+        if _told.is_set():
+            signal.setitimer(signal.ITIMER_REAL, 0)  # whoever has the signal next knows nothing of it, and would die
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -73,6 +73,13 @@ def test_where_it_would_break_something_it_comes_a_moment_later(
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
+def test_a_block_that_ends_before_the_moment_has_come_leaves_nothing_behind() -> None:
+    with interruptible():
+        finaliser(lambda: signal.raise_signal(signal.SIGTERM))
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    time.sleep(0.1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_anywhere_else_it_comes_at_once(number: int) -> None:
     with interruptible(), pytest.raises(KeyboardInterrupt):

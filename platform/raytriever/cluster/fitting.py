@@ -1,7 +1,7 @@
 """Fit under Ray Train to an end that is the run's: begun again where Ray Train gives up and need not.
 
 It begins a group again that failed while it trained, and one that a worker of died while it was made; where one dies
-while it is sent what to run, in between, it ends the fit and leaves that group's place taken until its controller ends.
+while it is sent what to run, in between, it ends the fit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fit(make: Callable[[], TorchTrainer], listener: Listening) -> Exception | No
             attempt.end(lambda: end_controller(listener.mailbox))
         if listener.broken.is_set() or not _died_between(attempt.failure):
             return attempt.failure
-        end_controller(listener.mailbox)
+        end_controller(listener.mailbox)  # else its process stays as long as its failure is held
         ray.get(listener.mailbox.fail.remote("a worker died before it could begin", True))
         if not ray.get(listener.mailbox.begin.remote()):
             return attempt.failure

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +78,11 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f"q{i}\td{i}\t1\n" for i in members]
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     return folder
+
+
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

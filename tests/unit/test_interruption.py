@@ -7,20 +7,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from raytriever.interruption import check_interrupted, interruptible
 
-
-@pytest.fixture(autouse=True)
-def _interruptions() -> Iterator[None]:
-    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("heard_interrupts")
 
 
 def finaliser(interrupt: Callable[[], None]) -> None:

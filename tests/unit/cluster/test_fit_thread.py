@@ -15,12 +15,9 @@ from raytriever.interruption import interruptible
 
 
 @pytest.fixture
-def interruptions() -> Iterator[None]:
-    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def interruptions(heard_interrupts: None) -> Iterator[None]:
     with interruptible():
         yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_a_failure_is_there_when_waiting_is_over() -> None:

@@ -122,14 +122,6 @@ def test_leaving_by_an_error_of_the_step_tells_that_error() -> None:
         train()
 
 
-@pytest.fixture
-def heard_interrupts() -> Iterator[None]:
-    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heard_interrupts")
 def test_an_interrupt_wakes_a_step_that_waits() -> None:
     begun, go_on = threading.Event(), threading.Event()

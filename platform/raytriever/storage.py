@@ -29,7 +29,8 @@ from raytriever.errors import StorageError
 MANIFEST = "manifest.json"
 _ASIDE = ".aside-"
 _STALE_SECONDS = 60
-_REMEDIES = {
+# Of a system error: what is wrong, and what to do about it where something is written.
+_WRITING = {
     errno.ENOSPC: ("no space left on the disk", "free some space or write to another disk"),
     errno.EDQUOT: ("the disk quota is used up", "free some space or write to another disk"),
     errno.EACCES: ("permission denied", "give a path you may write to"),
@@ -38,6 +39,13 @@ _REMEDIES = {
     errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
     errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
     errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
+}
+# The same where something is read: another remedy where "a path you may write to" would not help.
+_READABLE = "make it readable for this user (chmod, chown), or give another path"
+_READING = _WRITING | {
+    errno.EACCES: ("permission denied", _READABLE),
+    errno.EPERM: ("not permitted", _READABLE),
+    errno.ENOTDIR: ("a part of the path is a file", "check the path"),
 }
 
 
@@ -53,17 +61,22 @@ def sha256_of(file: Path | str) -> str:
 
 
 @contextmanager
-def disk_errors(path: Path | str) -> Iterator[None]:
-    """Tell a full disk or a missing permission as one `StorageError` line; other errors pass."""
+def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
+    """Raise a full disk or a missing permission as one `StorageError` line; other errors pass.
+
+    Args:
+        path: named where the error itself names no file.
+        reading: whether the block only reads. The remedy then is to make the file readable, not to write elsewhere.
+    """
     try:
         yield
     except Exception as error:
-        told = _REMEDIES.get(_errno(error))
-        if told is None:
+        known = (_READING if reading else _WRITING).get(_errno(error))
+        if known is None:
             raise
         named = str(getattr(error, "filename", None) or path)
         where = str(path) if _ASIDE in named else named
-        raise StorageError(told[0], where, remedy=told[1]) from error
+        raise StorageError(known[0], where, remedy=known[1]) from error
 
 
 def check_writable(path: Path | str) -> None:
@@ -73,14 +86,14 @@ def check_writable(path: Path | str) -> None:
         place = place.parent
     with disk_errors(path):
         if not place.is_dir():
-            raise StorageError("a part of the path is a file", str(path), _REMEDIES[errno.ENOTDIR][1])
+            raise StorageError("a part of the path is a file", str(path), _WRITING[errno.ENOTDIR][1])
         try:
             with TemporaryFile(dir=place) as stream:
                 stream.write(bytes(4096))
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            if error.errno in _REMEDIES:
+            if error.errno in _WRITING:
                 error.filename = None
                 raise
             raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from raytriever import storage
+from raytriever.data.files import open_raw, open_stream
 from raytriever.errors import StorageError
 from raytriever.storage import MANIFEST, committed_directory, one_at_a_time, read_manifest, write_atomically
 
@@ -220,3 +221,27 @@ def test_one_at_a_time_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             pass
     assert entered.wait(10)
     waiting.join()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR])
+def test_the_remedy_of_reading_is_not_to_write_elsewhere(tmp_path: Path, number: int) -> None:
+    file = tmp_path / "corpus.jsonl"
+
+    def remedy(reading: bool) -> str | None:
+        with pytest.raises(StorageError) as caught, storage.disk_errors(tmp_path, reading=reading):
+            raise OSError(number, "refused", str(file))
+        assert caught.value.where == str(file)
+        return caught.value.remedy
+
+    read = remedy(reading=True)
+    assert read is not None
+    assert "write" not in read
+    assert read != remedy(reading=False)
+
+
+def test_a_source_that_cannot_be_read_has_a_remedy_of_reading(tmp_path: Path) -> None:
+    (tmp_path / "corpus").touch()
+    with pytest.raises(StorageError, match="a part of the path is a file; check the path"):
+        open_stream(str(tmp_path / "corpus" / "queries.jsonl"))
+    with pytest.raises(StorageError, match="a part of the path is a file; check the path"):
+        open_raw(str(tmp_path / "corpus" / "queries.jsonl"))

@@ -104,7 +104,7 @@ def _given(folder: Path) -> dict[str, str]:
 
 
 def _checked(file: Path) -> str:
-    with disk_errors(file):
+    with disk_errors(file, reading=True):
         raw = file.read_bytes()
     try:
         text = raw.decode("utf-8-sig")

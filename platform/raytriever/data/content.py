@@ -26,7 +26,7 @@ def content_digest(file: SourceFile) -> str:
     known = _remembered(file.where, state) if file.modified_ns else None
     if known is None:
         digest = hashlib.sha256()
-        with disk_errors(file.where), open_raw(file.where) as stream:
+        with disk_errors(file.where, reading=True), open_raw(file.where) as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
         known = digest.hexdigest()

@@ -38,7 +38,7 @@ def open_raw(where: str) -> Any:
     """The raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError` if it cannot be reached."""
     from pyarrow.fs import LocalFileSystem
 
-    with _reaching(where), disk_errors(where):
+    with _reaching(where), disk_errors(where, reading=True):
         if is_uri(where):
             file_system, path = _file_system(where)
             return file_system.open_input_file(path)
@@ -55,7 +55,7 @@ def open_stream(where: str) -> BinaryIO:
         # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
         raw = io.BufferedReader(open_raw(where), 1 << 20)
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
-    with disk_errors(where), _reaching(where):
+    with disk_errors(where, reading=True), _reaching(where):
         path = where.removeprefix(LOCAL)
         return cast(BinaryIO, gzip.open(path) if packed else open(path, "rb"))
 

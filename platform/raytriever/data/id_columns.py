@@ -30,7 +30,7 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
     Raises:
         DataError: it is not Parquet, or a column is missing, of another type, or empty somewhere.
     """
-    with disk_errors(file):
+    with disk_errors(file, reading=True):
         try:
             names = column_names(str(file))
             for name in columns:

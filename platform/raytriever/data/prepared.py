@@ -34,7 +34,7 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
     check_directory(place)
     meta = read_manifest(place, verify=False)["meta"]
     tokenised = meta["tokenisation"]
-    with disk_errors(place):
+    with disk_errors(place, reading=True):
         (ids, titles, texts), document_tokens = _side(place, DOCUMENTS, ("id", "title", "text"), tokenised)
         (query_ids, query_texts), query_tokens = _side(place, QUERIES, ("id", "text"), tokenised)
         judgements = {

@@ -69,7 +69,7 @@ def _list_local(name: str, path: Path) -> list[Listed]:
         return [_local(path.name, path)]
     if not path.is_dir():
         raise _no_such(name, path)
-    with disk_errors(path):
+    with disk_errors(path, reading=True):
         return [
             _local(Path(here, file).relative_to(path).as_posix(), Path(here, file))
             for here, _, files in os.walk(path, followlinks=True)

@@ -46,7 +46,7 @@ class Graph:
         Raises:
             StorageError: the files are none of a graph of that size; a walk over them would leave the corpus.
         """
-        with disk_errors(folder):
+        with disk_errors(folder, reading=True):
             neighbours, degrees, entry = (np.load(folder / name, allow_pickle=False) for name in _FILES)
         fits = (
             neighbours.dtype == degrees.dtype == np.int32

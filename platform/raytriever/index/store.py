@@ -87,7 +87,7 @@ def read_index(path: Path) -> ApproximateIndex:
     """
     meta = read_meta(path)
     check_directory(path)
-    with disk_errors(path):
+    with disk_errors(path, reading=True):
         embeddings, documents, ties = (
             np.load(path / f"{name}.npy", mmap_mode="r" if name == "embeddings" else None, allow_pickle=False)
             for name in _ARRAYS

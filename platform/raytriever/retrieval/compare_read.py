@@ -66,7 +66,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
 
 def _settings(path: Path) -> dict[str, str]:
     try:
-        with disk_errors(path):
+        with disk_errors(path, reading=True):
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
@@ -83,7 +83,7 @@ def _curves(folder: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {name: [] for name in CURVES}
     done = 0
     for file in files:
-        with disk_errors(file):
+        with disk_errors(file, reading=True):
             lines = list(_lines(file.read_text(encoding="utf-8", errors="replace").splitlines()))
         for name in CURVES:
             points = {line["step"]: float(line["measured"][name]) for line in lines if name in line["measured"]}
@@ -121,7 +121,7 @@ def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        with disk_errors(path):
+        with disk_errors(path, reading=True):
             content = json.loads(path.read_bytes())
     except ValueError as error:
         raise StorageError(f"is not JSON ({error})", str(path), "make it again") from error

@@ -102,7 +102,7 @@ class EmbeddingWork:
         Raises:
             StorageError: it holds something else.
         """
-        with disk_errors(self.path):
+        with disk_errors(self.path, reading=True):
             there = self.path.is_dir() and any(self.path.iterdir())
         if there and _key_of(self.path) != self.plan.key:
             raise StorageError(

@@ -70,7 +70,7 @@ class EmbeddingStore:
     def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Each shard as its first row and its embeddings: memory-mapped, or decoded when its turn comes."""
         for number, first in enumerate(range(0, len(self), self.meta["shard_rows"])):
-            with disk_errors(self.path):
+            with disk_errors(self.path, reading=True):
                 yield first, read_embeddings(shard_folder(self.path, number))
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
@@ -87,7 +87,7 @@ class EmbeddingStore:
         for number in np.unique(shards):
             here = shards == number
             within = rows[here] - number * self.meta["shard_rows"]
-            with disk_errors(self.path):
+            with disk_errors(self.path, reading=True):
                 found[here] = read_embeddings(shard_folder(self.path, int(number)), within)
         return found
 

@@ -59,7 +59,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     """
     path = folder / RESULTS
     try:
-        with disk_errors(path):
+        with disk_errors(path, reading=True):
             content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise StorageError("holds no results.json", str(folder), "name the --output of jobs/evaluate.py") from error

@@ -52,7 +52,7 @@ def drift(model: Path) -> list[tuple[int, float]]:
     file = next((place / _STEPS for place in (model, model.parent) if (place / _STEPS).is_file()), None)
     if file is None:
         return []
-    with disk_errors(file):
+    with disk_errors(file, reading=True):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     found = {}
     for line in lines:

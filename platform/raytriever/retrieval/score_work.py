@@ -96,7 +96,7 @@ class ScoreWork:
         Raises:
             StorageError: it holds something else.
         """
-        with disk_errors(self.path):
+        with disk_errors(self.path, reading=True):
             there = self.path.is_dir() and any(self.path.iterdir())
         if not there:
             with disk_errors(self.path):

@@ -57,7 +57,7 @@ def searchable_parts(
     size = store.meta["shard_rows"]
     left_out = store.left_out
     for number in range(-(-len(store) // size)) if shards is None else shards:
-        with disk_errors(store.path):
+        with disk_errors(store.path, reading=True):
             values = read_embeddings(shard_folder(store.path, number))
         first = number * size
         missing = left_out[(left_out >= first) & (left_out < first + len(values))] - first

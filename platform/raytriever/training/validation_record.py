@@ -133,7 +133,7 @@ def forget_later(folder: Path, step: int) -> None:
 
 def _read(file: Path, fields: set[str]) -> dict[str, Any] | None:
     try:
-        with disk_errors(file):
+        with disk_errors(file, reading=True):
             content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None

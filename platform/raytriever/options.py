@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from raytriever.errors import ConfigError
+from raytriever.masking import refuse_secrets
 
 
 def option(
@@ -70,6 +71,8 @@ def check_options(config: Any) -> None:
         if value is None or not rule:
             continue
         where = flag_of(field.name)
+        if isinstance(value, str):
+            refuse_secrets(value, where)
         if rule.get("reads") is not None:
             read_option(field, value, where)
         if rule["choices"] is not None and value not in rule["choices"]:

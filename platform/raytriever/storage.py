@@ -39,6 +39,12 @@ _WRITING = {
     errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
     errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
     errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
+    errno.ELOOP: ("symbolic links lead in a circle", "remove the link or give another path"),
+    errno.EISDIR: ("a folder is in the way", "give the path of a file"),
+    errno.EFBIG: ("the file would be larger than allowed", "raise the limit (`ulimit -f`) or write to another disk"),
+    errno.EMFILE: ("too many open files", "raise the limit (`ulimit -n`)"),
+    errno.ENFILE: ("too many open files on this machine", "raise the limit (`sysctl fs.file-max`)"),
+    errno.EIO: ("the disk fails to read or write", "check the disk, and use another one"),
 }
 # The same where something is read: another remedy where "a path you may write to" would not help.
 _READABLE = "make it readable for this user (chmod, chown), or give another path"
@@ -82,9 +88,9 @@ def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless something can be written under `path`, which need not exist; leaves nothing."""
     place = Path(os.path.abspath(path))
-    while not place.exists() and place != place.parent:
-        place = place.parent
     with disk_errors(path):
+        while not place.exists() and place != place.parent:
+            place = place.parent
         if not place.is_dir():
             raise StorageError("a part of the path is a file", str(path), _WRITING[errno.ENOTDIR][1])
         try:

@@ -29,8 +29,8 @@ from raytriever.annotation.dialect import Dialect
 from raytriever.annotation.prompts import Message
 from raytriever.annotation.protocol import Passing, Reply, error_message, model_names, read_reply, retry_after
 from raytriever.errors import UserError
+from raytriever.masking import HIDDEN, masked
 from raytriever.options import did_you_mean
-from raytriever.tracking.masking import HIDDEN, masked
 
 FIRST_BOUND = 0.5  # seconds within which a request is sent a second time
 LONGEST_ASKED = 600.0  # a service that asks for a longer wait wants the job to stop

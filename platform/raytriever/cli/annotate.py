@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -48,12 +49,12 @@ def main(words: list[str]) -> None:
     )
     estimate, annotated = run_annotation(job, output, arguments.dry_run, warn)
     if annotated is None:
-        print(estimate)
+        show(estimate)
         return
-    print(summary(annotated, bool(service.price_in or service.price_out)))
+    show(summary(annotated, bool(service.price_in or service.price_out)))
     groups = "human-first" if annotation.agreed == "human" and annotated.human else "llm"
     table = f" --negatives-table {output / 'negatives'}" if annotated.told["negatives"] else ""
-    print(
+    show(
         f"\nGo on with:\n  python jobs/train.py --dataset {output} --positives {groups} --positives-order ranked{table}"
     )
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn, get_type_hints
 
 from raytriever.errors import ConfigError
+from raytriever.masking import refuse_secrets
 from raytriever.options import did_you_mean, flag_of, read_option
+from raytriever.terminal import show
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,6 +30,10 @@ class Parser(argparse.ArgumentParser):
         """Tell a mistake in one line."""
         raise ConfigError(message, remedy=f"see {self.prog} --help")
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help on standard output; a disk that is full is an error here too."""
+        show(self.format_help().rstrip("\n"))
+
     def parse(self, words: Iterable[str]) -> argparse.Namespace:
         """Parse a command line; an unknown flag is answered with the nearest known one."""
         words = list(words)
@@ -41,7 +46,9 @@ class Parser(argparse.ArgumentParser):
             if flag.startswith("--") and flag not in known:
                 remedy = self._instead.get(flag) or did_you_mean(flag, known - {"-h"})
                 raise ConfigError("unknown flag", flag, remedy)
-            _check_utf8(word, words[place - 1] if place and words[place - 1] in known else None)
+            before = words[place - 1] if place and words[place - 1] in known else None
+            _check_utf8(word, before)
+            refuse_secrets(word, before)
         found, unknown = self.parse_known_args(words)
         for word in unknown:
             raise ConfigError(f"unexpected word {word!r}", remedy=f"see {self.prog} --help")
@@ -118,8 +125,3 @@ def _typed(kind: type, flag: str) -> Any:
             raise ConfigError(f"{text!r}", flag, f"give {words[kind]}") from error
 
     return convert
-
-
-def warn(text: str) -> None:
-    """A line on standard error."""
-    print(text, file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
 from raytriever.storage import check_writable
+from raytriever.terminal import show
 
 if TYPE_CHECKING:
     from raytriever.retrieval.compare_run import FinishedRun
@@ -29,7 +30,7 @@ def main(words: list[str]) -> None:
     from raytriever.retrieval.compare import write_comparison
 
     write_comparison(output, _named(_read(arguments.runs)))
-    print(f"{output} in a browser")
+    show(f"{output} in a browser")
 
 
 def _read(given: Sequence[str]) -> Iterator[FinishedRun]:

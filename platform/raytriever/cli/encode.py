@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.retrieval.encode_config import EncodeConfig, check_encode
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 
@@ -30,10 +31,10 @@ def main(words: list[str]) -> None:
     found = run_encoding(data.dataset, model, config, training.precision, data.max_bad_rows, output, warn)
     meta = found.store.meta
     size = sum(file.stat().st_size for file in found.store.path.rglob("*.npy"))
-    print(f"{len(found.store):,} embeddings of width {found.store.width}, {meta['dtype']}, {size / 1e6:,.1f} MB")
+    show(f"{len(found.store):,} embeddings of width {found.store.width}, {meta['dtype']}, {size / 1e6:,.1f} MB")
     if found.quarantined:
-        print(found.quarantined)
-    print(f"\n{output}")
+        show(found.quarantined)
+    show(f"\n{output}")
 
 
 def _parser() -> Parser:

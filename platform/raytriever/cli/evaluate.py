@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.retrieval.encode_config import EncodeConfig, check_encode
 from raytriever.retrieval.evaluation_config import EvaluationConfig
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 
@@ -60,8 +61,8 @@ def main(words: list[str]) -> None:
     results = evaluate_in_session(
         job, encoding, output, arguments.fresh, lambda: open_beside(tracking_uri(), output, warn), warn
     )
-    print(evaluation_text(results))
-    print(f"\n{output / RESULTS}")
+    show(evaluation_text(results))
+    show(f"\n{output / RESULTS}")
 
 
 def _parser() -> Parser:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.retrieval.export_config import ExportConfig
+from raytriever.terminal import show, warn
 
 
 def main(words: list[str]) -> None:
@@ -24,10 +25,10 @@ def main(words: list[str]) -> None:
 
     output = Path(arguments.output)
     for parity in export(model, asked, output, warn):
-        print(parity)
+        show(str(parity))
     if asked.push_to_hub:
-        print(push_to_hub(output, asked.push_to_hub))
-    print(f"\n{output}")
+        show(push_to_hub(output, asked.push_to_hub))
+    show(f"\n{output}")
 
 
 def _parser() -> Parser:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.retrieval.index_config import IndexConfig, check_index
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 
@@ -46,15 +47,15 @@ def main(words: list[str]) -> None:
     found = run_index(job, output, warn)
     index = found.index
     how = "opened" if found.seconds is None else f"built in {found.seconds:,.1f} s"
-    print(
-        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {how}; ", end=""
+    show(
+        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {how}; "
+        f"{index.finder.bytes / 1e6:,.1f} MB beside the {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
-    print(f"{index.finder.bytes / 1e6:,.1f} MB beside the {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings")
     if arguments.split:
-        print("\n" + measured(found, arguments.split))
+        show("\n" + measured(found, arguments.split))
     if arguments.query:
-        print("\n" + answers(found, arguments.query, arguments.top))
-    print(f"\n{output}")
+        show("\n" + answers(found, arguments.query, arguments.top))
+    show(f"\n{output}")
 
 
 def _parser() -> Parser:

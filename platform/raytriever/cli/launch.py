@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, warn
+from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
+from raytriever.terminal import warn
 
 MOST_PORT = 65_535
 

@@ -8,16 +8,19 @@ traceback of mistakes too.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from raytriever import __version__
 from raytriever.cluster.submitted import settle
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
 from raytriever.options import did_you_mean
-from raytriever.tracking.masking import masked
+from raytriever.storage import disk_errors
+from raytriever.terminal import one_line, open_missing_streams, show, warn
 
 # Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
 STAGES = {
@@ -42,38 +45,64 @@ STAGES = {
 def run(stage: str, words: Sequence[str] | None = None) -> int:
     """Run one stage on command-line words (those of this process when None); answers the exit code."""
     arguments = list(sys.argv[1:] if words is None else words)
-    debug = "--debug" in arguments
-    try:
-        with interruptible():
-            arguments = settle(arguments, lambda line: print(line, file=sys.stderr, flush=True))
-            importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
-    except UserError as mistake:
-        if debug:
-            print(masked(traceback.format_exc()), end="", file=sys.stderr)
-        print(f"error: {masked(' '.join(str(mistake).split()))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; give the same command again to go on", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away: nothing more can be said
-        return 141
-    return 0
+    return _exit_code(partial(_run_stage, stage, arguments), f"raytriever {stage}", "--debug" in arguments)
 
 
 def entry() -> None:
     """The console script `raytriever`."""
     words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
-        lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]", ""]
-        lines += [f"  {name:<10}{text}" for name, text in STAGES.items()]
-        print("\n".join([*lines, "", "raytriever STAGE --help tells the flags of a stage"]))
-        sys.exit(0)
-    if words[0] == "--version":
-        print(__version__)
-        sys.exit(0)
-    if words[0] not in STAGES:
-        mistake = ConfigError(f"unknown stage {words[0]!r}", remedy=did_you_mean(words[0], STAGES))
-        print(f"error: {mistake}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(run(words[0], words[1:]))
+    sys.exit(run(words[0], words[1:]) if words and words[0] in STAGES else _exit_code(partial(_answer, words)))
+
+
+def _run_stage(stage: str, arguments: list[str]) -> None:
+    arguments = settle(arguments, warn)
+    importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
+
+
+def _answer(words: list[str]) -> None:
+    """Print the stages or the version."""
+    if words[:1] == ["--version"]:
+        show(__version__)
+        return
+    if words and words[0] not in ("-h", "--help"):
+        raise ConfigError(f"unknown stage {words[0]!r}", remedy=did_you_mean(words[0], STAGES))
+    lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]", ""]
+    lines += [f"  {name:<10}{text}" for name, text in STAGES.items()]
+    show("\n".join([*lines, "", "raytriever STAGE --help tells the flags of a stage"]))
+
+
+def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool = False) -> int:
+    """Call an action and turn the ways in which it may end into an exit code.
+
+    A system error that is no mistake of the package (a full disk, too many open files) ends in one line too, wherever
+    it occurs; `name` stands for the path where the error names none.
+    """
+    open_missing_streams()
+    try:
+        with interruptible(), disk_errors(name):
+            _check_working_directory()
+            action()
+    except UserError as mistake:
+        if debug:
+            warn(traceback.format_exc().rstrip("\n"))
+        warn(f"error: {one_line(str(mistake))}")
+        return 2
+    except FileNotFoundError as error:
+        if error.filename is None:
+            raise
+        missing = f"{error.filename}: no such file or folder; give a path that exists, and let nothing remove it"
+        warn(f"error: {one_line(missing)}")
+        return 2
+    except KeyboardInterrupt:
+        warn("interrupted; give the same command again to go on")
+        return 130
+    except BrokenPipeError:
+        return 141  # the reader of our output went away: nothing more can be printed
+    return 0
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise StorageError("the working directory was removed", remedy="change to a folder that exists") from error

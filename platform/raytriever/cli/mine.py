@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.negatives.config import MiningConfig, check_mining
 from raytriever.options import check_options
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 _RANKS = re.compile(r"(\d{1,9}):(\d{1,9})")
@@ -47,12 +48,12 @@ def main(words: list[str]) -> None:
         Path(arguments.embeddings) if arguments.embeddings is not None else None,
     )
     mined, quarantined = run_mining(job, output, warn)
-    print(counts_table(mined))
+    show(counts_table(mined))
     short, none = int((mined.found < mined.wanted).sum()), int((mined.found == 0).sum())
-    print(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
+    show(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
     if quarantined:
-        print(quarantined)
-    print(f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output}")
+        show(quarantined)
+    show(f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output}")
 
 
 def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:

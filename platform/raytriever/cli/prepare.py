@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options
+from raytriever.terminal import show, warn
 
 _MODEL = ("model", "revision", "query_prefix", "passage_prefix", "query_length", "passage_length")
 
@@ -25,10 +26,10 @@ def main(words: list[str]) -> None:
 
     found = run_preparation(data.dataset, arguments.format, model, data.max_bad_rows, Path(arguments.output), warn)
     width = max(map(len, found.lines))
-    print("\n".join(f"{name:<{width}}  {value}" for name, value in found.lines.items()))
+    show("\n".join(f"{name:<{width}}  {value}" for name, value in found.lines.items()))
     if found.quarantined:
-        print(found.quarantined)
-    print(f"\nGo on with:\n  python jobs/train.py --dataset {found.path} --model {model.model}")
+        show(found.quarantined)
+    show(f"\nGo on with:\n  python jobs/train.py --dataset {found.path} --model {model.model}")
 
 
 def _parser() -> Parser:

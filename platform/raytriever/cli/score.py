@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.options import check_options
 from raytriever.retrieval.score_config import ScoreConfig
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 
@@ -26,19 +27,19 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     job = ScoringJob(data.dataset, arguments.split, config, training.precision, data.max_bad_rows)
     done = run_scoring(job, output, warn)
-    print(f"{'':<12}{'pairs':>12}{'mean':>10}{'deviation':>12}")
+    show(f"{'':<12}{'pairs':>12}{'mean':>10}{'deviation':>12}")
     for name, scores in (("positives", done.positives), ("candidates", done.candidates)):
-        print(f"{name:<12}{len(scores):>12,}{scores.mean():>10.3f}{scores.std():>12.3f}")
-    print(
+        show(f"{name:<12}{len(scores):>12,}{scores.mean():>10.3f}{scores.std():>12.3f}")
+    show(
         f"\n{done.queries:,} queries; {done.above:.1%} of the candidates score above their query's lowest positive; "
         f"scores are logits (the model's activation: {done.activation})"
     )
     if done.scored:
-        print(f"{done.scored:,} pairs scored in {done.seconds:,.1f} s, {done.scored / done.seconds:,.0f} a second")
+        show(f"{done.scored:,} pairs scored in {done.seconds:,.1f} s, {done.scored / done.seconds:,.0f} a second")
     if done.quarantined:
-        print(done.quarantined)
+        show(done.quarantined)
     table = f" --negatives-table {config.negatives}" if config.negatives else ""
-    print(
+    show(
         f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset}{table} --negatives-per-query 7 "
         f"--loss kl --teacher {output}"
     )

@@ -10,6 +10,7 @@ from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.terminal import one_line, show
 
 
 def main(words: list[str]) -> None:
@@ -29,13 +30,11 @@ def main(words: list[str]) -> None:
 
     hits = search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)
     if not hits:
-        print(f"no passage scores {arguments.threshold:g} or more")
+        show(f"no passage scores {arguments.threshold:g} or more")
     for hit in hits:
-        print(
-            f"{hit.score:8.4f}  {hit.document_id}"
-            + (f"  {hit.title}" if hit.title not in ("", hit.document_id) else "")
-        )
-        print(textwrap.indent(textwrap.shorten(hit.text, 240, placeholder=" …"), " " * 10))
+        title = f"  {one_line(hit.title)}" if hit.title not in ("", hit.document_id) else ""
+        show(f"{hit.score:8.4f}  {one_line(hit.document_id)}{title}")
+        show(textwrap.indent(textwrap.shorten(hit.text, 240, placeholder=" …"), " " * 10))
 
 
 def _parser() -> Parser:

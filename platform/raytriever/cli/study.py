@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser, warn
+from raytriever.cli.arguments import Parser
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
 from raytriever.recipes.studies import STUDIES, study_recipe
+from raytriever.terminal import show, warn
 
 SCALES = ("smoke", "small", "full")
 MOST_SEEDS = 100
@@ -47,15 +48,15 @@ def main(words: list[str]) -> None:
     seeds = arguments.seeds or study.seeds
     if scale == FULL:
         cost = cost_of(study, seeds)
-        print(cost_text(study, seeds, cost))
+        show(cost_text(study, seeds, cost))
         if not has_gpu():
             remedy = "give --scale small here, or the same command where there is a GPU"
             raise ConfigError(f"there is no GPU here for {cost.gpu_hours:,.0f} GPU hours", f"--scale {FULL}", remedy)
     studied = run_study(study, scale, output, seeds, run_name, warn)
     if not studied.anew:
         warn(f"{studied.path} is finished; more --seeds go on")
-    print((studied.path / TABLE).read_text())
-    print(studied.path / PAGE)
+    show((studied.path / TABLE).read_text())
+    show(str(studied.path / PAGE))
 
 
 def _parser() -> Parser:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.options import check_options, did_you_mean
 from raytriever.retrieval.index_config import INDEXES
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 OOD = "ood"
@@ -47,8 +48,8 @@ def main(words: list[str]) -> None:
     )
     output = Path(arguments.output)
     for name, text in run_ood(job, output, dict(zip(models, distinct_names(models), strict=True)), warn).items():
-        print(f"{name}\n{text}")
-    print(output)
+        show(f"{name}\n{text}")
+    show(str(output))
 
 
 def _parser() -> Parser:

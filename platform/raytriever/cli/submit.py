@@ -6,9 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, warn
+from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
+from raytriever.masking import refuse_secrets
 from raytriever.options import did_you_mean
+from raytriever.terminal import warn
 
 
 def main(words: list[str]) -> None:
@@ -28,6 +30,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
     own, rest = _cut(words)
     arguments = parser.parse([*own, *rest[:1]])
+    for word in rest[1:]:
+        refuse_secrets(word)
     folder = Path(arguments.working_dir)
     stages = sorted(path.stem for path in (folder / "jobs").glob("[a-z]*.py") if path.stem != "submit")
     if not stages:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -19,6 +19,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import did_you_mean, flag_of
 from raytriever.recipes import RECIPES
+from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 from raytriever.training.refresh_config import RefreshConfig
 from raytriever.training.validation_config import ValidationConfig
@@ -44,7 +45,6 @@ def main(words: list[str]) -> None:
 
     from raytriever.cluster.experiment import default_output, run_experiment
     from raytriever.retrieval.table import metrics_table
-    from raytriever.tracking.masking import masked
     from raytriever.tracking.mlflow_tracker import tracking_uri
 
     for line in _without_effect(curriculum, _flags(arguments)):
@@ -55,15 +55,15 @@ def main(words: list[str]) -> None:
         warn(f"{finished.path} is finished; --fresh trains anew")
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
     config = curriculum.base
-    print(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
-    print(metrics_table(rows))
+    show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
+    show(metrics_table(rows))
     if finished.quarantined:
-        print(finished.quarantined)
-    print("\nGo on with:")
-    uri = masked(tracking_uri())
-    print(f"  {uri} in a browser" if uri.startswith("http") else f"  {_program('mlflow')} ui --backend-store-uri {uri}")
-    print(f'  {_program("python")} jobs/search.py --model {finished.path} --dataset {config.data.dataset} "{_EXAMPLE}"')
-    print(f"  {finished.path / 'report.html'} in a browser")
+        show(finished.quarantined)
+    show("\nGo on with:")
+    uri = tracking_uri()
+    show(f"  {uri} in a browser" if uri.startswith("http") else f"  {_program('mlflow')} ui --backend-store-uri {uri}")
+    show(f'  {_program("python")} jobs/search.py --model {finished.path} --dataset {config.data.dataset} "{_EXAMPLE}"')
+    show(f"  {finished.path / 'report.html'} in a browser")
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}

@@ -6,12 +6,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, warn
+from raytriever.cli.arguments import Parser, add_settings, given
 from raytriever.cli.train import SECTIONS, resolve
 from raytriever.config import NAME, Config
 from raytriever.config.search_config import SearchConfig
 from raytriever.errors import ConfigError
 from raytriever.recipes import RECIPES
+from raytriever.terminal import show, warn
 
 
 def main(words: list[str]) -> None:
@@ -37,14 +38,14 @@ def main(words: list[str]) -> None:
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)
     if not swept.anew:
         warn(f"{swept.path} is finished; more --trials go on, --fresh begins anew")
-    print(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
-    print(plain_table(sweep_rows(swept.trials, swept.metric, short_name)))
+    show(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
+    show(plain_table(sweep_rows(swept.trials, swept.metric, short_name)))
     if swept.best is not None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
-        print(f"\ntrial {swept.best.name} on split {base.data.test_split}")
-        print(metrics_table(rows))
-        print(f"\nGo on with:\n  jobs/train.py --config {swept.path / 'best.yaml'} --output DIR")
-        print(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
+        show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
+        show(metrics_table(rows))
+        show(f"\nGo on with:\n  jobs/train.py --config {swept.path / 'best.yaml'} --output DIR")
+        show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:
         first = swept.failed[0]
         raise TrialError(

@@ -7,7 +7,6 @@ that is done again tells again. A continued run reads it back, so that its curve
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import TracebackType
 from raytriever.cluster.news import Evaluated, News, Notice, Saving
 from raytriever.cluster.run_gauges import RunGauges
 from raytriever.cluster.validation_sets import DEV
+from raytriever.terminal import warn
 from raytriever.tracking.progress import Progress
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import LastingTracker, Point
@@ -88,7 +88,7 @@ class Recorder:
 
     def _say(self, text: str) -> None:
         if self._progress is None:
-            print(text, file=sys.stderr, flush=True)
+            warn(text)
         else:
             self._progress.say(text)
 

@@ -29,6 +29,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raytriever.errors import ConfigError
+from raytriever.terminal import warn
 
 MOST = 100_000_000  # bytes
 STOP_SECONDS = 60.0
@@ -148,9 +149,6 @@ def instead(**given: Any) -> None:
         return
     import yaml
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     settings = json.loads(given["runtime_env_json"]) if given.get("runtime_env_json") else {}
     if given.get("runtime_env"):
         settings = yaml.safe_load(Path(given["runtime_env"]).read_text(encoding="utf-8")) or {}
@@ -159,11 +157,11 @@ def instead(**given: Any) -> None:
     if given.get("metadata_json"):
         more["metadata"] = given["metadata_json"]
     try:
-        code = submit(given["entrypoint"], Path(folder), given.get("address"), say, runtime_env=settings, **more)
+        code = submit(given["entrypoint"], Path(folder), given.get("address"), warn, runtime_env=settings, **more)
     except ConfigError as mistake:
-        say(f"error: {mistake}")
+        warn(f"error: {mistake}")
         code = 2
     except KeyboardInterrupt:
-        say("interrupted; give the same command again to go on")
+        warn("interrupted; give the same command again to go on")
         code = 130
     sys.exit(code)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, cast
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import quote
 
 from raytriever.errors import DataError, UserError
+from raytriever.masking import refuse_secrets
 from raytriever.storage import disk_errors
 
 HUB = "hf://"
 LOCAL = "file://"
-_SECRET = re.compile(r"secret|password|token|account_?key|signature", re.IGNORECASE)
 _REACH = "check the address, the network and your credentials"
 
 
@@ -115,7 +114,7 @@ def list_remote(uri: str) -> tuple[str, list[Listed]]:
 
 def _file_system(uri: str) -> tuple[Any, str]:
     """The pyarrow file system of a URI, and the path in it."""
-    _refuse_secrets(uri)
+    refuse_secrets(uri, "--dataset")
     if uri.startswith(HUB):
         from raytriever.data.hub import hub_file_system
 
@@ -123,19 +122,6 @@ def _file_system(uri: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem
 
     return cast(tuple[Any, str], FileSystem.from_uri(uri))
-
-
-def _refuse_secrets(uri: str) -> None:
-    """An address is told in logs, settings and MLflow: no password may stand in it."""
-    parts = urlsplit(uri)
-    secret = [name for name, _ in parse_qsl(parts.query) if _SECRET.search(name)]
-    if parts.password is not None or secret:
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise DataError(
-            f"there is a {secret[0] if secret else 'password'} in its address",
-            f"--dataset {shown}",
-            "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY",
-        )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
 from raytriever.retrieval.evaluation_calibration import calibration_table
+from raytriever.retrieval.table import markdown_cell
 
 PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
 MAIN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")
@@ -162,7 +163,9 @@ def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
     lines = ["| | " + " | ".join(names) + " |", "| --- " * (len(names) + 1) + "|"]
     for label, row in rows.items():
         values = (row.get(name) for name in names)
-        lines.append(f"| {label} | " + " | ".join("-" if v is None else f"{v:.4f}" for v in values) + " |")
+        lines.append(
+            f"| {markdown_cell(label)} | " + " | ".join("-" if v is None else f"{v:.4f}" for v in values) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 

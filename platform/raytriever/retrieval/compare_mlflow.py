@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from raytriever.errors import ConfigError
+from raytriever.masking import masked
 from raytriever.retrieval.compare_read import CURVES, read_queries
 from raytriever.retrieval.compare_run import Figures, FinishedRun
 from raytriever.retrieval.report_evaluation import PER_QUERY
-from raytriever.tracking.masking import masked
 from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, tracking_uri
 
 SYSTEMS = ("bm25", "before", "after")

@@ -9,6 +9,7 @@ from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.index_job import Indexed
 from raytriever.retrieval.index_table import columns, count
 from raytriever.retrieval.search_store import search_store
+from raytriever.terminal import one_line
 
 CUTOFFS = (10, 100)
 
@@ -22,8 +23,8 @@ def answers(indexed: Indexed, query: str, top: int) -> str:
     for score, place in zip(scores[0], found[0], strict=True):
         if place >= 0:
             title = documents.titles[place]
-            shown = f"  {title}" if title not in ("", documents.ids[place]) else ""
-            lines.append(f"{score:8.4f}  {documents.ids[place]}{shown}")
+            shown = f"  {one_line(title)}" if title not in ("", documents.ids[place]) else ""
+            lines.append(f"{score:8.4f}  {one_line(documents.ids[place])}{shown}")
             lines.append(textwrap.indent(textwrap.shorten(documents.texts[place], 240, placeholder=" …"), " " * 10))
     return "\n".join(lines)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from raytriever.retrieval.paper_table import Figure, PaperTable
+from raytriever.retrieval.table import markdown_cell
+from raytriever.terminal import one_line
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -30,15 +32,15 @@ def latex(tables: Sequence[PaperTable]) -> str:
 
 
 def _markdown(table: PaperTable) -> str:
-    columns = [_cell(title) for title in table.columns]
+    columns = [markdown_cell(title) for title in table.columns]
     if table.groups:
         over = [group if place == 0 else "" for group, width in table.groups for place in range(width)]
         columns = [
             columns[0],
-            *(f"{_cell(group)} {title}".strip() for group, title in zip(over, columns[1:], strict=True)),
+            *(f"{markdown_cell(group)} {title}".strip() for group, title in zip(over, columns[1:], strict=True)),
         ]
     lines = [columns, ["---", *("---:" for _ in columns[1:])]]
-    lines += [[_cell(name), *map(_markdown_figure, figures)] for name, figures in table.rows]
+    lines += [[markdown_cell(name), *map(_markdown_figure, figures)] for name, figures in table.rows]
     return f"{table.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -46,10 +48,6 @@ def _markdown_figure(figure: Figure) -> str:
     text = {0: "**{}**", 1: "<u>{}</u>"}.get(figure.place if figure.place is not None else -1, "{}")
     behind = f" {figure.behind}" if figure.behind else ""
     return text.format(figure.text) + (f"<sup>{figure.mark}</sup>" if figure.mark else "") + behind
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _latex(table: PaperTable) -> str:
@@ -79,6 +77,7 @@ def _latex_figure(figure: Figure) -> str:
 
 
 def _escaped(text: str) -> str:
+    text = one_line(text)
     for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
         text = text.replace(mark, f"\0{command}\0")
     # Every other piece between the signs is a command already.

@@ -7,6 +7,8 @@ from typing import Any
 
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.sweep import DEV_LOSS, FINISHED, Trial
+from raytriever.retrieval.table import markdown_cell
+from raytriever.terminal import one_line
 
 # What is shown of a trial beside the metric that decides.
 SHOWN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)
@@ -42,6 +44,7 @@ def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]
 
 def plain_table(rows: Sequence[Sequence[str]]) -> str:
     """Columns under each other; the last one, of words, is not filled up."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([f"{cell:>{w}}" for cell, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows
@@ -52,7 +55,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """The same for a page."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(map(markdown_cell, cells)) + " |"
 
     return "\n".join([line(rows[0]), "|" + " --- |" * len(rows[0]), *(line(row) for row in rows[1:])]) + "\n"
 

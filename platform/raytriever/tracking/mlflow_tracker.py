@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.masking import masked
 from raytriever.storage import check_writable
-from raytriever.tracking.masking import masked
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 EXPERIMENT = "raytriever"

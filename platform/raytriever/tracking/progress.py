@@ -13,6 +13,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from raytriever.terminal import presentable, write_line
+
 LINE_SECONDS = 10.0
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # what is over sooner needs no line
@@ -35,7 +37,14 @@ class Progress:
         self._notes: list[str] = []
         self._began = self._last_line = time.monotonic()
         self._bar = (
-            tqdm(total=total, desc=title, unit=unit, initial=done, file=self._stream, dynamic_ncols=True)
+            tqdm(
+                total=total,
+                desc=presentable(title, self._stream),
+                unit=unit,
+                initial=done,
+                file=self._stream,
+                dynamic_ncols=True,
+            )
             if self._stream.isatty()
             else None
         )
@@ -60,9 +69,9 @@ class Progress:
     def say(self, text: str) -> None:
         """A line of its own that does not tear the bar."""
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
+            self._bar.write(presentable(text, self._stream), file=self._stream)
         else:
-            print(text, file=self._stream, flush=True)
+            write_line(text, self._stream)
 
     def __enter__(self) -> Progress:
         return self
@@ -85,9 +94,9 @@ class Progress:
         for note in self._notes:
             if len(line) + 2 + len(note) <= LINE_COLUMNS:
                 line += f", {note}"
-        print(line, file=self._stream, flush=True)
+        write_line(line, self._stream)
 
 
 def say(text: str) -> None:
     """A line on standard error that tears no bar, whoever shows one; from any thread."""
-    tqdm.write(text, file=sys.stderr)
+    tqdm.write(presentable(text, sys.stderr), file=sys.stderr)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from raytriever.tracking.masking import masked
+from raytriever.masking import masked
 from raytriever.tracking.outbox import Connect, Outbox
 from raytriever.tracking.tracker import Backlog
 

@@ -11,8 +11,8 @@ import pytest
 from mlflow import MlflowClient
 
 from raytriever.errors import ConfigError, StorageError, UserError
+from raytriever.masking import masked
 from raytriever.tracking import mlflow_tracker
-from raytriever.tracking.masking import masked
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
 

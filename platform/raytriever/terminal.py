@@ -1,0 +1,98 @@
+"""Lines on the terminal, without secrets and without characters that a terminal obeys.
+
+Titles, ids, texts and file names come from data sets, and error texts from servers and libraries. A terminal obeys
+control characters in them: an escape sequence can rename the window, fill the clipboard or erase a warning, and a
+bidirectional override shows a name in another order. All that the package prints goes through this module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TextIO
+
+from raytriever.masking import masked
+from raytriever.storage import disk_errors
+
+# C0 but tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
+# interlinear marks, tags, and halves of surrogate pairs.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters as escapes, such as `\x1b`; tabs and line feeds stay."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """Return a text of the data as part of one line: runs of white space are one space each."""
+    return printable(" ".join(text.split()))
+
+
+def show(text: str = "") -> None:
+    """Print a result on standard output.
+
+    Raises:
+        StorageError: standard output goes to a disk that is full.
+        BrokenPipeError: the reader of the pipe has gone.
+    """
+    with disk_errors("standard output"):
+        write_line(text, sys.stdout)
+
+
+def warn(text: str) -> None:
+    """Print a line on standard error; a line that a full disk does not accept is lost, and the work goes on."""
+    try:
+        write_line(text, sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        _discard(sys.stderr)
+
+
+def write_line(text: str, stream: TextIO | None) -> None:
+    """Print a line on a stream at once; nothing where the process was started without that stream."""
+    if stream is None:
+        return
+    try:
+        print(presentable(text, stream), file=stream, flush=True)
+    except OSError:
+        _discard(stream)
+        raise
+
+
+def presentable(text: str, stream: TextIO) -> str:
+    """Return a text as it may be written to a stream: masked, printable and in the stream's encoding."""
+    encoding = stream.encoding or "utf-8"
+    return printable(masked(text)).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def open_missing_streams() -> None:
+    """Open `/dev/null` for standard streams that were closed at the start.
+
+    Otherwise the next file that is opened gets the number of the missing stream, and lines of any library land in it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            stream = open(number, "w" if number else "r", closefd=False, encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds to `/dev/null`, so that Python does not fail on it again when it exits."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # a stream of a test has none
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)

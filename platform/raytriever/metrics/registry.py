@@ -21,6 +21,7 @@ from raytriever.metrics.precision import precision
 from raytriever.metrics.r_precision import r_precision
 from raytriever.metrics.recall import recall
 from raytriever.metrics.relevance import PerQuery, Placed, Ranking, Relevance
+from raytriever.metrics.success import success
 from raytriever.options import did_you_mean
 
 
@@ -39,6 +40,7 @@ RANKING_METRICS = {
     "recall": RankingMetric(recall, "Recall", "maybe"),
     "map": RankingMetric(average_precision, "MAP", "maybe"),
     "precision": RankingMetric(precision, "P", "always"),
+    "success": RankingMetric(success, "Success", "always"),
     "r_precision": RankingMetric(r_precision, "R-Prec", "never"),
     "judged": RankingMetric(judged, "Judged", "always"),
 }

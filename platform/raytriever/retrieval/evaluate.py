@@ -2,7 +2,8 @@
 
 1. Every query of the split that has a relevant document is searched in the whole corpus; a document that bears the
    query's own id is left out of its results, but a judgement of it counts, as in BEIR's evaluator.
-2. Ranking metrics are means over those queries (`metrics.registry`); one without results counts 0.
+2. Ranking metrics are means over those queries (`metrics.registry`) of the results that the run file holds, 100 or as
+   many as a metric needs; a query without results counts 0.
 3. AUC compares the scores of all positives with each query's 500 highest-scoring non-positives, all queries in one
    pool (Optimizing What Matters, section 5.1), so it also tells whether scores of different queries compare.
    Judged non-relevant documents are non-positives too.
@@ -75,7 +76,8 @@ def evaluate(
     positive = (relevance.scores >= protocol.level) & (relevance.documents != own[relevance.queries])
     owner, documents = relevance.queries[positive], relevance.documents[positive]
     most = int(np.bincount(owner, minlength=1).max())
-    depth = min(len(dataset.documents), max(protocol.kept, AUC_NEGATIVES + most) + 1)
+    kept = protocol.kept_of(relevance)
+    depth = min(len(dataset.documents), max(kept, AUC_NEGATIVES + most) + 1)
     scores, ranking = search(queries, depth)
     scores, ranking = _without(scores, ranking, own)
 
@@ -88,7 +90,8 @@ def evaluate(
         owner,
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
     )
-    per_query = measure_ranking(ranking, relevance, protocol.ranking_metrics, protocol.level)
+    # What a run file holds is what is measured: trec_eval finds the same figures in it.
+    per_query = measure_ranking(ranking[:, :kept], relevance, protocol.ranking_metrics, protocol.level)
     if QUERY_AUC in protocol.metrics:
         per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
     cutoffs = [cutoff for name in protocol.metrics if (cutoff := cutoff_of(name))]
@@ -99,8 +102,8 @@ def evaluate(
         means[AUC] = auc(pools[0], pools[1])
     return Evaluation(
         queries,
-        ranking[:, : protocol.kept],
-        scores[:, : protocol.kept].astype(np.float32),
+        ranking[:, :kept],
+        scores[:, :kept].astype(np.float32),
         *pools,
         {name: per_query[name] for name in protocol.metrics if name in per_query},
         {name: means[name] for name in protocol.metrics},

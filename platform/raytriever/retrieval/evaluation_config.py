@@ -14,8 +14,8 @@ class EvaluationConfig:
     split: str = option("test", "the judged split")
     metrics: str = option(
         "ndcg@10,mrr@10,recall@100,auc",
-        "what is measured, separated by commas: ndcg, mrr, recall, map, precision, r-precision, judged, acc (holds an "
-        "answer), auc, query-auc, with cutoffs such as @10",
+        "what is measured, separated by commas: ndcg, mrr, recall, map, precision, success, r-precision, judged, acc "
+        "(holds an answer), auc, query-auc, with cutoffs such as @10; without one, @100",
     )
     relevance_level: int = option(1, "grade from which on a document is relevant; TREC DL's passages want 2", minimum=1)
     drop_own_id: bool = option(

@@ -1,4 +1,8 @@
-"""Metrics in the words users know, `ndcg@10`, `R@1000`, `P@5`, `acc@20`, and the names they have here and in print."""
+"""Metrics in the words users know, `ndcg@10`, `R@1000`, `P@5`, `acc@20`, and the names they have here and in print.
+
+A metric that may have a cutoff and is written without one (`map`, `mrr`) has the cutoff of the run files, 100. So a
+column names what it measures, and the run file next to it gives the same figure in trec_eval.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.registry import ranking_metric, title
 from raytriever.options import did_you_mean
 from raytriever.retrieval.answer_accuracy import ACCURACY, cutoff_of
-from raytriever.retrieval.protocol import AUC, QUERY_AUC
+from raytriever.retrieval.protocol import AUC, QUERY_AUC, RUN_DEPTH
 
 METRICS_FLAG = "--metrics"
 # What a word before the cutoff means, in lower case, without blanks, dashes and underscores.
@@ -29,7 +33,7 @@ _WORDS = {
     "judged": "judged",
     "acc": "accuracy",
     "accuracy": "accuracy",
-    "success": "accuracy",
+    "success": "success",
     "auc": AUC,
     "queryauc": QUERY_AUC,
 }
@@ -76,8 +80,8 @@ def _name(word: str) -> str:
     if meant == "accuracy" and cutoff_of(name):
         return f"{ACCURACY}{cutoff_of(name)}"
     try:
-        ranking_metric(name)
+        metric, _ = ranking_metric(name)
     except MetricInputError as error:
         right = f"{family} without a cutoff" if meant in (*_TITLES, "r_precision") else f"{family}@10"
         raise ConfigError(f"{word!r} has no such cutoff", METRICS_FLAG, f"write {right}") from error
-    return name
+    return name if at or metric.cutoff == "never" else f"{name}_at_{RUN_DEPTH}"

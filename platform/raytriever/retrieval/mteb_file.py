@@ -1,7 +1,8 @@
 """A model's figures on a data set in the format of MTEB's results (Muennighoff et al., 2023), `TaskResult` there.
 
 What is not known of a run made here is left as the format allows: no version of MTEB, a digest of the content in place
-of a revision of its data set, and no languages where the data set is none of MTEB's.
+of a revision of its data set, and the undetermined language where the data set is none of MTEB's. The list of languages
+is never empty: `TaskResult.get_score` of MTEB 2.26 averages over the languages of each entry, and returns NaN for none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from raytriever.retrieval.protocol import Protocol, judged_queries
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
 MAIN = "ndcg_at_10"
+# Of MTEB's tasks of BEIR, and the code of ISO 639-3 and ISO 15924 for a text whose language and script are not known.
+ENGLISH, UNDETERMINED = "eng-Latn", "und-Zyyy"
 
 
 def mteb_content(measured: MeasuredSet, model: str, protocol: Protocol, seconds: float | None = None) -> str:
@@ -32,7 +35,7 @@ def mteb_content(measured: MeasuredSet, model: str, protocol: Protocol, seconds:
     rows = [_scores(part, model, measured.about.split, protocol) for part in measured.parts]
     scores: dict[str, Any] = {name: round(float(np.mean([row[name] for row in rows])), 5) for name in rows[0]}
     scores |= {"main_score": scores[MAIN], "hf_subset": "default"}
-    scores["languages"] = ["eng-Latn"] if measured.about.task else []
+    scores["languages"] = [ENGLISH if measured.about.task else UNDETERMINED]
     content = {
         "dataset_revision": measured.parts[0].dataset.digest[:40],
         "task_name": measured.about.task or measured.about.name,

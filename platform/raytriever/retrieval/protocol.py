@@ -16,7 +16,7 @@ from raytriever.metrics.relevance import Relevance
 from raytriever.retrieval.answer_accuracy import cutoff_of
 
 RUN_DEPTH = 100
-AUC, QUERY_AUC = "auc", "query_auc"
+AUC, QUERY_AUC, R_PRECISION = "auc", "query_auc", "r_precision"
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,13 @@ class Protocol:
     def kept(self) -> int:
         """How deep a ranking must be for all metrics with a cutoff, and for the run file."""
         return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
+
+    def kept_of(self, relevance: Relevance) -> int:
+        """Return `kept`, or the largest number of relevant documents of a query where R-precision needs more."""
+        if R_PRECISION not in self.metrics:
+            return self.kept
+        relevant = relevance.queries[relevance.scores >= self.level]
+        return max(self.kept, int(np.bincount(relevant, minlength=1).max()))
 
 
 def judged_queries(

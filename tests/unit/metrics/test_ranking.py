@@ -23,6 +23,8 @@ TREC_NAMES = {
     "map": "map",
     "map_at_3": "map_cut_3",
     "precision_at_5": "P_5",
+    "success_at_1": "success_1",
+    "success_at_5": "success_5",
     "r_precision": "Rprec",
     "mrr": "recip_rank",
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytrec_eval
 
 from raytriever.data.answers import Answers
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
@@ -186,3 +187,29 @@ def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> No
         mean = np.mean([theirs[str(q)][trec] for q in asked])
         assert ours.metrics[name] == pytest.approx(mean, abs=1e-4)
     assert 0.5 < ours.metrics["ndcg_at_10"] < 1
+
+
+def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
+    """MAP of the whole ranking would differ, and R-precision of 150 documents among 100 results."""
+    rng = np.random.default_rng(5)
+    queries, documents = (rng.normal(size=(n, 4)).astype(np.float32) for n in (3, 300))
+    rows = [(query, document, 1) for query in range(2) for document in range(query, 300, 10)]
+    dataset = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*rows, (2, 7, 1)])
+    many = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*((0, i, 1) for i in range(150)), *rows[30:]])
+    names = {"map_at_100": "map_cut_100", "map": "map", "r_precision": "Rprec", "success_at_5": "success_5"}
+    for found, judged, results in (
+        (evaluate_embeddings(dataset, "test", queries, documents, Protocol(tuple(names))), dataset, 100),
+        (evaluate_embeddings(many, "test", queries[:2], documents, Protocol(tuple(names))), many, 150),
+    ):
+        assert found.ranking.shape[1] == results
+        write_run(tmp_path / "run.trec", found, judged, "tag")
+        with (tmp_path / "run.trec").open() as stream:
+            run = pytrec_eval.parse_run(stream)
+        table = judged.judgements["test"]
+        qrels: dict[str, dict[str, int]] = {}
+        for query, document, grade in zip(table.queries, table.documents, table.scores, strict=True):
+            qrels.setdefault(judged.queries.ids[query], {})[judged.documents.ids[document]] = int(grade)
+        theirs = pytrec_eval.RelevanceEvaluator(qrels, {"map", "map_cut.100", "Rprec", "success.5"}).evaluate(run)
+        for ours, trec in names.items():
+            mean = np.mean([values[trec] for values in theirs.values()])
+            assert found.metrics[ours] == pytest.approx(mean, abs=1e-6), ours

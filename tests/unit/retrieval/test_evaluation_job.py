@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,8 @@ from raytriever.retrieval.protocol import Protocol
 from raytriever.storage import read_manifest
 from raytriever.tracking.tracker import DatasetRecord, Point
 
-METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map", "auc", "query_auc")
-TREC = {"ndcg_at_10": "ndcg_cut_10", "recall_at_5": "recall_5", "map": "map"}
+METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map_at_100", "auc", "query_auc")
+TREC = {"ndcg_at_10": "ndcg_cut_10", "recall_at_5": "recall_5", "map_at_100": "map"}
 
 
 @dataclass
@@ -118,13 +119,30 @@ def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
     # By query, and by MTEB's names and rounding.
     told = json.loads((done.output / "per_query" / "letters.json").read_bytes())
     theirs = by_trec_eval(done, model, "letters")
-    for query, value in zip(told["queries"], told["models"][model]["metrics"]["map"], strict=True):
+    for query, value in zip(told["queries"], told["models"][model]["metrics"]["map_at_100"], strict=True):
         assert value == pytest.approx(theirs[query]["map"], abs=1e-6)
     mteb = json.loads((done.output / "mteb" / model / "letters.json").read_bytes())
     [scores] = mteb["scores"]["test"]
     assert mteb["task_name"] == "letters"
     assert scores["main_score"] == scores["ndcg_at_10"] == round(results["models"][model]["letters"]["ndcg_at_10"], 5)
     assert scores["recall_at_5"] == round(results["models"][model]["letters"]["recall_at_5"], 5)
+    assert scores["map_at_100"] == round(results["models"][model]["letters"]["map_at_100"], 5)
+    assert score_of_mteb(mteb) == scores["main_score"]
+
+
+def score_of_mteb(content: dict[str, Any]) -> float:
+    """`TaskResult.get_score()` of MTEB 2.26.24: the mean over the entries that have a language."""
+    assert {"dataset_revision", "task_name", "mteb_version", "scores", "evaluation_time", "kg_co2_emissions"} == set(
+        content
+    )
+    values = []
+    for entries in content["scores"].values():
+        for entry in entries:
+            assert isinstance(entry["main_score"], float)
+            assert isinstance(entry["hf_subset"], str)
+            assert all(re.fullmatch("[a-z]{3}-[A-Z][a-z]{3}", language) for language in entry["languages"])
+            values += [entry["main_score"]] * bool(entry["languages"])
+    return float(np.mean(values)) if values else float("nan")
 
 
 def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
@@ -135,8 +153,8 @@ def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: 
         for metric in METRICS:
             parts = [results["parts"][model][name][metric] for name in about["parts"]]
             assert results["models"][model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
-    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "map")]
-    apart = results["models"]["tiny"]["forums"]["map"] - results["models"]["bm25"]["forums"]["map"]
+    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "map_at_100")]
+    apart = results["models"]["tiny"]["forums"]["map_at_100"] - results["models"]["bm25"]["forums"]["map_at_100"]
     assert row["difference"] == pytest.approx(apart, abs=1e-9)
 
 
@@ -163,7 +181,7 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     top = told["models"]["bm25"]["top"][place]
     assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
     assert done.tracker.status == "FINISHED"
-    assert done.tracker.points["tiny/forums/map"] == results["models"]["tiny"]["forums"]["map"]
+    assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
     assert {"results.json", "table.md", "table.tex", "runs", "mteb", "per_query"} <= set(done.tracker.files)
 
 

@@ -16,20 +16,23 @@ from raytriever.retrieval.evaluation_calibration import read_aims
 from raytriever.retrieval.evaluation_sets import EvaluationSet, sets_of
 from raytriever.retrieval.evaluation_significance import marks_of, significance_rows
 from raytriever.retrieval.file_names import distinct_names
-from raytriever.retrieval.metric_words import metric_title, read_metrics
+from raytriever.retrieval.metric_words import deciding_metric, metric_title, read_metrics
 
 
 def test_metrics_in_the_words_users_know() -> None:
-    words = "nDCG@10, R@1000,recall_at_20,P@5,MAP,map_cut_100,rr@10,R-prec,judged@10,acc@20,AUC,query-auc,auc"
+    words = (
+        "nDCG@10, R@1000,recall_at_20,P@5,MAP,map_cut_1000,rr@10,success@5,R-prec,judged@10,acc@20,AUC,query-auc,auc"
+    )
     names = read_metrics(words)
     assert names == (
         "ndcg_at_10",
         "recall_at_1000",
         "recall_at_20",
         "precision_at_5",
-        "map",
         "map_at_100",
+        "map_at_1000",
         "mrr_at_10",
+        "success_at_5",
         "r_precision",
         "judged_at_10",
         "accuracy_at_20",
@@ -37,6 +40,13 @@ def test_metrics_in_the_words_users_know() -> None:
         "query_auc",
     )
     assert [metric_title(name) for name in names[-4:]] == ["Judged@10", "Acc@20", "AUC", "AUC per query"]
+    assert metric_title(names[4]) == "MAP@100"
+
+
+def test_a_metric_without_a_cutoff_has_that_of_the_run_files() -> None:
+    assert read_metrics("map,mrr,ndcg,recall,map@100") == ("map_at_100", "mrr_at_100", "ndcg_at_100", "recall_at_100")
+    assert deciding_metric("map") == "map_at_100"
+    assert metric_title("map") == "MAP"  # of results that an earlier version wrote
 
 
 @pytest.mark.parametrize(

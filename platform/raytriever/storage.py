@@ -10,7 +10,7 @@ What has no valid manifest does not exist.
 from __future__ import annotations
 
 import errno
-import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -18,13 +18,14 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 from raytriever.errors import StorageError
+from raytriever.locking import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = "manifest.json"
 _ASIDE = ".aside-"
@@ -136,31 +137,38 @@ def committed_directory(
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path)
         aside = _hidden(path)
-        aside.mkdir()
-        lock = os.open(aside, os.O_RDONLY)
+        lock = acquire(aside)
         try:
-            _try_lock(lock)
+            aside.mkdir()
             yield aside
             _seal(aside, meta or {})
+            check_owner(path)
             _put(aside, path, replace)
         finally:
-            os.close(lock)
             shutil.rmtree(aside, ignore_errors=True)
+            lock.release()
 
 
 @contextmanager
-def one_at_a_time(path: Path | str) -> Iterator[None]:
-    """Wait until no other process of this machine is in such a block for the same path; a death ends a block too."""
-    name = hashlib.sha256(os.path.abspath(path).encode()).hexdigest()[:32]
-    lock = cache_folder() / "locks" / name
-    with disk_errors(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+def one_writer(
+    path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
+) -> Iterator[None]:
+    """A block in which no other process that asks for the same writes `path`; see `locking.acquire`.
+
+    Raises:
+        InUseError: another process is writing it, and `wait` is false.
+        StorageError: the lock cannot be made there.
+    """
+    with disk_errors(path):
+        try:
+            lock = acquire(path, wait=wait, report=report, remedy=remedy)
+        except OSError as error:
+            error.filename = None  # a user knows the path, not its lock
+            raise
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:
@@ -174,6 +182,7 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
                 stream.write(content.encode() if isinstance(content, str) else content)
                 stream.flush()
                 os.fsync(stream.fileno())
+            check_owner(path)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
@@ -256,26 +265,14 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed writers of `path` left aside: unlocked, and not made just now."""
-    for leftover in path.parent.glob(f".{path.name}{_ASIDE}*"):
+    """Remove what killed writers of `path` left aside: without an owner, and not made just now."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}{_ASIDE}*"):
         with suppress(OSError):
             if not leftover.is_dir() or time.time() - leftover.stat().st_mtime < _STALE_SECONDS:
                 continue
-            descriptor = os.open(leftover, os.O_RDONLY)
-            try:
-                if _try_lock(descriptor):
-                    shutil.rmtree(leftover, ignore_errors=True)
-            finally:
-                os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Lock a directory for as long as this process lives; false where that is not to be had."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+            if owner_of(leftover) is None:
+                shutil.rmtree(leftover, ignore_errors=True)
+                lock_file_of(leftover).unlink(missing_ok=True)
 
 
 def fsync(path: Path) -> None:

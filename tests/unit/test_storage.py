@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from raytriever import storage
 from raytriever.data.files import open_raw, open_stream
 from raytriever.errors import StorageError
-from raytriever.storage import MANIFEST, committed_directory, one_at_a_time, read_manifest, write_atomically
+from raytriever.storage import MANIFEST, committed_directory, read_manifest, write_atomically
 
 
 def commit(path: Path, text: str = "one", replace: bool = False, during: Callable[[], object] = lambda: None) -> None:
@@ -203,24 +202,6 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
 def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
     commit(tmp_path / "run")
     assert set(json.loads((tmp_path / "run" / MANIFEST).read_text())) == {"files", "meta"}
-
-
-def test_one_at_a_time_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    entered = threading.Event()
-
-    def other(path: Path) -> None:
-        with one_at_a_time(path):
-            entered.set()
-
-    with one_at_a_time(tmp_path / "a"):
-        waiting = threading.Thread(target=other, args=(tmp_path / "a",))
-        waiting.start()
-        assert not entered.wait(0.2)
-        with one_at_a_time(tmp_path / "b"):  # another path is free
-            pass
-    assert entered.wait(10)
-    waiting.join()
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR])

@@ -28,7 +28,7 @@ from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork, sh
 from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode_shard import Corpus, ShardEncoder, in_this_process
 from raytriever.retrieval.loading import load_for_encoding
-from raytriever.storage import cache_folder, one_at_a_time, sha256_of
+from raytriever.storage import cache_folder, one_writer, sha256_of
 from raytriever.tracking.progress import Progress
 
 CACHE_BYTES = 4 * 2**30
@@ -114,7 +114,7 @@ def embed(
         ModelError: an embedding is not finite, or the encoder's process dies over and over.
         StorageError: the directory holds something else, or cannot be written.
     """
-    with one_at_a_time(work.path):
+    with one_writer(work.path, wait=True):
         try:
             store = EmbeddingStore.open(work.path)
             if store.meta["key"] == work.plan.key:

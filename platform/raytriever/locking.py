@@ -1,0 +1,356 @@
+"""One writer per path: an exclusive lock that ends with its process and names its owner to every other command.
+
+The lock of `runs/mine` is the file `runs/.mine.lock`, because `--fresh` and commits remove or rename the directory. A
+mount point, or a directory whose parent may not be written, has `.lock` inside. The owner removes the file at the end.
+
+1. `flock` decides. The kernel releases it with the process; on NFS Linux makes it a lock of the server, for which the
+   file is open for writing.
+2. Where the file system has no locks, the exclusively created file is the lock. Its owner renews the file's time; an
+   owner that is dead on this host, or silent for `STALE_SECONDS` on another, loses the lock to the next command.
+3. The file holds a token. `check_owner` compares it before every commit, so a process that lost its lock, or a Ray
+   worker whose driver was killed, writes nothing over its successor's work.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from raytriever.errors import StorageError
+from raytriever.interruption import check_interrupted
+
+LOCK = ".lock"
+STALE_SECONDS, RENEW_SECONDS, SETTLE_SECONDS = 60.0, 5.0, 1.0
+REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
+GRACE_SECONDS = 0.5  # a process that only asks for the owner holds the lock for an instant
+RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of it
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+BY_KERNEL, BY_FILE = "kernel", "file"
+
+
+class InUseError(StorageError):
+    """Another command is writing there."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lock.
+
+    Args:
+        host, pid: of the process.
+        command: such as `raytriever train`.
+        since: seconds since 1970.
+        token: differs for every lock that was ever taken.
+        kind: `BY_KERNEL` or `BY_FILE`.
+        started: of the process, in ticks since the machine started; 0 where that is unknown.
+    """
+
+    host: str
+    pid: int
+    command: str
+    since: float
+    token: str
+    kind: str = BY_KERNEL
+    started: int = 0
+
+    def __str__(self) -> str:
+        now = time.time()
+        form = "%H:%M:%S" if now - self.since < 12 * 3600 else "%Y-%m-%d %H:%M:%S"
+        at = time.strftime(form, time.localtime(self.since))
+        return f"'{self.command}' on host {self.host}, pid {self.pid}, since {at} ({_duration(now - self.since)})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to write under a directory, for as long as `file` holds the token."""
+
+    directory: str
+    file: str
+    token: str
+
+
+_UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
+_held: dict[str, Lock] = {}
+_claims: list[Claim] = []
+
+
+class Lock:
+    """A lock that this process holds until `release`; made by `acquire`."""
+
+    def __init__(self, directory: Path, file: Path, descriptor: int | None, owner: Owner, made: Sequence[Path]) -> None:
+        self.owner, self._file, self._descriptor, self._made = owner, file, descriptor, made
+        self.claim = Claim(str(directory), str(file), owner.token)
+        self._released = threading.Event()
+        _held[owner.token] = self
+        if owner.kind == BY_FILE:
+            threading.Thread(target=self._renew, name="lock", daemon=True).start()
+
+    def release(self) -> None:
+        """Remove the lock file, and the empty parents that were made for it."""
+        self._released.set()
+        _held.pop(self.owner.token, None)
+        with suppress(OSError):
+            if _read(self._file).token == self.owner.token:
+                self._file.unlink()
+        self.close()
+        for folder in self._made:
+            with suppress(OSError):
+                folder.rmdir()
+
+    def close(self) -> None:
+        """Close the file: in the owner that releases the lock, in a forked child the owner keeps it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _renew(self) -> None:
+        while not self._released.wait(RENEW_SECONDS):
+            with suppress(OSError):
+                if _read(self._file).token != self.owner.token:
+                    return  # lost while this process was stopped; `check_owner` reports it
+                os.utime(self._file)
+
+
+def lock_file_of(path: Path | str) -> Path:
+    """Return the lock file of a path, the same for every spelling of it and for links to it."""
+    real = Path(os.path.realpath(path))
+    if real.is_dir() and (os.path.ismount(real) or not os.access(real.parent, os.W_OK)):
+        return real / LOCK
+    return real.with_name(f"{'' if real.name.startswith('.') else '.'}{real.name}{LOCK}")
+
+
+def owner_of(path: Path | str) -> Owner | None:
+    """Return the process that is writing a path now, None where there is none. Takes and changes nothing."""
+    file = lock_file_of(path)
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = _read(file)
+        return owner if error.errno in _BUSY or _is_alive(owner, file, time.time()) else None
+    else:
+        owner = _read(file)
+        return owner if owner.kind == BY_FILE and _is_alive(owner, file, time.time()) else None
+    finally:
+        os.close(descriptor)
+
+
+def acquire(
+    path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
+) -> Lock:
+    """Take the lock of a path, which need not exist; its parents are made.
+
+    Args:
+        path: what will be written.
+        wait: whether to wait for another owner, interruptibly, rather than to raise.
+        report: called with a line when waiting begins, and every ten seconds.
+        remedy: what to do instead of waiting, for the error.
+
+    Raises:
+        InUseError: another process holds it, and `wait` is false.
+        OSError: the lock file cannot be made.
+    """
+    began = time.monotonic()
+    next_report = began + GRACE_SECONDS
+    while True:
+        found = _try(path)
+        if isinstance(found, Lock):
+            return found
+        now = time.monotonic()
+        if not wait and now > began + GRACE_SECONDS:
+            raise InUseError(f"in use by {found}", str(path), _remedy(found, path, remedy))
+        if wait and report is not None and now >= next_report:
+            report(f"{path}: waiting for {found}")
+            next_report = now + REPORT_SECONDS
+        check_interrupted()
+        time.sleep(POLL_SECONDS)
+
+
+def claims() -> tuple[Claim, ...]:
+    """Return what this process may write, to be sent to its workers."""
+    return (*_claims, *(lock.claim for lock in _held.values()))
+
+
+def join(of_driver: Sequence[Claim]) -> None:
+    """Write on a driver's behalf: from now on `check_owner` compares its claims in this process."""
+    _claims[:] = of_driver
+
+
+def check_owner(path: Path | str) -> None:
+    """Raise `InUseError` where a lock that covers a path was lost to another command."""
+    if not _held and not _claims:
+        return
+    real = os.path.realpath(path)
+    for claim in (*_claims, *(lock.claim for lock in _held.values())):
+        if real != claim.directory and not real.startswith(claim.directory.rstrip(os.sep) + os.sep):
+            continue
+        file = Path(claim.file)
+        if file.exists():
+            owner = _read(file)
+            if owner.token not in (claim.token, ""):
+                raise InUseError(f"in use by {owner}, which took it over", str(path), "end this process")
+        elif claim.token not in _held:
+            raise InUseError("the command that this process worked for has ended", str(path), "give it again")
+
+
+def _try(path: Path | str) -> Lock | Owner:
+    """The lock, or who has it."""
+    directory, file = Path(os.path.realpath(path)), lock_file_of(path)
+    made = _make_parents(file.parent)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        try:
+            descriptor, is_new = os.open(file, flags), False
+        except FileNotFoundError:
+            return _UNKNOWN  # its owner has just removed it
+    keep = False
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return _read(file)
+            if error.errno not in _NO_LOCKS:
+                raise
+            return _try_without_locks(directory, file, is_new, made)
+        if not _is_at(descriptor, file):
+            return _UNKNOWN
+        owner = _read(file)
+        if owner.kind == BY_FILE and _is_alive(owner, file, time.time()):
+            return owner
+        owner = _own(BY_KERNEL)
+        os.pwrite(descriptor, _record(owner), 0)
+        os.fsync(descriptor)
+        keep = True
+        return Lock(directory, file, descriptor, owner, made)
+    finally:
+        if not keep:
+            os.close(descriptor)
+
+
+def _try_without_locks(directory: Path, file: Path, is_new: bool, made: Sequence[Path]) -> Lock | Owner:
+    """Take the lock by having created its file, or by replacing the file of an owner that is gone."""
+    owner = _own(BY_FILE)
+    aside = file.with_name(f"{file.name}-{owner.token}")
+    try:
+        aside.write_bytes(_record(owner))
+        if not is_new:
+            there = _read(file)
+            if _is_alive(there, file, aside.stat().st_mtime):  # the file system's clock, not this host's
+                return there
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
+    if not is_new:
+        time.sleep(SETTLE_SECONDS)  # another command may be replacing it as well; the last one has it
+        if (there := _read(file)).token != owner.token:
+            return there
+    return Lock(directory, file, None, owner, made)
+
+
+def _is_alive(owner: Owner, file: Path, now: float) -> bool:
+    """Whether the owner of a lock by file still runs."""
+    if owner.kind == BY_KERNEL and owner.token:
+        # Only where this host has no locks and the owner's has: nothing here shows whether it lives.
+        return owner.host != socket.gethostname() or _started(owner.pid) == owner.started
+    if owner.host == socket.gethostname():
+        return _started(owner.pid) == owner.started
+    try:
+        return now - file.stat().st_mtime < STALE_SECONDS
+    except OSError:
+        return False
+
+
+def _own(kind: str) -> Owner:
+    pid = os.getpid()
+    return Owner(socket.gethostname(), pid, _command(), time.time(), secrets.token_hex(8), kind, _started(pid) or 0)
+
+
+def _command() -> str:
+    program = Path(sys.argv[0] if sys.argv else "")
+    if program.name == "raytriever" and len(sys.argv) > 1:
+        return f"raytriever {sys.argv[1]}"
+    return f"raytriever {program.stem}" if program.parent.name == "jobs" else program.name or "python"
+
+
+def _started(pid: int) -> int | None:
+    """When a process of this host was started, in ticks since the machine was; None where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _record(owner: Owner) -> bytes:
+    return (json.dumps(asdict(owner)) + "\n").encode().ljust(RECORD_BYTES)
+
+
+def _read(file: Path) -> Owner:
+    """The owner as the lock file names it; an unknown one where it does not, as in the instant of its making."""
+    try:
+        return Owner(**json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return _UNKNOWN
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Make a folder with its parents; the ones that were missing, deepest first."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _remedy(owner: Owner, path: Path | str, remedy: str | None) -> str:
+    words = "wait for it" if remedy is None else remedy
+    if owner.host not in (socket.gethostname(), _UNKNOWN.host):
+        words += f"; if host {owner.host} is gone, remove {lock_file_of(path)}"
+    return words
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    return (
+        f"{seconds:.0f} s"
+        if minutes < 1
+        else f"{minutes:.0f} min"
+        if hours < 2
+        else f"{hours:.0f} h"
+        if days < 2
+        else f"{days:.0f} days"
+    )
+
+
+def _after_fork() -> None:
+    """In a forked child: the parent alone keeps its locks, and the child writes on its behalf."""
+    _claims.extend(lock.claim for lock in _held.values())
+    for lock in _held.values():
+        lock.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,357 @@
+"""One writer per path: who is refused and by which line, what ends with a process, and file systems without locks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from raytriever import locking, storage
+from raytriever.errors import StorageError
+from raytriever.interruption import interruptible
+from raytriever.locking import InUseError, Owner, acquire, check_owner, claims, join, lock_file_of, owner_of
+from raytriever.storage import committed_directory, one_writer
+
+HOLDER = """
+import os, sys, time
+from raytriever.locking import acquire
+lock = acquire(sys.argv[1])
+child = os.fork() if sys.argv[2] == "fork" else -1
+if child == 0:
+    time.sleep(60)
+print(child, flush=True)
+sys.stdin.read()
+lock.release()
+"""
+
+
+@contextmanager
+def holder(path: Path, how: str = "plain") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that holds the lock of a path until its input is closed, and its forked child if it has one."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[1])},
+    )
+    assert process.stdout is not None
+    child = -1
+    try:
+        child = int(process.stdout.readline())
+        yield process, child
+    finally:
+        process.kill()
+        if child > 0:
+            os.kill(child, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture(params=["kernel", "file"])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file system with locks, and one that answers every request for one as Lustre without `flock` does."""
+    monkeypatch.setattr(locking, "GRACE_SECONDS", 0.05)
+    if request.param == "file":
+        without_locks(monkeypatch, errno.ENOSYS)
+    return str(request.param)
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(locking, "SETTLE_SECONDS", 0.05)
+
+
+def write_record(path: Path, seconds_ago: float = 0.0, **changed: object) -> Path:
+    """The lock file of another process, last renewed so long ago."""
+    owner = Owner("elsewhere", 123, "raytriever train", time.time() - 180, "t" * 16, locking.BY_FILE, 7)
+    file = lock_file_of(path)
+    file.write_text(json.dumps(asdict(replace(owner, **changed))))  # type: ignore[arg-type]
+    os.utime(file, (time.time() - seconds_ago,) * 2)
+    return file
+
+
+def test_a_second_command_is_refused_by_a_line_that_names_the_first(tmp_path: Path) -> None:
+    with holder(tmp_path / "mine") as (process, _):
+        began = time.monotonic()
+        with (
+            pytest.raises(InUseError) as caught,
+            one_writer(tmp_path / "mine", remedy="wait for it with --wait, or give another --output"),
+        ):
+            pass
+        assert time.monotonic() - began < 2
+        host, at = socket.gethostname(), time.strftime("%H:%M:")
+        line = f"{tmp_path}/mine: in use by '-c' on host {host}, pid {process.pid}, since {at}"
+        assert str(caught.value).startswith(line)
+        assert str(caught.value).endswith(" s); wait for it with --wait, or give another --output")
+        with one_writer(tmp_path / "other"):
+            pass
+
+
+def test_a_released_lock_leaves_nothing_behind(tmp_path: Path, file_system: str) -> None:
+    lock = acquire(tmp_path / "new" / "parents" / "mine")
+    assert lock.owner.kind == file_system
+    assert [file.name for file in (tmp_path / "new" / "parents").iterdir()] == [".mine.lock"]
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
+    with one_writer(tmp_path / "new" / "mine"):
+        (tmp_path / "new" / "mine").mkdir()
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["mine"]
+
+
+def test_a_death_releases_the_lock(tmp_path: Path) -> None:
+    with holder(tmp_path / "mine") as (process, _):
+        process.kill()
+        process.wait()
+    assert owner_of(tmp_path / "mine") is None
+    assert lock_file_of(tmp_path / "mine").exists()
+    acquire(tmp_path / "mine").release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
+    with holder(tmp_path / "mine", "fork") as (process, child):
+        assert owner_of(tmp_path / "mine") is not None
+        process.kill()
+        process.wait()
+        os.kill(child, 0)
+        acquire(tmp_path / "mine").release()
+
+
+def test_every_spelling_of_a_path_and_every_link_to_it_meet_at_one_lock(tmp_path: Path, file_system: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with one_writer(tmp_path / "mine"):
+        for name in ("link", "folder/link", "mine/../mine", "folder/./mine/"):
+            with pytest.raises(InUseError, match="in use by"):
+                acquire(f"{tmp_path}/{name}")
+
+
+def test_the_lock_outlasts_the_directory_it_is_for(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with one_writer(tmp_path / "mine"):
+        (tmp_path / "mine").rmdir()
+        with pytest.raises(InUseError):
+            acquire(tmp_path / "mine")
+        with committed_directory(tmp_path / "mine") as aside:
+            (aside / "a.txt").write_text("text")
+        with pytest.raises(InUseError):
+            acquire(tmp_path / "mine")
+
+
+def test_a_directory_whose_parent_may_not_be_written_holds_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with one_writer(tmp_path / "mine"):
+        assert (tmp_path / "mine" / ".lock").exists()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_where_no_lock_can_be_made_the_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StorageError, match=r"file/mine: .*; give a path whose parents are directories"),
+        one_writer(tmp_path / "file" / "mine"),
+    ):
+        pass
+
+
+def test_the_owner_is_named_while_it_holds_the_lock(tmp_path: Path, file_system: str) -> None:
+    assert owner_of(tmp_path / "mine") is None
+    with one_writer(tmp_path / "mine"):
+        owner = owner_of(tmp_path / "mine")
+        assert owner is not None
+        assert (owner.host, owner.pid) == (socket.gethostname(), os.getpid())
+        assert 0 <= time.time() - owner.since < 60
+    assert owner_of(tmp_path / "mine") is None
+
+
+def test_waiting_begins_with_a_line_and_ends_with_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locking, "REPORT_SECONDS", 0.3)
+    lines: list[str] = []
+    with holder(tmp_path / "mine") as (process, _):
+
+        def end() -> None:
+            while len(lines) < 2:
+                time.sleep(0.05)
+            process.kill()
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        with one_writer(tmp_path / "mine", wait=True, report=lines.append):
+            ending.join()
+    assert lines[0].startswith(f"{tmp_path}/mine: waiting for '-c' on host {socket.gethostname()}, pid {process.pid}")
+
+
+@pytest.mark.usefixtures("heard_interrupts")
+def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
+    with holder(tmp_path / "mine"), interruptible():
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(KeyboardInterrupt):
+            acquire(tmp_path / "mine", wait=True)
+    with interruptible():  # what waits after this was not interrupted
+        pass
+
+
+def test_two_threads_exclude_each_other(tmp_path: Path, file_system: str) -> None:
+    inside, most = 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        with one_writer(tmp_path / "mine", wait=True):
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.05)
+            inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_without_locks_of_the_file_system_a_file_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    without_locks(monkeypatch, number)
+    monkeypatch.setattr(locking, "RENEW_SECONDS", 0.05)
+    with one_writer(tmp_path / "mine"):
+        with pytest.raises(InUseError, match=f"pid {os.getpid()}"):
+            acquire(tmp_path / "mine")
+        file = lock_file_of(tmp_path / "mine")
+        os.utime(file, (0, 0))
+        time.sleep(0.3)
+        assert time.time() - file.stat().st_mtime < 10  # renewed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_of_a_lock_are_not_taken_for_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        acquire(tmp_path / "mine")
+
+
+def test_a_lock_by_file_of_a_dead_process_of_this_host_is_taken_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch, errno.ENOLCK)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    write_record(tmp_path / "mine", host=socket.gethostname(), pid=int(gone.stdout))
+    assert owner_of(tmp_path / "mine") is None
+    acquire(tmp_path / "mine").release()
+    # A process that got the same number since is not the owner.
+    write_record(tmp_path / "mine", host=socket.gethostname(), pid=os.getpid(), started=1)
+    acquire(tmp_path / "mine").release()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_lock_of_another_host_is_named_with_what_to_do_and_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    if not locks:
+        without_locks(monkeypatch, errno.ENOLCK)
+    file = write_record(tmp_path / "mine", seconds_ago=20)
+    with pytest.raises(InUseError) as caught:
+        acquire(tmp_path / "mine", remedy="wait for it with --wait")
+    assert "in use by 'raytriever train' on host elsewhere, pid 123, since " in str(caught.value)
+    assert str(caught.value).endswith(
+        f" (3 min); wait for it with --wait; if host elsewhere is gone, remove {tmp_path}/.mine.lock"
+    )
+    os.utime(file, (time.time() - 61,) * 2)
+    acquire(tmp_path / "mine").release()
+
+
+def test_an_owner_that_lost_its_lock_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch, errno.ENOLCK)
+    with one_writer(tmp_path / "mine"):
+        storage.write_atomically(tmp_path / "mine" / "a.txt", "first")
+        file = write_record(tmp_path / "mine")  # it was stopped for long, and another host took over
+        with pytest.raises(InUseError, match=r"on host elsewhere, pid 123, .* which took it over"):
+            storage.write_atomically(tmp_path / "mine" / "a.txt", "second")
+        with (
+            pytest.raises(InUseError, match="took it over"),
+            committed_directory(tmp_path / "mine" / "step-1") as aside,
+        ):
+            (aside / "b.txt").write_text("second")
+        storage.write_atomically(tmp_path / "yours" / "a.txt", "elsewhere")
+    assert file.exists()  # it is the other's
+    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["a.txt"]
+    assert (tmp_path / "mine" / "a.txt").read_text() == "first"
+
+
+def test_a_worker_whose_driver_died_writes_until_another_command_begins(tmp_path: Path) -> None:
+    with holder(tmp_path / "mine") as (driver, _):
+        owner = owner_of(tmp_path / "mine")
+        assert owner is not None
+        of_driver = locking.Claim(str(tmp_path / "mine"), str(lock_file_of(tmp_path / "mine")), owner.token)
+        try:
+            join([of_driver])
+            assert claims() == (of_driver,)
+            check_owner(tmp_path / "mine" / "step-1")
+            driver.kill()
+            driver.wait()
+            check_owner(tmp_path / "mine" / "step-1")
+            with holder(tmp_path / "mine"):
+                with pytest.raises(InUseError, match="took it over"):
+                    check_owner(tmp_path / "mine" / "step-1")
+                check_owner(tmp_path / "mine-too")
+            lock_file_of(tmp_path / "mine").unlink()
+            with pytest.raises(InUseError, match="has ended"):
+                check_owner(tmp_path / "mine")
+        finally:
+            join([])
+
+
+def test_the_claims_of_a_forked_child_are_those_of_its_parent(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with one_writer(tmp_path / "mine"):
+        expected = claims()
+        child = os.fork()
+        if child == 0:
+            os.write(write, b"same" if claims() == expected and not locking._held else b"other")
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 10) == b"same"
+        assert owner_of(tmp_path / "mine") is not None
+    os.close(read)
+    os.close(write)
+
+
+def test_many_processes_at_one_path_run_one_after_another(tmp_path: Path) -> None:
+    worker = (
+        "import sys, time; from pathlib import Path; from raytriever.storage import one_writer\n"
+        "for _ in range(5):\n"
+        "    with one_writer(sys.argv[1], wait=True):\n"
+        "        file = Path(sys.argv[1] + '.count'); count = int(file.read_text())\n"
+        "        time.sleep(0.002); file.write_text(str(count + 1))"
+    )
+    (tmp_path / "mine.count").write_text("0")
+    environment = os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[1])}
+    command = [sys.executable, "-c", worker, str(tmp_path / "mine")]
+    for process in [subprocess.Popen(command, env=environment) for _ in range(4)]:
+        assert process.wait() == 0
+    assert (tmp_path / "mine.count").read_text() == "20"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.count"]

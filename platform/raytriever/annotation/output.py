@@ -118,6 +118,9 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
         [dataset.queries.ids[query], dataset.documents.ids[document], score, SOURCES[source], rank]
         for query, document, score, source, rank in zip(*(column.tolist() for column in columns), strict=True)
     ]
+    if (lost := dataset.absent.get(split)) is not None:
+        for query, document, score in zip(lost.queries.tolist(), lost.documents, lost.scores.tolist(), strict=True):
+            lines.append([dataset.queries.ids[query], document, score, SOURCES[0], 0])
     if any(_BREAKS.search(line[0]) or _BREAKS.search(line[1]) for line in lines):
         with open(folder / f"{split}.jsonl", "w", encoding="utf-8") as file:
             for line in lines:

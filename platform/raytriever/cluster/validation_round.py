@@ -89,7 +89,7 @@ class Validations:
         return found
 
     def _measure(self, retriever: Retriever, one: DevSet, dataset: RetrievalDataset, split: str) -> dict[str, float]:
-        positions = dataset.positives(split).queries
+        positions = dataset.relevant_queries(split)
         queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in positions], "query", one.name)
         documents = encode_texts(retriever, dataset.passages(), "passage", one.name)
         return evaluate_embeddings(dataset, split, queries, documents, self._protocol).metrics

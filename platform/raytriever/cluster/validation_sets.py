@@ -113,7 +113,8 @@ def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metri
             told = f"{error.where}: {error.what}"
             raise ConfigError(told, where, "give another metric, or add answers.jsonl (docs/formats.md)") from error
     if best_metric != DEV_LOSS and deciding_metric(best_metric) in (AUC, QUERY_AUC):
-        relevant = np.bincount(relevance.queries[relevance.scores >= protocol.level], minlength=len(queries))
+        scored = (relevance.scores >= protocol.level) & (relevance.documents < len(dataset.documents))
+        relevant = np.bincount(relevance.queries[scored], minlength=len(queries))
         if (relevant >= len(dataset.documents)).all():
             told = f"{dataset.name}, split {split!r}: every document is relevant to every query"
             raise ConfigError(told, where, "give another metric")

@@ -2,13 +2,15 @@
 
 1. Of rows with one id the first counts. One that says the same again is passed over, one that says something else
    is a bad row.
-2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row.
+2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
+   judgement of an unknown document that is relevant to a known query is kept for measuring too (`absent/`): the query
+   has this relevant document, although no search can find it.
 3. Held are the keys of all ids (`keys`, 16 bytes each, and as many of the contents) and the pairs; no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from numpy import ndarray
 from raytriever.data import answers
 from raytriever.data.columns import map_texts
 from raytriever.data.keys import KeyIndex, digest_of
-from raytriever.data.shard_files import JUDGEMENTS, NEGATIVES
+from raytriever.data.shard_files import ABSENT, JUDGEMENTS, NEGATIVES, write_table
 from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport
 
 # Of each bad row, by its part and number, the reason and what it said; a row is bad once, whatever it holds.
@@ -99,13 +101,22 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
 
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
     tables: dict[str, list[ndarray]] = {}
+    absent: dict[str, dict[tuple[int, bytes], tuple[int, str]]] = {}
     for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
+        # Of equal pairs the first row counts.
+        lost = np.flatnonzero((queries >= 0) & (documents < 0) & (pairs["scores"] > 0))
+        ids = map_texts(folder / WORK / f"{report.stem}.{JUDGEMENTS}.arrow")["document"] if len(lost) else ()
+        for row in lost.tolist():
+            pair = int(queries[row]), pairs["documents"][row].tobytes()
+            judged = int(pairs["scores"][row]), ids[row].as_py()
+            absent.setdefault(str(pairs["splits"][row]), {}).setdefault(pair, judged)
         columns = np.stack(
             [queries, documents, *(pairs[name] for name in ("scores", "kinds", "ranks", "rows"))]
         ).astype(np.int64)
         columns = np.append(columns, [np.full(len(queries), report.part)], axis=0)
         for split in np.unique(pairs["splits"]):
-            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & (queries >= 0)])
+            known = (queries >= 0) & (documents >= 0)
+            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & known])
     (folder / JUDGEMENTS).mkdir()
     for split, found in tables.items():
         table = np.concatenate(found, axis=1)
@@ -118,12 +129,28 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, S
             reason = f"the pair was judged {table[2][leader[place]]} before and is {table[2][place]} here"
             bad.setdefault((int(table[6][place]), int(table[5][place])), (reason, b""))
         np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5, ~again]))
+    if absent:
+        (folder / ABSENT).mkdir()
+    for split, rows in absent.items():
+        _write_absent(folder / ABSENT / f"{split}.arrow", rows)
+
+
+def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]]) -> None:
+    """Write query positions, document ids and grades, sorted by query and then by id."""
+    table = sorted((query, document, score) for (query, _), (score, document) in rows.items())
+    queries, documents, scores = zip(*table, strict=True)
+    columns = {
+        "query": pa.array(queries, pa.int64()),
+        "document": pa.array(documents, pa.large_string()),
+        "score": pa.array(scores, pa.int64()),
+    }
+    write_table(file, pa.table(columns))
 
 
 def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
     rows, scores = [], []
     for _, pairs, queries, documents in _resolved(folder, NEGATIVES, reports, sides, bad):
-        there = queries >= 0
+        there = (queries >= 0) & (documents >= 0)
         rows.append(np.stack([queries, documents, pairs["kinds"], pairs["ranks"]])[:, there])
         scores.append(pairs["scores"][there].astype(np.float32))
     if rows:
@@ -134,7 +161,7 @@ def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, Si
 def _resolved(
     folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows
 ) -> Iterator[tuple[ShardReport, dict[str, ndarray], ndarray, ndarray]]:
-    """Each shard's pairs with the positions of their ends; both are -1 where one is unknown."""
+    """Each shard's pairs with the positions of their ends, -1 for an end that is unknown."""
     for report in reports:
         file = folder / WORK / f"{report.stem}.{name}.npz"
         if not file.exists():
@@ -149,7 +176,7 @@ def _resolved(
             said = ids[end][int(place)].as_py()
             reason = f"unknown {end} id {said!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(pairs["rows"][place])), (reason, said.encode()))
-        yield report, pairs, np.where(unknown, -1, queries), np.where(unknown, -1, documents)
+        yield report, pairs, queries, documents
 
 
 def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], place: int) -> str:

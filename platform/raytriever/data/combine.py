@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Rows, TokenColumn
-from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
+from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Queries, RetrievalDataset, Tokens
 from raytriever.data.quarantine import QuarantineReport
 
 
@@ -95,6 +95,16 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
         )
         for split in dict.fromkeys(split for dataset in datasets for split in dataset.judgements)
     }
+    absent = {
+        split: _concatenated_absent(
+            [
+                (dataset.absent[split], start)
+                for dataset, start in zip(datasets, query_starts[:-1], strict=True)
+                if split in dataset.absent
+            ]
+        )
+        for split in dict.fromkeys(split for dataset in datasets for split in dataset.absent)
+    }
     return CombinedDataset(
         name="+".join(names),
         documents=Documents(
@@ -110,6 +120,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
         ),
         judgements=judgements,
         quarantine=QuarantineReport(tuple(entry for dataset in datasets for entry in dataset.quarantine.entries)),
+        absent=absent,
         tokens=_chained_tokens([dataset.tokens for dataset in datasets]),
         parts=tuple(datasets),
     )
@@ -134,6 +145,15 @@ def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
         np.concatenate([rows.scores for rows, _, _ in parts]),
         np.concatenate([rows.sources for rows, _, _ in parts]),
         np.concatenate([rows.ranks for rows, _, _ in parts]),
+    )
+
+
+def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int]]) -> AbsentDocuments:
+    """Absent documents with the starts of their queries; ascending, as each is."""
+    return AbsentDocuments(
+        np.concatenate([rows.queries + start for rows, start in parts]),
+        [document for rows, _ in parts for document in rows.documents],
+        np.concatenate([rows.scores for rows, _ in parts]),
     )
 
 

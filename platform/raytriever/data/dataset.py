@@ -103,6 +103,32 @@ class Judgements:
 
 
 @dataclass(frozen=True)
+class AbsentDocuments:
+    """The relevant documents of one split that are judged and not in the corpus, one a row, sorted by query position.
+
+    No search can find them. They count among the relevant documents of their query, as in trec_eval and BEIR: in
+    recall, in MAP, in R-precision and in the best order of nDCG. Training does not use them.
+
+    Args:
+        queries: query positions.
+        documents: the ids that the judgements name.
+        scores: the grades, above 0.
+    """
+
+    queries: Int64[ndarray, " rows"]
+    documents: Sequence[str]
+    scores: Int64[ndarray, " rows"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def where(self, keep: ndarray) -> AbsentDocuments:
+        """Return the rows for which `keep`, a mask, is true."""
+        chosen = [self.documents[int(row)] for row in np.flatnonzero(keep)]
+        return AbsentDocuments(self.queries[keep], chosen, self.scores[keep])
+
+
+@dataclass(frozen=True)
 class Positives:
     """The relevant documents of each query of a split: those of `queries[i]` are
     `documents[offsets[i]:offsets[i + 1]]`, at least one, ascending; `sources` and `ranks` beside them."""
@@ -159,7 +185,8 @@ class Passages(Sequence[str]):
 @dataclass(frozen=True)
 class RetrievalDataset:
     """Documents, queries, and the judgements of the splits that were opened; `place` is where it stands
-    prepared, a directory or a URI, from which any process opens it."""
+    prepared, a directory or a URI, from which any process opens it. `absent` holds the relevant documents of these
+    splits that are not in the corpus, for the splits that have any."""
 
     name: str
     documents: Documents
@@ -170,6 +197,7 @@ class RetrievalDataset:
     negatives: NegativeRows | None = None
     answers: Answers | None = None
     place: str | None = None
+    absent: Mapping[str, AbsentDocuments] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -179,6 +207,10 @@ class RetrievalDataset:
             rows = self.judgements[split]
             table = np.stack([rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks]).astype("<i8")
             parts += [split, hashlib.sha256(table.tobytes()).hexdigest()]
+            if split in self.absent:
+                absent = self.absent[split]
+                numbers = np.stack([absent.queries, absent.scores]).astype("<i8").tobytes()
+                parts += [hashlib.sha256(numbers).hexdigest(), *absent.documents]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def passage_text(self, document: int) -> str:
@@ -196,6 +228,12 @@ class RetrievalDataset:
         offsets = np.append(starts, len(rows)).astype(np.int64)
         return Positives(queries, offsets, rows.documents, rows.sources, rows.ranks)
 
+    def relevant_queries(self, split: str) -> Int64[ndarray, " queries"]:
+        """The queries of a split that have a document scored above 0, in the corpus or not, ascending."""
+        rows = self.judgements[split]
+        there = np.unique(rows.queries[rows.scores > 0])
+        return np.union1d(there, self.absent[split].queries) if split in self.absent else there
+
     def counts(self) -> dict[str, int]:
         """For tracking: documents, queries, and for each split its queries, judgements and positives."""
         found = {"documents": len(self.documents), "queries": len(self.queries)}
@@ -203,4 +241,6 @@ class RetrievalDataset:
             found[f"{split}_queries"] = len(np.unique(rows.queries))
             found[f"{split}_judgements"] = len(rows)
             found[f"{split}_positives"] = int((rows.scores > 0).sum())
+            if split in self.absent:
+                found[f"{split}_absent_positives"] = len(self.absent[split])
         return found | {"bad_rows": self.quarantine.total}

@@ -57,10 +57,11 @@ def open_dataset(
     lent = DEV in wanted and DEV not in there and TRAIN in there
     require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)
     dataset = read_prepared(place, [TRAIN, *wanted] if lent else wanted)
-    judgements = dict(dataset.judgements)
     if lent:
-        judgements[TRAIN], judgements[DEV] = hold_out(judgements[TRAIN], dataset, request.dataset)
-    return replace(dataset, judgements={split: judgements[split] for split in wanted}, place=reachable)
+        dataset = with_lent_dev(dataset, request.dataset)
+    judgements = {split: dataset.judgements[split] for split in wanted}
+    absent = {split: rows for split, rows in dataset.absent.items() if split in wanted}
+    return replace(dataset, judgements=judgements, absent=absent, place=reachable)
 
 
 def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
@@ -78,6 +79,17 @@ def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
             f"was prepared with {tokens}", str(place), "prepare it with --model as it is trained, or name its source"
         )
     return place, request.dataset if stored else os.path.abspath(place)
+
+
+def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
+    """Return the data set with `train` divided into `train` and `dev`, see `hold_out`."""
+    train, dev = hold_out(dataset.judgements[TRAIN], dataset, where)
+    absent = dict(dataset.absent)
+    if TRAIN in absent:
+        lost = absent.pop(TRAIN)
+        held = np.isin(lost.queries, dev.queries)
+        absent |= {split: rows for split, rows in ((TRAIN, lost.where(~held)), (DEV, lost.where(held))) if len(rows)}
+    return replace(dataset, judgements={**dataset.judgements, TRAIN: train, DEV: dev}, absent=absent)
 
 
 def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[Judgements, Judgements]:

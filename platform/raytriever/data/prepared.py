@@ -12,9 +12,17 @@ from numpy import ndarray
 from raytriever.data.answers import FILE, read_answers
 from raytriever.data.columns import Rows, TextColumn, TokenColumn, map_texts
 from raytriever.data.content import check_directory
-from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset, Tokens
+from raytriever.data.dataset import (
+    AbsentDocuments,
+    Documents,
+    Judgements,
+    NegativeRows,
+    Queries,
+    RetrievalDataset,
+    Tokens,
+)
 from raytriever.data.quarantine import QuarantineReport
-from raytriever.data.shard_files import JUDGEMENTS, NEGATIVES
+from raytriever.data.shard_files import ABSENT, JUDGEMENTS, NEGATIVES
 from raytriever.data.shards import DOCUMENTS, QUERIES
 from raytriever.errors import DataError
 from raytriever.storage import disk_errors, read_manifest
@@ -42,6 +50,12 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
             for file in sorted((place / JUDGEMENTS).glob("*.npy"))
             if splits is None or file.stem in splits
         }
+        # What an earlier version prepared has no such folder.
+        absent = {
+            file.stem: _absent(file)
+            for file in sorted((place / ABSENT).glob("*.arrow"))
+            if splits is None or file.stem in splits
+        }
         negatives = None
         if (place / f"{NEGATIVES}.npy").exists():
             scores = np.load(place / f"{NEGATIVES}.scores.npy", allow_pickle=False)
@@ -59,6 +73,7 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None) -> Retrieval
         negatives=negatives,
         answers=answers,
         place=str(place),
+        absent=absent,
         tokens=Tokens(query_tokens, document_tokens, tokenised) if query_tokens and document_tokens else None,
     )
 
@@ -77,6 +92,12 @@ def require_splits(place: Path, splits: Iterable[str], where: str) -> None:
             remedy = f"choose from {known}" if there else "add judgements"
             remedy = f"training needs one; {remedy}" if split == "train" and there else remedy
             raise DataError(f"no split {split!r}; there are: {known}", where, remedy)
+
+
+def _absent(file: Path) -> AbsentDocuments:
+    table = map_texts(file)
+    queries, scores = (table[name].to_numpy() for name in ("query", "score"))
+    return AbsentDocuments(queries, table["document"].to_pylist(), scores)
 
 
 def _side(

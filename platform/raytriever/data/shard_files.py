@@ -19,7 +19,7 @@ from raytriever.data.keys import key_of, keys_of
 from raytriever.data.records import ORIGINS, SOURCES, joined
 from raytriever.data.tokenise import Tokenisation, flat
 
-JUDGEMENTS, NEGATIVES = "judgements", "negatives"
+JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Side:
         if not self.kept:
             return killers
         columns = {name: [column[place] for place in self.kept] for name, column in self.columns.items()}
-        _write_table(folder / f"{stem}.arrow", columns)
+        _write_texts(folder / f"{stem}.arrow", columns)
         if tokenisation:
             ids, offsets = flat(token_ids, tokenisation.dtype)
             np.save(folder / f"{stem}.tokens.npy", ids)
@@ -146,11 +146,15 @@ def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[in
         rows=rows,
     )
     ids = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
-    _write_table(Path(f"{stem}.arrow"), ids)
+    _write_texts(Path(f"{stem}.arrow"), ids)
 
 
-def _write_table(file: Path, columns: dict[str, list[str]]) -> None:
-    """Columns of texts as one uncompressed Arrow file, which can be memory-mapped."""
-    table = pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()})
+def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
+    """Write columns of texts as one Arrow file."""
+    write_table(file, pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()}))
+
+
+def write_table(file: Path, table: Any) -> None:
+    """Write a table as one uncompressed Arrow file, which can be memory-mapped."""
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)

@@ -74,6 +74,7 @@ def evaluate(
     queries, relevance = judged_queries(dataset, split, protocol)
     own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
     positive = (relevance.scores >= protocol.level) & (relevance.documents != own[relevance.queries])
+    positive &= relevance.documents < len(dataset.documents)  # the others have no score
     owner, documents = relevance.queries[positive], relevance.documents[positive]
     most = int(np.bincount(owner, minlength=1).max())
     kept = protocol.kept_of(relevance)
@@ -117,10 +118,10 @@ def evaluate_embeddings(
     documents: Float32[ndarray, "documents width"],
     protocol: Protocol | None = None,
 ) -> Evaluation:
-    """`evaluate` for a dense retriever: the queries of `dataset.positives(split)`, in that order, and all documents."""
+    """`evaluate` for a dense retriever, by embeddings of `dataset.relevant_queries(split)` and of all documents."""
     ties = tie_order(dataset.documents.ids)
     row = np.full(len(dataset.queries), -1)
-    row[dataset.positives(split).queries] = np.arange(len(queries))
+    row[dataset.relevant_queries(split)] = np.arange(len(queries))
 
     def search(wanted: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         return top_k(queries[row[wanted]], documents, depth, ties)

@@ -23,7 +23,7 @@ from raytriever.retrieval.evaluation_results import Results, check_output
 from raytriever.retrieval.evaluation_sets import EvaluationSet, check_names
 from raytriever.retrieval.evaluation_significance import significance_rows
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
-from raytriever.retrieval.protocol import Protocol, own_judgements
+from raytriever.retrieval.protocol import Protocol, absent_count, own_judgements
 from raytriever.retrieval.systems import DenseSystem, Workers, evaluate_bm25
 from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
@@ -80,7 +80,7 @@ def run_evaluation(
                 ]
                 measured = MeasuredSet(one, parts)
                 write_set(aside, measured, job.protocol, seconds)
-                _take(results, measured, values)
+                _take(results, measured, values, job.protocol)
                 if hear is not None:
                     for model in job.models:
                         hear(model.name, one.name, results.models[model.name][one.name])
@@ -128,7 +128,9 @@ def _system(
     return lambda split, protocol: evaluate_bm25(dataset, split, index, protocol)
 
 
-def _take(results: Results, measured: MeasuredSet, values: dict[str, dict[str, dict[str, ndarray]]]) -> None:
+def _take(
+    results: Results, measured: MeasuredSet, values: dict[str, dict[str, dict[str, ndarray]]], protocol: Protocol
+) -> None:
     """What stays of a data set when its files are written."""
     about, name = measured.about, measured.about.name
     for model in measured.parts[0].evaluations:
@@ -138,10 +140,12 @@ def _take(results: Results, measured: MeasuredSet, values: dict[str, dict[str, d
             for part in measured.parts:
                 results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
     first = next(iter(measured.parts[0].evaluations))
+    counts = [absent_count(part.dataset, about.split, protocol) for part in measured.parts]
     results.about[name] = {
         "queries": sum(len(part.evaluations[first].queries) for part in measured.parts),
         "documents": sum(len(part.dataset.documents) for part in measured.parts),
         "split": about.split,
+        **{count: sum(one[count] for one in counts) for count in counts[0]},
         **({"parts": [measured.label(part) for part in measured.parts]} if about.is_divided else {}),
     }
 

@@ -6,6 +6,7 @@ from raytriever.retrieval.evaluation_calibration import calibration_table
 from raytriever.retrieval.evaluation_results import Results
 from raytriever.retrieval.evaluation_significance import marks_of
 from raytriever.retrieval.metric_words import metric_title
+from raytriever.retrieval.protocol import absent_line
 from raytriever.retrieval.table import metrics_table
 
 
@@ -18,7 +19,9 @@ def evaluation_text(results: Results) -> str:
         titles = {name: metric_title(name) for found in rows.values() for name in found}
         here = {(model, metric): mark for (name, model, metric), mark in marks.items() if name == dataset}
         over = f", the mean over {len(about['parts'])} parts" if "parts" in about else ""
-        blocks.append(f"\n{about['split']} split of {dataset}{over}\n{metrics_table(rows, titles, here)}")
+        table = metrics_table(rows, titles, here)
+        lines = [f"\n{about['split']} split of {dataset}{over}", table, absent_line(about)]
+        blocks.append("\n".join(filter(None, lines)))
     notes = [_systems_note(results)] if len(results.systems) > 1 else []
     if against := dict.fromkeys(row["against"] for row in results.significance):
         signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]

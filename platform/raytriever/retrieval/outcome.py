@@ -15,7 +15,7 @@ from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.per_query_file import per_query_content
-from raytriever.retrieval.protocol import Protocol
+from raytriever.retrieval.protocol import Protocol, absent_count, absent_line
 from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_evaluation import PER_QUERY, read_queries
 from raytriever.retrieval.report_tables import result_tables
@@ -77,7 +77,15 @@ def write_outcome(
     queries, documents = len(found["after"].queries), len(dataset.documents)
     page = Page(
         title,
-        [f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents."],
+        list(
+            filter(
+                None,
+                [
+                    f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
+                    absent_line(absent_count(dataset, split, Protocol())),
+                ],
+            )
+        ),
         result_tables(
             {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()},
             significance_rows(values, ["before"]),

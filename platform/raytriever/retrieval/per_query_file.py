@@ -35,6 +35,7 @@ def per_query_content(measured: MeasuredSet, protocol: Protocol) -> str:
         whole["texts"] += [str(dataset.queries.texts[query]) for query in queries.tolist()]
         judged = zip(relevance.queries, relevance.documents, relevance.scores, strict=True)
         grades = {(int(query), int(document)): int(grade) for query, document, grade in judged}
+        grades = {pair: grade for pair, grade in grades.items() if pair[1] < len(dataset.documents)}
         whole["relevant"] += _relevant(dataset, grades, len(queries), protocol.level)
         for model in models:
             found = whole["models"][model]

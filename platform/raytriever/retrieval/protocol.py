@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.metrics.registry import DEFAULT_METRICS, ranking_metric
 from raytriever.metrics.relevance import Relevance
@@ -17,6 +18,7 @@ from raytriever.retrieval.answer_accuracy import cutoff_of
 
 RUN_DEPTH = 100
 AUC, QUERY_AUC, R_PRECISION = "auc", "query_auc", "r_precision"
+NONE_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,52 @@ def judged_queries(
 ) -> tuple[Int64[ndarray, " queries"], Relevance]:
     """The queries of a split that have a relevant document, as positions, and all that is judged for them.
 
+    Relevant documents that are not in the corpus are among the judgements, with positions from `len(dataset.documents)`
+    on: they are never in a ranking and count among the relevant ones, as in trec_eval.
+
     Raises:
         DataError: there is none.
     """
-    rows = dataset.judgements[split]
-    queries = np.unique(rows.queries[rows.scores >= protocol.level])
+    rows, lost = dataset.judgements[split], dataset.absent.get(split, NONE_ABSENT)
+    level = protocol.level
+    queries = np.union1d(rows.queries[rows.scores >= level], lost.queries[lost.scores >= level])
     if not len(queries):
-        what = "a relevant document" if protocol.level == 1 else f"a document of grade {protocol.level} or more"
+        what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
         where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
-        raise DataError(f"no query has {what}", where, remedy if protocol.level == 1 else "lower --relevance-level")
-    rows = rows.where(np.isin(rows.queries, queries))
-    return queries, Relevance(np.searchsorted(queries, rows.queries), rows.documents, rows.scores, len(queries))
+        raise DataError(f"no query has {what}", where, remedy if level == 1 else "lower --relevance-level")
+    # A document of a lower grade is no relevant one, and counts in the best order of nDCG.
+    rows, lost = rows.where(np.isin(rows.queries, queries)), lost.where(np.isin(lost.queries, queries))
+    owners = np.searchsorted(queries, np.concatenate([rows.queries, lost.queries]))
+    documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(lost))])
+    return queries, Relevance(owners, documents, np.concatenate([rows.scores, lost.scores]), len(queries))
+
+
+def absent_count(dataset: RetrievalDataset, split: str, protocol: Protocol) -> dict[str, int]:
+    """Count the relevant documents that are not in the corpus, all relevant ones, and queries with absent ones only.
+
+    Returns:
+        `{"absent_relevant", "relevant", "unanswerable_queries"}`.
+    """
+    queries, relevance = judged_queries(dataset, split, protocol)
+    relevant = relevance.scores >= protocol.level
+    there = relevant & (relevance.documents < len(dataset.documents))
+    return {
+        "absent_relevant": int(relevant.sum() - there.sum()),
+        "relevant": int(relevant.sum()),
+        "unanswerable_queries": len(queries) - len(np.unique(relevance.queries[there])),
+    }
+
+
+def absent_line(counts: Mapping[str, Any]) -> str:
+    """Describe `absent_count` in one line; an empty text where every relevant document is in the corpus."""
+    if not counts.get("absent_relevant"):
+        return ""
+    alone = counts["unanswerable_queries"]
+    line = (
+        f"{counts['absent_relevant']:,} of {counts['relevant']:,} relevant documents are not in the corpus. They count "
+        "as not found, as in trec_eval"
+    )
+    return f"{line}; {alone:,} queries have no other and score 0." if alone else f"{line}."
 
 
 def own_judgements(dataset: RetrievalDataset, split: str, protocol: Protocol) -> int:

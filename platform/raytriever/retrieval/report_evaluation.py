@@ -17,6 +17,7 @@ from raytriever.retrieval.evaluation_results import read_results
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_gains, save_thresholds
 from raytriever.retrieval.file_names import safe_name
+from raytriever.retrieval.protocol import absent_line
 from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_queries import chosen_queries
 from raytriever.retrieval.report_tables import (
@@ -163,6 +164,7 @@ def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, An
 
 def _about(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
-        f"{name}: {one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
+        f"{name}: {one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents. "
+        f"{absent_line(one)}".strip()
         for name, one in about.items()
     ]

@@ -60,7 +60,7 @@ class DenseSystem:
             ModelError: an embedding is not finite.
             DataError: as `evaluate.evaluate`.
         """
-        positions = self.dataset.positives(split).queries
+        positions = self.dataset.relevant_queries(split)
         embeddings = encode_texts(self.retriever, self._texts(positions), "query", "queries")
         row = np.full(len(self.dataset.queries), -1)
         row[positions] = np.arange(len(positions))

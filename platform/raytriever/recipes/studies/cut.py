@@ -106,6 +106,11 @@ def _write(dataset: RetrievalDataset, cut: Cut, aside: Path) -> None:
                 rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks, strict=True
             ):
                 qrels.write(f"{names[int(query)]}\t{ids[int(document)]}\t{score}\t{SOURCES[source]}\t{rank}\n")
+            if split in dataset.absent:
+                lost = dataset.absent[split]
+                lost = lost.where(np.isin(lost.queries, rows.queries))
+                for query, absent, score in zip(lost.queries, lost.documents, lost.scores, strict=True):
+                    qrels.write(f"{names[int(query)]}\t{absent}\t{score}\t{SOURCES[0]}\t0\n")
 
 
 def _kept(dataset: RetrievalDataset, split: str, cut: Cut) -> Judgements:

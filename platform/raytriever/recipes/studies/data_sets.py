@@ -16,7 +16,7 @@ import numpy as np
 
 from raytriever.config.study import FULL, SMALL, SMOKE, Arm, Measured
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.open import hold_out, open_dataset
+from raytriever.data.open import open_dataset, with_lent_dev
 from raytriever.data.pydocs import PYDOCS
 from raytriever.data.records import SOURCES
 from raytriever.errors import ConfigError
@@ -143,14 +143,13 @@ def _opened(place: Path, splits: tuple[str, str, str]) -> RetrievalDataset:
     """A pack with its splits called as they are used."""
     train, dev, test = splits
     dataset = open_dataset(place, [split for split in splits if split])
-    found: dict[str, Judgements] = {}
-    if train:
-        found["train"] = dataset.judgements[train]
-        if dev:
-            found["dev"] = dataset.judgements[dev]
-        else:
-            found["train"], found["dev"] = hold_out(found["train"], dataset, str(place))
-    return replace(dataset, judgements={**found, "test": dataset.judgements[test]})
+    names = {ours: theirs for ours, theirs in (("train", train), ("dev", train and dev), ("test", test)) if theirs}
+    renamed = replace(
+        dataset,
+        judgements={ours: dataset.judgements[theirs] for ours, theirs in names.items()},
+        absent={ours: dataset.absent[theirs] for ours, theirs in names.items() if theirs in dataset.absent},
+    )
+    return with_lent_dev(renamed, str(place)) if train and not dev else renamed
 
 
 def _pydocs(part: str, groups: bool) -> RetrievalDataset:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from typing import TextIO
 
 from raytriever.masking import masked
@@ -20,6 +21,20 @@ from raytriever.storage import disk_errors
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u202a-\u202e\u2066-\u2069\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
+
+
+_last_output = time.monotonic()
+
+
+def seconds_of_silence() -> float:
+    """Return the seconds since this process last printed something on a standard stream."""
+    return time.monotonic() - _last_output
+
+
+def end_of_silence() -> None:
+    """Record that something is printed now, such as a bar that is drawn again."""
+    global _last_output
+    _last_output = time.monotonic()
 
 
 def printable(text: str) -> str:
@@ -59,6 +74,8 @@ def write_line(text: str, stream: TextIO | None) -> None:
         return
     try:
         print(presentable(text, stream), file=stream, flush=True)
+        if stream in (sys.stdout, sys.stderr):
+            end_of_silence()
     except OSError:
         _discard(stream)
         raise

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from raytriever import __version__
+from raytriever.activity import activity
 from raytriever.cluster.submitted import settle
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
@@ -56,7 +57,8 @@ def entry() -> None:
 
 def _run_stage(stage: str, arguments: list[str]) -> None:
     arguments = settle(arguments, warn)
-    importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
+    with activity(f"raytriever {stage} is working"):
+        importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
 
 
 def _answer(words: list[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytriever.cluster.news import Evaluated, GivenUp, News, Notice, Saving, StepNews
+from raytriever.cluster.news import Evaluated, GivenUp, News, Notice, Phase, Saving, StepNews
 from raytriever.cluster.restarts import Restarts
 from raytriever.errors import UserError
 
@@ -144,6 +144,10 @@ class Sender:
     def notice(self, text: str) -> None:
         """Tell the person something."""
         self.tell(Notice(text))
+
+    def phase(self, text: str) -> None:
+        """Report what is done until the next step."""
+        self.tell(Phase(text))
 
     def settle(self, step: int) -> None:
         """Come back when the driver has kept all that was told, so that the checkpoint of a step may be committed.

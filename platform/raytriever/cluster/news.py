@@ -30,6 +30,13 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """What the first worker does until its next step, as `loading the encoder`; shown when it takes long."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Saving:
     """The checkpoint of a step is written and about to be committed: all that was told before must stand by then."""
 
@@ -51,4 +58,4 @@ class GivenUp:
     reason: str
 
 
-News = StepNews | Evaluated | Notice | Saving
+News = StepNews | Evaluated | Notice | Phase | Saving

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from raytriever.cluster.news import Evaluated, News, Notice, Saving
+from raytriever.activity import activity
+from raytriever.cluster.news import Evaluated, News, Notice, Phase, Saving
 from raytriever.cluster.run_gauges import RunGauges
 from raytriever.cluster.validation_sets import DEV
 from raytriever.terminal import warn
@@ -37,7 +39,9 @@ class Recorder:
         self._waiting: list[Point] = []
         self._flushed = time.monotonic()
         self._progress: Progress | None = None
+        self._phase = ExitStack()
         self.gauges = RunGauges(folder)
+        self.step = 0  # the newest one
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """The kept values of one metric by step, of this call and of earlier ones."""
@@ -47,6 +51,9 @@ class Recorder:
         """Take one item of news; when a checkpoint is about to be committed, all that was heard is kept first."""
         if isinstance(item, Notice):
             self._say(item.text)
+            return
+        if isinstance(item, Phase):
+            self._begin_phase(item.text)
             return
         if isinstance(item, Saving):
             self.flush()
@@ -61,6 +68,8 @@ class Recorder:
         if "dev_loss" in item.measured:
             self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
         else:
+            self.step = item.step
+            self._phase.close()
             self._bar(item.step - 1).reach(item.step, **glance(item.measured))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
@@ -92,6 +101,11 @@ class Recorder:
         else:
             self._progress.say(text)
 
+    def _begin_phase(self, text: str) -> None:
+        """Report a phase until the next one, the next step or the end."""
+        self._phase.close()
+        self._phase.enter_context(activity(text))
+
     def _bar(self, done: int) -> Progress:
         if self._progress is None:
             self._progress = Progress("train", self._total, "step", done)
@@ -99,11 +113,13 @@ class Recorder:
         return self._progress
 
     def __enter__(self) -> Recorder:
+        self._begin_phase("starting the workers")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._phase.close()
         if self._progress is not None:
             self._progress.__exit__(kind, error, trace)
         self.flush()

@@ -23,6 +23,7 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 from ray.exceptions import RayActorError, RayTaskError
 
+from raytriever.activity import activity
 from raytriever.errors import ConfigError, UserError
 from raytriever.index.arithmetic import refuse_not_finite
 from raytriever.index.exact import best_keys
@@ -51,6 +52,7 @@ class SearchPool:
     gpus: float = 0.0
 
 
+@activity("searching the embeddings with actors")
 def search_in_actors(
     store: EmbeddingStore,
     queries: Float32[ndarray, "queries width"],

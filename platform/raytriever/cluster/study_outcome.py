@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from raytriever.activity import activity
 from raytriever.cluster.study_arm import arm_folder
 from raytriever.cluster.study_drawings import FIGURES, draw
 from raytriever.cluster.study_measuring import MEASURED
@@ -58,6 +59,7 @@ def blocks_of(study: Study) -> list[Block]:
     return blocks
 
 
+@activity("writing the tables and figures of the study")
 def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResults:
     """Write what there is to read; raises `StorageError` where the disk is full or an arm's files are damaged."""
     results, blocks = read_study(study, output, seeds), blocks_of(study)

@@ -100,6 +100,15 @@ class Conductor:
         """How many trials this call may begin or go on with."""
         return len(self._again) + max(0, self._plan.trials - len(self.trials))
 
+    def state(self) -> str:
+        """Return how many trials run and are over, in a few words."""
+        with self._lock:
+            running = ", ".join(
+                f"{self.trials[number].name} at step {one.recorder.step}" for number, one in self._running.items()
+            )
+            over = sum(trial.status in (FINISHED, STOPPED) for trial in self.trials)
+        return f"trials: {over} of {self._plan.trials} over" + (f", running {running}" if running else ", starting")
+
     def folder_of(self, number: int) -> Path:
         """The directory of a trial."""
         return self._folder / TRIALS / f"{number:03d}"

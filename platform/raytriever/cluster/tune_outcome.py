@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from raytriever.activity import activity
 from raytriever.cluster.validation_sets import DEV
 from raytriever.config.search_config import BATCH_AUC, TRIALS
 from raytriever.config.search_names import short_name
@@ -20,6 +21,7 @@ from raytriever.tracking.tracker import Tracker
 TABLE, FIGURES, LOSS = "table.md", "figures", "loss.loss"
 
 
+@activity("drawing the figures of the sweep")
 def write_sweep(
     output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, watched: str | None, tracker: Tracker
 ) -> None:

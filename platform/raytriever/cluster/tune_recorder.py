@@ -29,6 +29,9 @@ class TrialRecorder(Recorder):
         if not text.startswith("step "):  # looks are too many to be told of all trials
             self._tell_person(f"trial {self._name}: {text}")
 
+    def _begin_phase(self, text: str) -> None:
+        """Report nothing: the sweep reports how many trials run."""
+
     def _bar(self, done: int) -> Progress:
         if self._progress is None:
             self._progress = Progress("train", 0, "step", stream=io.StringIO())

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import ray
 from ray import tune
 
+from raytriever.activity import activity
 from raytriever.cluster.fit_thread import FitThread
 from raytriever.cluster.monitor import listening
 from raytriever.cluster.session import gpus
@@ -71,7 +72,8 @@ def run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material:
         fit = FitThread(tuner.fit)
         fit.start()
         try:
-            fit.wait(listener.broken)
+            with activity(lambda seconds: f"{conductor.state()}: {seconds:.0f} s"):
+                fit.wait(listener.broken)
         finally:
             conductor.leave()
             fit.end(stop.tell)

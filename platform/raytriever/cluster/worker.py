@@ -83,8 +83,15 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
         local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (local * job["beside"])))
     settings = config.training
+
+    def phase(text: str) -> None:
+        if workers.rank == 0:
+            sender.phase(text)
+
+    phase("loading the encoder in the workers")
     retriever = load_retriever(config.model).to(device)
     prepare_for_training(retriever, config.model, settings.seed)
+    phase("opening the data in the workers")
     for place in job["places"]:
         if not is_uri(place) and not Path(place).is_dir():
             raise DataError("is not on this node", place, "set RAYTRIEVER_CACHE to a folder that all nodes see")
@@ -93,6 +100,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
     source = material.train(negatives)
     if material.teacher is not None and workers.rank == 0:
         sender.notice(f"teacher: {Coverage.of(material.teacher, source.examples)}")
+    phase("the first step, which compiles what all steps run")
     train(
         Assignment(
             retriever=retriever,
@@ -113,6 +121,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
             validation=validation_plan(job, config, folder, workers, device, sender),
         )
     )
+    phase("writing the model")
     if workers.rank == 0:
         with committed_directory(folder / "model", {"config": config.hash}, replace=True) as aside:
             write_model(retriever.eval(), aside)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data import answers
 from raytriever.data.columns import map_texts
 from raytriever.data.keys import KeyIndex, digest_of
@@ -55,6 +56,7 @@ class SideFound:
         return np.where(rows >= 0, np.searchsorted(self.live, rows), -1)
 
 
+@activity("assembling the prepared shards")
 def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, SideFound], BadRows]:
     """Write `live` and the pairs' tables into the folder of the shards.
 

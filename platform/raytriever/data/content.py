@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from raytriever.activity import activity
 from raytriever.data.files import open_raw
 from raytriever.data.source import SourceFile
 from raytriever.errors import StorageError
@@ -34,6 +35,7 @@ def content_digest(file: SourceFile) -> str:
     return known
 
 
+@activity("comparing the prepared data set with its digests")
 def check_directory(place: Path) -> None:
     """Hold every file of a committed directory to the digest in its manifest, unless none has changed since they
     were; raises `StorageError` naming the one that is missing, torn or changed."""

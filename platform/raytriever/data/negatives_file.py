@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.id_columns import INTEGER, NUMBER, TEXT, places_of, read_columns
 from raytriever.data.negatives_table import NegativesTable
@@ -29,6 +30,7 @@ _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"
 
 
+@activity("writing the negatives table")
 def write_negatives(
     path: Path | str,
     table: NegativesTable,

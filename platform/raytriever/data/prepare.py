@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raytriever.activity import activity
 from raytriever.data.accounts import accounts_of, check_files, refuse_hopeless
 from raytriever.data.assemble import SideFound, assemble
 from raytriever.data.chunks import read_chunks
@@ -76,6 +77,7 @@ class Request:
     max_bad_rows: float = 0.01
     splits: tuple[str, ...] | None = None
 
+    @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
         """SHA-256 over the bytes of the files, where they are (bad rows are told by file), and all settings that
         decide what the shards hold."""
@@ -116,7 +118,7 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     say(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
     try:
-        with committed_directory(place, meta, replace=found is not None) as aside:
+        with activity(f"{name}: preparing"), committed_directory(place, meta, replace=found is not None) as aside:
             _fill(aside, request, name, plan, total, run, meta, say)
     except StorageError:
         # Another process may have prepared the same meanwhile: what stands there is as good.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.answers import FILE, read_answers
 from raytriever.data.columns import Rows, TextColumn, TokenColumn, map_texts
 from raytriever.data.content import check_directory
@@ -28,6 +29,7 @@ from raytriever.errors import DataError
 from raytriever.storage import disk_errors, read_manifest
 
 
+@activity("opening the prepared data set")
 def read_prepared(place: Path, splits: Iterable[str] | None = None) -> RetrievalDataset:
     """Open the directory that `prepare` made.
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from raytriever.activity import activity
 from raytriever.data.docstrings import documented
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.prose import normalised, question_and_answer
@@ -47,6 +48,7 @@ class Pair:
         return "test" if share < _TEST_BELOW else "dev" if share < _DEV_BELOW else "train"
 
 
+@activity("reading the docstrings of this Python")
 def pydocs_folder(cache: Path | None = None) -> Path:
     """The folder of the data set for this environment, built if the cache has no whole one."""
     cache = cache or cache_folder()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.content import check_directory
 from raytriever.errors import StorageError
 from raytriever.index.approximate import ApproximateIndex, Finder
@@ -78,6 +79,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
+@activity("opening the index")
 def read_index(path: Path) -> ApproximateIndex:
     """Open an index; every byte is compared with its digest once, and again when a file has changed.
 

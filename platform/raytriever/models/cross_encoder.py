@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.errors import ModelError
 from raytriever.models.quiet import quiet_transformers
 from raytriever.models.source import HUB_FILES
@@ -44,6 +45,7 @@ class CrossEncoder:
             modules than a transformer, an activation that is neither a sigmoid nor none.
     """
 
+    @activity("loading the cross-encoder")
     def __init__(self, directory: Path | str, device: torch.device, precision: str, length: int | None = None) -> None:
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification

@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
+from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
@@ -103,6 +104,7 @@ class Retriever(nn.Module):
         return encoded(queries, "query"), encoded(passages, "passage")
 
 
+@activity("loading the encoder")
 def load_retriever(config: ModelConfig) -> Retriever:
     """Load the model a configuration names, in float32 and evaluation mode.
 

@@ -10,6 +10,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from raytriever.activity import activity
 from raytriever.errors import ModelError
 from raytriever.storage import sha256_of
 
@@ -98,7 +99,8 @@ def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        with activity(f"downloading {name}"):
+            return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
     except HFValidationError as error:
         raise ModelError(
             "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"

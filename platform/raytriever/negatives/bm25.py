@@ -17,6 +17,7 @@ import Stemmer
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.negatives.bm25_compiled import pick, rank
 
 K1, B = 0.9, 0.4
@@ -31,6 +32,7 @@ class Bm25Index:
         texts: the passages, at least one; results name them by their positions here.
     """
 
+    @activity("indexing the documents for BM25")
     def __init__(self, texts: Sequence[str]) -> None:
         self._size = len(texts)
         self._stemmer = Stemmer.Stemmer("english")
@@ -77,6 +79,7 @@ class Bm25Index:
         """The score of every document for one query."""
         return self.scores_of([query], np.arange(self._size)[None, :])[0]
 
+    @activity("searching with BM25")
     def _in_threads(self, work: Callable[..., None], queries: Sequence[str], first: ndarray, second: ndarray) -> None:
         """Let compiled work fill its rows, some queries in each thread; it holds no lock of the interpreter."""
         terms = [

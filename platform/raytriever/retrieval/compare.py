@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from raytriever.activity import activity
 from raytriever.retrieval.compare_run import Figures, FinishedRun
 from raytriever.retrieval.evaluation_significance import significance_rows
 from raytriever.retrieval.figures_models import save_curves
@@ -26,6 +27,7 @@ from raytriever.retrieval.report_tables import result_tables
 CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
 
 
+@activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     """Write the page.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
@@ -59,6 +60,7 @@ def embed_corpus(
     return store
 
 
+@activity("computing the digest of the encoder")
 def plan_embeddings(
     config: ModelConfig,
     retriever: Retriever,

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.index.exact import tie_order, top_k
 from raytriever.index.score import pair_scores
@@ -55,6 +56,7 @@ class Evaluation:
     metrics: dict[str, float]
 
 
+@activity("computing the metrics")
 def evaluate(
     dataset: RetrievalDataset, split: str, search: Search, score: Score, protocol: Protocol | None = None
 ) -> Evaluation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from raytriever.activity import activity
 from raytriever.errors import ConfigError
 from raytriever.metrics.calibration import calibrate, expected_calibration_error
 from raytriever.metrics.threshold import Aim
@@ -30,6 +31,7 @@ def read_aims(words: Sequence[str]) -> list[tuple[Aim, float]]:
     return found
 
 
+@activity("choosing the thresholds")
 def calibration_rows(measured: MeasuredSet, split: str, aims: Sequence[tuple[Aim, float]]) -> list[dict[str, Any]]:
     """A row for each model and aim.
 

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.metrics.comparison import FIRST_MARKS, SECOND_MARKS, compare, mark
 
 # Values by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 
 
+@activity("testing the differences")
 def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str, Any]]:
     """Every model against every baseline, on every metric that has a value a query.
 

@@ -20,6 +20,7 @@ import torch
 import yaml
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.errors import ModelError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import TokenBatch
@@ -109,6 +110,7 @@ def _towers(folder: Path) -> list[tuple[Side, str]]:
     return [("query", structure["query"][0]), ("passage", structure["document"][0])]
 
 
+@activity("writing a graph and comparing it with the encoder")
 def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: Path) -> Parity:
     batches = _samples(retriever, side)
     tower = retriever.query if side == "query" else retriever.passage

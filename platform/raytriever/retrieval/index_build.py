@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.errors import ConfigError, DataError
 from raytriever.index.approximate import ApproximateIndex, Finder
 from raytriever.index.arithmetic import refuse_not_finite
@@ -40,6 +41,7 @@ class Rows:
         return cls(embeddings, positions, positions)
 
 
+@activity("building the index")
 def build_index(
     rows: Rows,
     config: IndexConfig,

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.records import ORIGINS
@@ -62,6 +63,7 @@ class Mined:
         }
 
 
+@activity("mining the negatives")
 def mine(
     dataset: RetrievalDataset,
     split: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluation_sets import EvaluationSet
@@ -25,6 +26,7 @@ from raytriever.storage import write_atomically
 Curve = Sequence[tuple[int, float]]
 
 
+@activity("drawing the figures and the report")
 def write_outcome(
     folder: Path,
     title: str,

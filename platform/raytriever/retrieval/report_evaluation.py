@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.errors import StorageError
 from raytriever.retrieval.evaluation_results import read_results
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
@@ -41,6 +42,7 @@ class StoredPools:
     negative_scores: Float32[ndarray, " negatives"]
 
 
+@activity("drawing the figures and the report")
 def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 

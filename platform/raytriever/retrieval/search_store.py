@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.activity import activity
 from raytriever.errors import ModelError
 from raytriever.index.exact import top_k_of_parts
 from raytriever.retrieval.embedding_dtypes import read_embeddings
@@ -14,6 +15,7 @@ from raytriever.retrieval.embeddings import EmbeddingStore, shard_folder
 from raytriever.storage import disk_errors
 
 
+@activity("searching the embeddings")
 def search_store(
     store: EmbeddingStore,
     queries: Float32[ndarray, "queries width"],

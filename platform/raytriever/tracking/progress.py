@@ -1,23 +1,28 @@
-"""What a person sees while something long goes on: a bar on a terminal, plain lines elsewhere.
+"""Progress of long work: a bar on a terminal, plain lines elsewhere.
 
-Both say how much is done, how fast, and how long it will still take; plain lines come at most every few seconds so
-that a log file stays readable.
+Both report how much is done, how fast, and how long the rest will take. Plain lines come at most every few seconds, so
+that a log file stays readable, and also when nothing advances, so that it is never silent for long (`activity`). The
+first advance is left out of every rate: it holds what is done once, such as compiling and starting threads.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import deque
+from contextlib import ExitStack
 from types import TracebackType
-from typing import TextIO
+from typing import Never, TextIO
 
 from tqdm import tqdm
 
-from raytriever.terminal import presentable, write_line
+from raytriever.activity import activity
+from raytriever.terminal import end_of_silence, presentable, write_line
 
 LINE_SECONDS = 10.0
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # what is over sooner needs no line
+RECENT_SECONDS = 60.0  # how far back the rate of what is left looks
 
 
 class Progress:
@@ -35,7 +40,10 @@ class Progress:
         self._title, self._total, self._unit = title, total, unit
         self._initial, self._done = done, done
         self._notes: list[str] = []
-        self._began = self._last_line = time.monotonic()
+        self._began = self._last_line = self._last_advance = time.monotonic()
+        self._marks: deque[tuple[float, int]] = deque()  # moments after an advance, and how much was done then
+        self._first: tuple[float, int] | None = None  # the first of them
+        self._reporting = ExitStack()
         self._bar = (
             tqdm(
                 total=total,
@@ -52,14 +60,18 @@ class Progress:
     def advance(self, units: int = 1, **notes: float) -> None:
         """Count work as done; `notes` are the latest numbers worth a glance."""
         self._done += units
+        self._mark()
         if notes:
             self._notes = [f"{name} {value:.4g}" for name, value in notes.items()]
         if self._bar is not None:
             if notes:
                 self._bar.set_postfix_str(", ".join(self._notes), refresh=False)
-            self._bar.update(units)
-        elif time.monotonic() - self._last_line >= LINE_SECONDS and self._done < self._total:
-            self._line()
+            if len(self._marks) == 1:
+                self._leave_out_first(self._bar)
+            elif self._bar.update(units):
+                end_of_silence()
+        elif self._last_advance - self._last_line >= LINE_SECONDS and self._done < self._total:
+            write_line(self._line(), self._stream)
 
     def reach(self, done: int, **notes: float) -> None:
         """Count everything up to `done`; what is done a second time after a restart counts once."""
@@ -70,33 +82,77 @@ class Progress:
         """A line of its own that does not tear the bar."""
         if self._bar is not None:
             self._bar.write(presentable(text, self._stream), file=self._stream)
+            end_of_silence()
         else:
             write_line(text, self._stream)
 
     def __enter__(self) -> Progress:
+        if self._stream is sys.stderr:
+            self._reporting.enter_context(activity(self._report))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._reporting.close()
         if self._bar is not None:
             self._bar.close()
         elif self._done > self._initial and time.monotonic() - self._began > QUIET_SECONDS:
-            self._line()
+            write_line(self._line(), self._stream)
 
-    def _line(self) -> None:
+    def _mark(self) -> None:
+        """Keep this moment for the rates."""
+        self._last_advance = time.monotonic()
+        self._first = self._first or (self._last_advance, self._done)
+        self._marks.append((self._last_advance, self._done))
+        while len(self._marks) > 2 and self._marks[1][0] <= self._last_advance - RECENT_SECONDS:
+            self._marks.popleft()
+
+    def _leave_out_first(self, bar: tqdm[Never]) -> None:
+        """Begin the bar's clock and rate after the first advance."""
+        bar.n = bar.initial = self._done
+        bar.unpause()
+        bar.refresh()
+        end_of_silence()
+
+    def _report(self, seconds: float) -> str | None:
+        """Return a line for when nothing advances; None where the bar is drawn again instead."""
+        if self._bar is None:
+            return self._line()
+        self._bar.refresh()
+        return None
+
+    def _line(self) -> str:
         self._last_line = now = time.monotonic()
-        seconds = max(now - self._began, 1e-9)
-        rate = (self._done - self._initial) / seconds
-        left = (self._total - self._done) / rate if rate else float("inf")
-        tail = f"{left:.0f} s left" if self._done < self._total else f"{seconds:.1f} s"
-        line = f"{self._title}: {self._done}/{self._total} {self._unit}s, {rate:.3g} {self._unit}s/s, {tail}"
-        for note in self._notes:
+        rate = self._rate(now)
+        shown = "" if rate is None else f", {rate:.3g} {self._unit}s/s"
+        if self._done == self._total:
+            tail = f"{now - self._began:.1f} s"
+        elif rate:
+            tail = f"{(self._total - self._done) / rate:.0f} s left"
+        else:
+            tail = f"{now - self._began:.0f} s so far"
+        line = f"{self._title}: {self._done}/{self._total} {self._unit}s{shown}, {tail}"
+        waited = now - self._last_advance
+        stalled = [f"last {self._unit} {waited:.0f} s ago"] if self._first and waited >= QUIET_SECONDS else []
+        for note in (*stalled, *self._notes):
             if len(line) + 2 + len(note) <= LINE_COLUMNS:
                 line += f", {note}"
-        write_line(line, self._stream)
+        return line
+
+    def _rate(self, now: float) -> float | None:
+        """Units a second: of all that is done when the work is over, else of recent work; None before the second
+        advance, unless the first one did everything."""
+        if self._first is None:
+            return None
+        over = self._done == self._total
+        since, done = self._first if over else self._marks[0]
+        if self._done == done:
+            return (done - self._initial) / max(now - self._began, 1e-9) if over else None
+        return (self._done - done) / max(self._last_advance - since if over else now - since, 1e-9)
 
 
 def say(text: str) -> None:
     """A line on standard error that tears no bar, whoever shows one; from any thread."""
     tqdm.write(presentable(text, sys.stderr), file=sys.stderr)
+    end_of_silence()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
 from raytriever.tracking.outbox import IDENTITY, Outbox
@@ -131,6 +132,7 @@ class Spool:
         if self._parent is None:
             self.settle(END_SECONDS if status == "FINISHED" else SHORT_END_SECONDS)
 
+    @activity("sending what remains to MLflow")
     def settle(self, patience: float) -> bool:
         """Wait for the server, and send no more; answers whether nothing waits.
 

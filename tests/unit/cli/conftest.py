@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
+
+_PROGRESS = re.compile(r": preparing |: prepared before|: \d+ s$")
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def mistake(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str
         out, err = capsys.readouterr()
         assert code == 2, err
         assert not out
-        lines = [line for line in err.splitlines() if ": preparing " not in line and ": prepared before" not in line]
+        lines = [line for line in err.splitlines() if not _PROGRESS.search(line)]
         assert len(lines) == 1, err
         assert lines[0].startswith("error: ")
         assert err.endswith("\n")

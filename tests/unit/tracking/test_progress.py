@@ -33,7 +33,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_lines_tell_how_much_how_fast_and_how_long(clock: Clock) -> None:
     stream = io.StringIO()
-    with Progress("train", 100, "step", stream=stream) as progress:
+    with Progress("train", 125, "step", stream=stream) as progress:
+        clock.now += 3
+        progress.advance(25, loss=0.5)
         clock.now += LINE_SECONDS
         progress.advance(25, loss=0.123456)
         clock.now += LINE_SECONDS - 1
@@ -43,30 +45,75 @@ def test_lines_tell_how_much_how_fast_and_how_long(clock: Clock) -> None:
         clock.now += LINE_SECONDS
         progress.advance(25, loss=0.01)
     assert stream.getvalue().splitlines() == [
-        "train: 25/100 steps, 2.5 steps/s, 30 s left, loss 0.1235",
-        "train: 75/100 steps, 3.75 steps/s, 7 s left, loss 0.05, learning_rate 1e-05",
-        "train: 100/100 steps, 3.33 steps/s, 30.0 s, loss 0.01",
+        "train: 50/125 steps, 2.5 steps/s, 30 s left, loss 0.1235",
+        "train: 100/125 steps, 3.75 steps/s, 7 s left, loss 0.05, learning_rate 1e-05",
+        "train: 125/125 steps, 3.33 steps/s, 33.0 s, loss 0.01",
     ]
+
+
+def test_the_first_advance_is_left_out_of_the_rate(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("train", 100, "step", stream=stream) as progress:
+        clock.now += 60  # it compiles
+        progress.advance(1)
+        clock.now += 10
+        progress.advance(10)
+        clock.now += 89
+        progress.advance(89)
+    assert stream.getvalue().splitlines() == [
+        "train: 1/100 steps, 60 s so far",
+        "train: 11/100 steps, 1 steps/s, 89 s left",
+        "train: 100/100 steps, 1 steps/s, 159.0 s",
+    ]
+
+
+def test_the_time_left_follows_from_recent_work(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("train", 1000, "step", stream=stream) as progress:
+        for _ in range(10):
+            clock.now += 10
+            progress.advance(50)  # 5 a second
+        for _ in range(8):
+            clock.now += 10
+            progress.advance(10)  # 1 a second
+    lines = stream.getvalue().splitlines()
+    assert lines[9] == "train: 500/1000 steps, 5 steps/s, 100 s left"
+    assert lines[16] == "train: 570/1000 steps, 1 steps/s, 430 s left"
+
+
+def test_a_line_says_since_when_nothing_advances(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Progress("train", 10, "step", stream=stream) as progress:
+        clock.now += 1
+        progress.advance(1)
+        clock.now += 1
+        progress.advance(1, loss=0.5)
+        clock.now += 30
+    assert stream.getvalue() == "train: 2/10 steps, 0.0323 steps/s, 248 s left, last step 30 s ago, loss 0.5\n"
 
 
 def test_notes_that_make_a_line_too_long_are_left_out(clock: Clock) -> None:
     stream = io.StringIO()
     with Progress("train", 100_000, "step", stream=stream) as progress:
+        clock.now += 1
+        progress.advance(45)
         clock.now += 12
         progress.advance(
-            12_345, **{"loss": 0.01234, "a name far too long for what is left of this line": 1.0, "auc": 0.98}
+            12_300, **{"loss": 0.01234, "a name far too long for what is left of this line": 1.0, "auc": 0.98}
         )
     [line, _] = stream.getvalue().splitlines()
-    assert line == "train: 12345/100000 steps, 1.03e+03 steps/s, 85 s left, loss 0.01234, auc 0.98"
+    assert line == "train: 12345/100000 steps, 1.02e+03 steps/s, 86 s left, loss 0.01234, auc 0.98"
     assert len(line) <= 100
 
 
 def test_what_was_done_before_is_counted_but_not_in_the_rate(clock: Clock) -> None:
     stream = io.StringIO()
     with Progress("train", 100, "step", done=50, stream=stream) as progress:
+        clock.now += 5
+        progress.advance(2)
         clock.now += 10
         progress.advance(10)
-    assert stream.getvalue().splitlines()[0] == "train: 60/100 steps, 1 steps/s, 40 s left"
+    assert stream.getvalue().splitlines()[0] == "train: 62/100 steps, 1 steps/s, 38 s left"
 
 
 def test_what_is_over_at_once_needs_no_line(clock: Clock) -> None:
@@ -84,8 +131,10 @@ def test_an_interruption_tells_how_far_it_came(clock: Clock) -> None:
 
     def interrupted() -> None:
         with Progress("train", 100, "step", stream=stream) as progress:
-            clock.now += 5
-            progress.advance(20)
+            clock.now += 1
+            progress.advance(4)
+            clock.now += 4
+            progress.advance(16)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.locking import acquire, check_owner, lock_file_of, owner_of
+from raytriever.reading.structured import read_json
 
 MANIFEST = "manifest.json"
 _ASIDE = ".aside-"
@@ -189,34 +190,44 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
         fsync(path.parent)
 
 
-def read_manifest(path: Path | str, verify: bool = True) -> dict[str, Any]:
+class FileEntry(TypedDict):
+    """What a manifest says of a file."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """The files of a committed directory by name, and what its writer says of it."""
+
+    files: dict[str, FileEntry]
+    meta: dict[str, Any]
+
+
+def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """The manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
     Args:
         path: the directory.
-        verify: whether every byte is read and compared, or only names and sizes.
+        verify: whether every byte is read and compared, or only names and sizes; None to read the manifest alone.
 
     Raises:
         StorageError: there is no manifest, or a file it names is missing, torn or changed.
     """
     path = Path(path)
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
-        files = {str(name): (int(f["size"]), str(f["sha256"])) for name, f in manifest["files"].items()}
-        manifest["meta"].items()
+        manifest = read_json(path / MANIFEST, Manifest, "make the directory again", "is not a manifest")
     except OSError as error:
         raise StorageError(
             f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StorageError("not a manifest", str(path / MANIFEST), "make the directory again") from error
-    for name, (size, digest) in files.items():
+    for name, entry in manifest["files"].items() if verify is not None else ():
         file = path / name
         if not file.is_file():
             raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
-        if (found := file.stat().st_size) != size:
-            raise StorageError(f"torn: {found} bytes of {size}", str(file), "make the directory again")
-        if verify and sha256_of(file) != digest:
+        if (found := file.stat().st_size) != entry["size"]:
+            raise StorageError(f"torn: {found} bytes of {entry['size']}", str(file), "make the directory again")
+        if verify and sha256_of(file) != entry["sha256"]:
             raise StorageError("changed: its SHA-256 is not the manifest's", str(file), "make the directory again")
     return manifest
 

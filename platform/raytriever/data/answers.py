@@ -16,12 +16,16 @@ import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.columns import map_texts
+from raytriever.data.columns import PREPARE_AGAIN
 from raytriever.data.keys import key_of, keys_of
 from raytriever.data.rows import encodable
+from raytriever.reading.arrays import read_arrow
 
 FILE = "answers.arrow"
 _WORK = ".answers.arrow"
+# The columns of the two kinds of files, with Arrow's type of each.
+_COLUMNS = {"query": "int64", "text": "string"}
+_WORK_COLUMNS = {"first": "uint64", "second": "uint64", "text": "string"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
     queries, texts = [np.zeros(0, np.int64)], []
     for file in (work / f"{stem}{_WORK}" for stem in stems):
         if file.exists():
-            table = map_texts(file)
+            table = read_arrow(file, _WORK_COLUMNS, PREPARE_AGAIN)
             queries.append(positions(np.stack([table["first"].to_numpy(), table["second"].to_numpy()], axis=1)))
             texts += table["text"].chunks
     of = np.concatenate(queries)
@@ -78,11 +82,9 @@ def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
         _write(to, {"query": of[order], "text": pa.chunked_array(texts).combine_chunks().take(pa.array(order))})
 
 
-def read_answers(file: Path) -> Answers | None:
-    """The answers of a prepared data set; None where it has none."""
-    if not file.exists():
-        return None
-    table = map_texts(file)
+def read_answers(file: Path, full: bool = False) -> Answers:
+    """The answers of a prepared data set; see `read_arrow` for `full` and the errors."""
+    table = read_arrow(file, _COLUMNS, PREPARE_AGAIN, full)
     return Answers(table["query"].to_numpy(), table["text"].chunk(0))
 
 

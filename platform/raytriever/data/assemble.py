@@ -21,13 +21,32 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data import answers
-from raytriever.data.columns import map_texts
+from raytriever.data.columns import PREPARE_AGAIN
 from raytriever.data.keys import KeyIndex, digest_of
-from raytriever.data.shard_files import ABSENT, JUDGEMENTS, NEGATIVES, write_table
+from raytriever.data.shard_files import (
+    ABSENT,
+    DOCUMENT_COLUMNS,
+    JUDGEMENTS,
+    NEGATIVES,
+    PAIR_COLUMNS,
+    QUERY_COLUMNS,
+    write_table,
+)
 from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport
+from raytriever.reading.arrays import read_arrays, read_arrow
 
 # Of each bad row, by its part and number, the reason and what it said; a row is bad once, whatever it holds.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
+# The arrays of the files that shards leave for this, with their types and shapes.
+_KEYS = {name: (["uint64"], (None, 2)) for name in ("keys", "contents")} | {
+    "rows": (["int64"], (None,)),
+    "repeated": (["int64"], ()),
+}
+_PAIRS = {name: (["uint64"], (None, 2)) for name in ("queries", "documents")} | {
+    "scores": (["int64", "float64"], (None,)),
+    "splits": (["str"], (None,)),
+    **{name: (["int64"], (None,)) for name in ("ranks", "kinds", "rows")},
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, Si
 
 
 def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> SideFound:
-    loaded = [_load(folder / WORK / f"{report.stem}.{name}.npz") for report in reports]
+    loaded = [read_arrays(folder / WORK / f"{report.stem}.{name}.npz", _KEYS, PREPARE_AGAIN) for report in reports]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
     # Column by column, each let go where it lay before: of millions of rows none is held twice.
@@ -107,7 +126,8 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, S
     for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
         # Of equal pairs the first row counts.
         lost = np.flatnonzero((queries >= 0) & (documents < 0) & (pairs["scores"] > 0))
-        ids = map_texts(folder / WORK / f"{report.stem}.{JUDGEMENTS}.arrow")["document"] if len(lost) else ()
+        of_ids = folder / WORK / f"{report.stem}.{JUDGEMENTS}.arrow"
+        ids = read_arrow(of_ids, PAIR_COLUMNS, PREPARE_AGAIN)["document"] if len(lost) else ()
         for row in lost.tolist():
             pair = int(queries[row]), pairs["documents"][row].tobytes()
             judged = int(pairs["scores"][row]), ids[row].as_py()
@@ -168,11 +188,11 @@ def _resolved(
         file = folder / WORK / f"{report.stem}.{name}.npz"
         if not file.exists():
             continue
-        pairs = _load(file)
+        pairs = read_arrays(file, _PAIRS, PREPARE_AGAIN)
         queries = sides[QUERIES].positions(pairs["queries"])
         documents = sides[DOCUMENTS].positions(pairs["documents"])
         unknown = (queries < 0) | (documents < 0)
-        ids = map_texts(file.with_suffix(".arrow")) if unknown.any() else pa.table({})
+        ids = read_arrow(file.with_suffix(".arrow"), PAIR_COLUMNS, PREPARE_AGAIN) if unknown.any() else pa.table({})
         for place in np.flatnonzero(unknown):
             end = "query" if queries[place] < 0 else "document"
             said = ids[end][int(place)].as_py()
@@ -185,11 +205,7 @@ def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int],
     """The id that stands at a row counted over all shards."""
     for report, length in zip(reports, lengths, strict=True):
         if place < length:
-            return str(map_texts(folder / f"{report.stem}.arrow")["id"][place].as_py())
+            columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
+            return str(read_arrow(folder / f"{report.stem}.arrow", columns, PREPARE_AGAIN)["id"][place].as_py())
         place -= length
     raise IndexError(place)
-
-
-def _load(file: Path) -> dict[str, ndarray]:
-    with np.load(file, allow_pickle=False) as arrays:
-        return dict(arrays)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
+
+# The remedy for a file of a prepared data set that is not as it was written.
+PREPARE_AGAIN = "prepare the data set again from its source"
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,3 @@ class TokenColumn:
         found = [np.diff(self.offsets[shard]) for shard in range(len(self.offsets))]
         lengths = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
         return lengths if self.rows.live is None else lengths[self.rows.live]
-
-
-def map_texts(file: Path) -> Any:
-    """The table of an Arrow file, its buffers in the file itself; the mapping lives as long as the table."""
-    with pa.ipc.open_file(pa.memory_map(str(file))) as reader:
-        return reader.read_all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from raytriever.errors import StorageError
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, read_manifest, write_atomically
 
 _BLOCK = 1 << 22
+_EXAMINED = "whole, and its contents examined"
 
 
 def content_digest(file: SourceFile) -> str:
@@ -36,16 +38,29 @@ def content_digest(file: SourceFile) -> str:
 
 
 @activity("comparing the prepared data set with its digests")
-def check_directory(place: Path) -> None:
-    """Hold every file of a committed directory to the digest in its manifest, unless none has changed since they
-    were; raises `StorageError` naming the one that is missing, torn or changed."""
+def check_directory(place: Path, examine: Callable[[], object] | None = None) -> None:
+    """Compare every file of a committed directory with the digest in its manifest, unless none has changed since.
+
+    Args:
+        place: the directory.
+        examine: raises `StorageError` where a file with the right digest holds something wrong. It is called once for
+            the files as they are, like the comparison.
+
+    Raises:
+        StorageError: a file is missing, torn or changed, or `examine` raised it.
+    """
     manifest = read_manifest(place, verify=False)
     names = [MANIFEST, *manifest["files"]]
     found = [(place / name).stat() for name in names]
     state = [[name, status.st_size, status.st_mtime_ns] for name, status in zip(names, found, strict=True)]
-    if _remembered(str(place), state) is None:
+    known = _remembered(str(place), state)
+    if known is None:
         read_manifest(place, verify=True)
-        _remember(str(place), state, "whole")
+    if examine is not None and known != _EXAMINED:
+        with disk_errors(place):
+            examine()
+    if known is None or (examine is not None and known != _EXAMINED):
+        _remember(str(place), state, "whole" if examine is None else _EXAMINED)
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:

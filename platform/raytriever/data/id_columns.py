@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy import ndarray
 
-from raytriever.data.parquet import column_names
+from raytriever.data.files import open_raw
 from raytriever.errors import DataError
-from raytriever.storage import disk_errors
+from raytriever.reading.arrays import broken_parquet, open_parquet
 
 TEXT, INTEGER, NUMBER = "text", "integer", "number"
 
@@ -28,20 +28,21 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
         may_lack: the columns that may be empty in some rows.
 
     Raises:
-        DataError: it is not Parquet, or a column is missing, of another type, or empty somewhere.
+        DataError: it is not Parquet, or a column is missing, of another type or an extension type, or empty somewhere.
     """
-    with disk_errors(file, reading=True):
+    with closing(open_raw(str(file))) as stream:
+        parquet = open_parquet(str(file), stream)
+        schema = parquet.schema_arrow
+        for name, wanted in columns.items():
+            if schema.names.count(name) != 1:
+                there = ", ".join(schema.names) or "none"
+                raise DataError(f"no column {name!r}; there are {there}", str(file), remedy)
+            _check_type(schema.field(name).type, name, wanted, file, remedy)
         try:
-            names = column_names(str(file))
-            for name in columns:
-                if name not in names:
-                    raise DataError(f"no column {name!r}; there are {', '.join(names) or 'none'}", str(file), remedy)
-            schema = pq.read_schema(file)
-            for name, wanted in columns.items():
-                _check_type(schema.field(name).type, name, wanted, file, remedy)
-            table = pq.read_table(file, columns=list(columns))
-        except pa.ArrowInvalid as error:
-            raise DataError(f"not Parquet ({' '.join(str(error).split())})", str(file), "write it again") from error
+            table = parquet.read(columns=list(columns))
+            table.validate(full=True)
+        except (pa.ArrowException, OSError) as error:
+            raise broken_parquet(str(file), error) from error
     for name in columns:
         if name not in may_lack and table[name].null_count:
             raise DataError(f"column {name!r} is empty in {table[name].null_count} of {len(table)} rows", str(file))

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.prepare import Request, Runner, Say, in_this_process, prepare, prepared_meta, quietly
-from raytriever.data.prepared import read_prepared, require_splits, splits_of
+from raytriever.data.prepare import Request, Runner, Say, in_this_process, prepare, quietly
+from raytriever.data.prepared import prepared_meta, read_prepared, require_splits, splits_of
 from raytriever.data.remote import fetched
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError

@@ -23,15 +23,15 @@ from raytriever.data.assemble import SideFound, assemble
 from raytriever.data.chunks import read_chunks
 from raytriever.data.content import check_directory, content_digest
 from raytriever.data.formats import Plan, recognise
+from raytriever.data.prepared import VERSION, DatasetMeta, prepared_meta
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport
 from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, make_folders
 from raytriever.data.source import Source
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import MANIFEST, cache_folder, committed_directory
+from raytriever.storage import cache_folder, committed_directory
 
-VERSION = 1
 # Changes whenever more is read out of the same files: the cache makes it anew, and what was prepared before is read on.
 _READS = "absent"
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
@@ -106,7 +106,7 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     plan = recognise(source, request.format)
     key = request.key(source, plan)
     place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
-    found = prepared_meta(place)
+    found = prepared_meta(place) if output is not None else _cached(place, say)
     if found is not None and found["key"] == key and (output is not None or _is_whole(place, say)):
         check_files(found["files"], request.max_bad_rows, request.splits)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
@@ -118,22 +118,15 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     say(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
     try:
-        with activity(f"{name}: preparing"), committed_directory(place, meta, replace=found is not None) as aside:
+        replace = found is not None or (output is None and place.exists())
+        with activity(f"{name}: preparing"), committed_directory(place, meta, replace=replace) as aside:
             _fill(aside, request, name, plan, total, run, meta, say)
     except StorageError:
         # Another process may have prepared the same meanwhile: what stands there is as good.
-        if output is not None or (prepared_meta(place) or {}).get("key") != key:
+        other = prepared_meta(place)
+        if output is not None or other is None or other["key"] != key:
             raise
     return place
-
-
-def prepared_meta(place: Path) -> dict[str, Any] | None:
-    """What is known of a prepared data set, damaged or not; None where there is none."""
-    try:
-        meta: dict[str, Any] = json.loads((place / MANIFEST).read_bytes())["meta"]
-        return meta if meta["kind"] == "dataset" and meta["version"] == VERSION else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _fill(
@@ -166,6 +159,18 @@ def _fill(
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
         if not len(sides[side].live):
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
+
+
+def _cached(place: Path, say: Say) -> DatasetMeta | None:
+    """What the cache has; an entry without a manifest, or with a torn one, is made again rather than complained of."""
+    try:
+        found = prepared_meta(place)
+    except StorageError as damage:
+        say(f"{damage.where}: {damage.what}; preparing again")
+        return None
+    if found is None and place.exists():
+        say(f"{place}: has no manifest of a prepared data set; preparing again")
+    return found
 
 
 def _is_whole(place: Path, say: Say) -> bool:

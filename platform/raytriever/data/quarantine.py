@@ -10,14 +10,24 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from raytriever.errors import DataError
+from raytriever.reading.structured import parse_json
 from raytriever.storage import disk_errors, write_atomically
 
 QUARANTINE = "quarantine.jsonl"
 UNKNOWN_DOCUMENT = "unknown document id"
 _RAW_BYTES = 200
+
+
+class BadEntry(TypedDict):
+    """A bad row as `quarantine.jsonl` has it."""
+
+    file: str
+    row: int
+    reason: str
+    raw: str
 
 
 class BadRow(ValueError):
@@ -43,12 +53,16 @@ class QuarantineReport:
 
     @classmethod
     def read(cls, folder: Path | str) -> QuarantineReport:
-        """What `write` wrote there; nothing where there is no such file."""
+        """What `write` wrote there; nothing where there is no such file. Raises `StorageError` where it is another."""
         path = Path(folder) / QUARANTINE
         if not path.exists():
             return cls()
         rows = path.read_bytes().split(b"\n")
-        return cls(tuple(json.loads(row) for row in rows if row), path)
+        remedy = "make the directory again"
+        entries = [
+            parse_json(row, f"{path} line {number}", BadEntry, remedy) for number, row in enumerate(rows, 1) if row
+        ]
+        return cls(tuple(entries), path)
 
     def without(self, files: Set[str]) -> QuarantineReport:
         """The same but for the rows of these files."""

@@ -20,6 +20,11 @@ from raytriever.data.records import ORIGINS, SOURCES, joined
 from raytriever.data.tokenise import Tokenisation, flat
 
 JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
+# The columns of an Arrow file of documents, of queries, and of the ids of pairs, with Arrow's type of each.
+DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
+    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
+)
+ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"}
 
 
 @dataclass

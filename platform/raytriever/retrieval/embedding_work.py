@@ -25,7 +25,15 @@ from raytriever.models.retriever import Side
 from raytriever.retrieval.embedding_dtypes import write_embeddings
 from raytriever.retrieval.embeddings import KIND, PLAN, SHARDS, VERSION, EmbeddingStore, shard_folder
 from raytriever.retrieval.encode_mark import Mark
-from raytriever.storage import MANIFEST, committed_directory, disk_errors, read_manifest, sha256_of, write_atomically
+from raytriever.storage import (
+    MANIFEST,
+    FileEntry,
+    committed_directory,
+    disk_errors,
+    read_manifest,
+    sha256_of,
+    write_atomically,
+)
 
 WORK = "work"
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
@@ -140,7 +148,7 @@ class EmbeddingWork:
             where: names the rows in the quarantine.
             texts: of all rows, read for those in the quarantine only.
         """
-        files: dict[str, dict[str, Any]] = {}
+        files: dict[str, FileEntry] = {}
         left_out: dict[int, str] = {}
         for number in range(self.plan.shards):
             folder = shard_folder(self.path, number)
@@ -176,5 +184,5 @@ def _key_of(path: Path) -> str | None:
     return None
 
 
-def _entry(file: Path) -> dict[str, Any]:
+def _entry(file: Path) -> FileEntry:
     return {"size": file.stat().st_size, "sha256": sha256_of(file)}

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.data.columns import Rows, TextColumn, TokenColumn, map_texts
+from raytriever.data.columns import Rows, TextColumn, TokenColumn
 
 SHARDS = [["a", "b", "c"], [], ["d"], ["e", "f"]]
 LIVE = np.array([0, 2, 3, 5])
@@ -46,13 +44,3 @@ def test_tokens_stand_at_the_positions_of_their_texts() -> None:
     assert len(tokens) == 4
     assert [row.tolist() for row in tokens.take(np.array([3, 0, 1]))] == [[5] * 5, [], [2, 2]]
     assert tokens.lengths().tolist() == [0, 2, 3, 5]
-
-
-def test_a_text_file_is_mapped_not_read(tmp_path: Path) -> None:
-    table = pa.table({"text": pa.array(["x" * 1_000_000] * 20, pa.large_string())})
-    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
-        writer.write_table(table)
-    before = pa.total_allocated_bytes()
-    mapped = map_texts(tmp_path / "t.arrow")
-    assert mapped["text"][19].as_py() == "x" * 1_000_000
-    assert pa.total_allocated_bytes() - before < 1_000_000

@@ -1,0 +1,289 @@
+"""Checked readers of numpy's arrays, Arrow's and Parquet's columns and safetensors: exact types and shapes, no pickles.
+
+An array or a column that is mapped stays on the disk: checking its type and shape reads its header alone.
+
+Example:
+    >>> read_array(Path("documents.live.npy"), ["int64"], (None,), "prepare the data set again")
+    array([0, 1, 3])
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+
+from raytriever.errors import DataError, StorageError, UserError
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+Shape = tuple[int | None, ...]
+_MOST_UNPACKED = 1 << 32  # bytes of one array in an archive, which may be compressed a thousandfold
+
+_NPY = b"\x93NUMPY"
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '([<>|]?[a-zA-Z]\d{0,9})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,200})\), \} *\n"
+)
+_ARROW, _PARQUET = b"ARROW1", b"PAR1"
+_SCHEMA, _SCHEMA_HIDDEN = b"ARROW:schema", b"ARROW:schem_"
+_EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
+
+
+def read_array(
+    file: Path, dtypes: Collection[str], shape: Shape, remedy: str, mapped: Literal["r", "c"] | None = None
+) -> ndarray:
+    """Read a `.npy` file.
+
+    Args:
+        file: written by `numpy.save`.
+        dtypes: the types it may have, such as `int64`; `str` for texts of any length.
+        shape: the length of each dimension; None for any.
+        remedy: what the user can do where it is another.
+        mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
+
+    Raises:
+        StorageError: the header is broken, names another type or shape, or another number of bytes than there are.
+    """
+    import numpy as np
+
+    with open(file, "rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(0)
+        dtype, found = _npy_header(stream, str(file), dtypes, shape, remedy)
+        start, count = stream.tell(), prod(found)
+        if size - start != count * dtype.itemsize:
+            told = f"has {size - start:,} bytes of values, its shape {found} needs {count * dtype.itemsize:,}"
+            raise StorageError(told, str(file), remedy)
+        if mapped is None or not count:
+            return np.fromfile(stream, dtype, count).reshape(found)
+    return np.memmap(file, dtype, mapped, start, found)
+
+
+def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
+    """Read arrays of a `.npz` file that `numpy.savez` wrote; others in it are passed over.
+
+    Args:
+        file: the file.
+        arrays: the types and the shape of each, see `read_array`.
+        remedy: what the user can do where one is missing or another.
+
+    Raises:
+        StorageError: the file is no archive, is torn, or lacks an array; or an array is another than expected.
+    """
+    import zipfile
+    import zlib
+
+    import numpy as np
+
+    found = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for name, (dtypes, shape) in arrays.items():
+                about, where = archive.getinfo(f"{name}.npy"), f"{file}: {name}"
+                with archive.open(about) as stream:
+                    dtype, lengths = _npy_header(cast(BinaryIO, stream), where, dtypes, shape, remedy)
+                    size = prod(lengths) * dtype.itemsize
+                    if not size <= about.file_size <= _MOST_UNPACKED:
+                        told = f"has {about.file_size:,} bytes, its shape {lengths} needs {size:,}"
+                        raise StorageError(told, where, remedy)
+                    values = bytearray(stream.read())
+                if len(values) != size:
+                    raise StorageError(
+                        f"has {len(values):,} bytes of values, its shape {lengths} needs {size:,}", where, remedy
+                    )
+                found[name] = np.frombuffer(values, dtype).reshape(lengths)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise StorageError(f"is torn or changed: {error}", str(file), remedy) from error
+    except KeyError as error:
+        raise StorageError(f"is torn or changed: there is no array {name!r}", str(file), remedy) from error
+    return found
+
+
+def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool = False) -> Any:
+    """Map the columns of an uncompressed Arrow file of one record batch; no bytes are copied.
+
+    Args:
+        file: the file.
+        columns: the Arrow type of each, exactly those that there are, in their order.
+        remedy: what the user can do where they are others.
+        full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
+            Without it the cost does not grow with the rows, and offsets within a column are trusted.
+
+    Returns:
+        The table; the mapping lives as long as it does.
+
+    Raises:
+        StorageError: it is no such file; a column has another type, or an extension type, which may hold pickled
+            objects; a column has empty rows, or is not valid.
+    """
+    import pyarrow as pa
+
+    with _arrow_errors(str(file), remedy):
+        whole = pa.memory_map(str(file)).read_buffer()
+        _check_schema(str(file), whole, columns, remedy)
+        with pa.ipc.open_file(whole) as reader:
+            if reader.num_record_batches != 1:
+                told = f"is torn or changed: it has {reader.num_record_batches} record batches, expected one"
+                raise StorageError(told, str(file), remedy)
+            table = reader.read_all()
+        table.validate(full=full)
+    for name in columns:
+        if table[name].null_count:
+            raise StorageError(f"column {name!r} is empty in {table[name].null_count} rows", str(file), remedy)
+        for buffer in table[name].chunk(0).buffers():
+            if buffer is not None and buffer.size and not whole.address <= buffer.address < whole.address + whole.size:
+                raise StorageError(f"column {name!r} is compressed", str(file), remedy)
+    return table
+
+
+def open_parquet(where: str, stream: Any) -> Any:
+    """Open Parquet with the types of its own columns alone, as a `pyarrow.parquet.ParquetFile`.
+
+    Arrow's schema in the footer is hidden from pyarrow, which would build the extension types that it names.
+
+    Args:
+        where: its path or address, for messages.
+        stream: a `pyarrow.NativeFile` that can seek.
+
+    Raises:
+        DataError: it is empty, broken or no Parquet, or a column has an extension type.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not stream.size():
+        raise DataError("no row in it, the file is empty", where, "write it again")
+    try:
+        metadata = parquet.read_metadata(pa.BufferReader(_parquet_footer(stream)))
+        schema = base64.b64decode((metadata.metadata or {}).get(_SCHEMA_HIDDEN, b""))
+        if _EXTENSION in schema:
+            fields = list(pa.ipc.read_schema(pa.py_buffer(schema.replace(_EXTENSION, _EXTENSION_HIDDEN))))
+            if extension := _first_extension(fields):
+                raise DataError(
+                    f"column {extension[0]!r} is of the extension type {extension[1]!r}, which may hold pickled "
+                    "objects, and is not read",
+                    where,
+                    "write it again with plain columns of strings, numbers and lists",
+                )
+        stream.seek(0)
+        return parquet.ParquetFile(
+            stream, metadata=metadata, buffer_size=1 << 20, pre_buffer=False, arrow_extensions_enabled=False
+        )
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise broken_parquet(where, error) from error
+
+
+def broken_parquet(where: str, error: Exception, after: str = "") -> DataError:
+    """The error of Parquet that pyarrow cannot read; `after` says how far it was read."""
+    reason = " ".join(str(error).split())[:200]
+    return DataError(f"the Parquet is broken{after} ({reason})", where, "copy or write it again")
+
+
+@contextmanager
+def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError) -> Iterator[Any]:
+    """Open a safetensors file as `safetensors.safe_open` does, for torch.
+
+    Args:
+        file: the file.
+        remedy: what the user can do where it is broken.
+        error: the kind of error.
+
+    Raises:
+        UserError: of the kind `error`: the header is broken, or names other bytes than there are.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except SafetensorError as reason:
+        raise error(f"is torn or changed: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
+
+
+def _npy_header(
+    stream: BinaryIO, where: str, dtypes: Collection[str], shape: Shape, remedy: str
+) -> tuple[Any, tuple[int, ...]]:
+    """The type and the shape that a header names, where they are as expected; the stream is left behind the header."""
+    import numpy as np
+
+    begin = stream.read(8)
+    width = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}.get(begin[6:], 0)
+    header = stream.read(min(int.from_bytes(stream.read(width), "little"), 10_000)) if begin[:6] == _NPY else b""
+    named = _NPY_HEADER.fullmatch(header)
+    if not named:
+        raise StorageError("is torn or changed: it has no header of a plain array", where, remedy)
+    kind = named[1].decode()
+    lengths = [length.strip() for length in named[3].decode().split(",")]
+    if any(len(length) > 18 or " " in length for length in lengths) or named[2] != b"False":
+        raise StorageError("is torn or changed: it has no header of a plain array", where, remedy)
+    found = tuple(int(length) for length in lengths if length)
+    if re.sub(r"^<U\d+$", "<U0", kind) not in {np.dtype(name).str for name in dtypes}:
+        raise StorageError(f"holds values of type {kind!r}, expected {' or '.join(dtypes)}", where, remedy)
+    if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+        expected = " x ".join("any" if length is None else str(length) for length in shape)
+        raise StorageError(f"has the shape {' x '.join(map(str, found))}, expected {expected}", where, remedy)
+    return np.dtype(kind), found
+
+
+def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: str) -> None:
+    """Compare the schema in the footer of an Arrow file, read without its batches and with extension names hidden."""
+    import pyarrow as pa
+
+    tail = bytes(whole[max(0, whole.size - 10) :])
+    length = int.from_bytes(tail[:4], "little", signed=True)
+    if tail[4:] != _ARROW or not 0 < length <= whole.size - 18:
+        raise StorageError("is torn or changed: it has no footer of an Arrow file", where, remedy)
+    footer = bytes(whole[whole.size - 10 - length : whole.size - 10]).replace(_EXTENSION, _EXTENSION_HIDDEN)
+    with pa.ipc.open_file(pa.BufferReader(_ARROW + bytes(2) + footer + tail)) as reader:
+        fields = list(reader.schema)
+    if [field.name for field in fields] != list(columns):
+        told = ", ".join(repr(field.name) for field in fields) or "none"
+        raise StorageError(f"has the columns {told}, expected {', '.join(map(repr, columns))}", where, remedy)
+    for field in fields:
+        extension = _first_extension([field])
+        kind = f"the extension type {extension[1]!r}" if extension else f"the type {str(field.type)!r}"
+        if extension or str(field.type) != columns[field.name]:
+            raise StorageError(f"column {field.name!r} has {kind}, expected {columns[field.name]!r}", where, remedy)
+
+
+def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
+    """The name and the type of the first column of an extension type, in a schema whose extension names are hidden."""
+    waiting = list(fields)
+    while waiting:
+        field = waiting.pop(0)
+        if found := (field.metadata or {}).get(_EXTENSION_HIDDEN):
+            return field.name, found.decode(errors="replace")
+        waiting += [field.type.field(index) for index in range(field.type.num_fields)]
+    return None
+
+
+def _parquet_footer(stream: Any) -> bytes:
+    """A Parquet file of the footer alone, with Arrow's schema under a key that pyarrow passes over."""
+    size = stream.size()
+    stream.seek(max(0, size - 8))
+    tail = stream.read(8)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _PARQUET or length > size - 12:
+        raise ValueError("no footer at its end")
+    stream.seek(size - 8 - length)
+    return _PARQUET + cast(bytes, stream.read(length)).replace(_SCHEMA, _SCHEMA_HIDDEN) + cast(bytes, tail)
+
+
+@contextmanager
+def _arrow_errors(where: str, remedy: str) -> Iterator[None]:
+    """Turn what pyarrow says of a broken file into a `StorageError`; pyarrow raises `OSError` for those too."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise StorageError(f"is torn or changed: {' '.join(str(error).split())[:200]}", where, remedy) from error

@@ -1,0 +1,346 @@
+"""Checked readers of JSON and YAML: the types that the caller expects, and no deeper than 100 lists and objects.
+
+Example:
+    >>> parse_json(b'{"step": 3}', "run.json", dict[str, int], "give --fresh")
+    {'step': 3}
+    >>> parse_json(b'{"step": "3"}', "a.json", dict[str, int], "give --fresh")
+    Traceback (most recent call last):
+    raytriever.errors.StorageError: a.json: is torn or changed: 'step' is a text, expected a whole number; give --fresh
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import types
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from raytriever.errors import StorageError, UserError
+
+T = TypeVar("T")
+# A number that is neither NaN nor infinite.
+Finite = Annotated[float, "finite"]
+
+MOST_JSON_BYTES = 256 << 20
+MOST_YAML_BYTES = 1 << 20
+_MOST_DEPTH = 100
+_MOST_YAML_VALUES = 100_000
+_CHANGED = "is torn or changed"
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+class _Mismatch(ValueError):
+    """A value is not what is expected; the text names its place, what it is and what is expected."""
+
+
+def read_json(
+    file: Path,
+    kind: type[T],
+    remedy: str,
+    wrong: str = _CHANGED,
+    error: type[UserError] = StorageError,
+    most: int = MOST_JSON_BYTES,
+) -> T:
+    """Read a JSON file; see `parse_json`.
+
+    Args:
+        file: the file.
+        kind: the type of its content.
+        remedy: what the user can do where it is another.
+        wrong: how the sentence begins that says what differs.
+        error: the kind of error.
+        most: the bytes beyond which the file is refused unread.
+    """
+    with open(file, "rb") as stream:
+        text = stream.read(most + 1)
+    if len(text) > most:
+        raise error(f"{wrong}: it is longer than {most >> 20} MB", str(file), remedy)
+    return parse_json(text, str(file), kind, remedy, wrong, error)
+
+
+def parse_json(
+    text: bytes | str,
+    where: str,
+    kind: type[T],
+    remedy: str,
+    wrong: str = _CHANGED,
+    error: type[UserError] = StorageError,
+) -> T:
+    """Parse JSON and compare it with a type.
+
+    Args:
+        text: the content of a file or a line.
+        where: its path, for messages.
+        kind: `conform` says which types there are.
+        remedy: what the user can do where it is another.
+        wrong: how the sentence begins that says what differs.
+        error: the kind of error.
+
+    Raises:
+        UserError: of the kind `error`: not JSON, nested more than 100 deep, or not of the type.
+    """
+    raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    try:
+        value = json.loads(text)
+        if _depth(raw) > _MOST_DEPTH:
+            raise RecursionError
+    except RecursionError:
+        raise error(f"{wrong}: it is nested more than {_MOST_DEPTH} deep", where, remedy) from None
+    except ValueError as reason:
+        raise error(f"{wrong}: it is not JSON ({' '.join(str(reason).split())[:200]})", where, remedy) from reason
+    return conform(value, where, kind, remedy, wrong, error)
+
+
+def conform(
+    value: object,
+    where: str,
+    kind: type[T],
+    remedy: str,
+    wrong: str = _CHANGED,
+    error: type[UserError] = StorageError,
+) -> T:
+    """Return a value that JSON or YAML held as the type `kind`.
+
+    A type is `str`, `int` (64 bits), `float`, `bool`, `Finite`, `Any`, a `Literal`, a union, `list[...]`,
+    `tuple[..., ...]`, `dict[str, ...]`, a `TypedDict` (further keys are kept) or a dataclass (which is made; further
+    keys are refused).
+
+    Args:
+        value: the content.
+        where: the file, for messages.
+        kind: the type.
+        remedy: what the user can do where it is another.
+        wrong: how the sentence begins that says what differs.
+        error: the kind of error.
+
+    Raises:
+        UserError: of the kind `error`, naming the first key whose value is of another type.
+    """
+    try:
+        return _conformed(value, kind, ())  # type: ignore[return-value]
+    except _Mismatch as mismatch:
+        raise error(f"{wrong}: {mismatch}", where, remedy) from None
+
+
+def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) -> Any:
+    """Read a YAML file of plain values.
+
+    YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text.
+
+    Args:
+        file: the file.
+        remedy: what the user can do where it is broken.
+        error: the kind of error.
+
+    Raises:
+        UserError: of the kind `error`: the file is not YAML, larger than 1 MB, nested more than 100 deep, has more than
+            100,000 values with its aliases written out, or has a key twice.
+    """
+    with open(file, "rb") as stream:
+        raw = stream.read(MOST_YAML_BYTES + 1)
+    if len(raw) > MOST_YAML_BYTES:
+        raise error(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings", str(file), remedy)
+    import yaml
+
+    try:
+        text = raw.decode()
+        _check_events(yaml.parse(text, yaml.SafeLoader))
+        return _plain_loader()(text).get_single_data()
+    except _Mismatch as mismatch:
+        raise error(str(mismatch), str(file), remedy) from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as reason:
+        raise error(f"is not YAML ({' '.join(str(reason).split())[:300]})", str(file), remedy) from reason
+
+
+def _depth(text: bytes) -> int:
+    """The deepest nesting of brackets, or less where it cannot be more than `_MOST_DEPTH`."""
+    if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
+        return 0
+    depth = deepest = 0
+    for sign in _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS):
+        depth += 1 if sign in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is Annotated:
+        if isinstance(_conformed(value, inner[0], path), float) and not math.isfinite(value):  # type: ignore[arg-type]
+            raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected a finite number")
+        return value
+    if origin in (Union, types.UnionType):
+        return _first_of(value, inner, path)
+    if origin is Literal:
+        if not any(type(one) is type(value) and one == value for one in inner):
+            raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected {' or '.join(map(repr, inner))}")
+        return value
+    if is_typeddict(kind) or dataclasses.is_dataclass(kind):
+        return _record(_plain(value, dict, path), kind, path)
+    if origin in (list, Sequence, tuple):
+        held = [_conformed(one, inner[0], (*path, str(i))) for i, one in enumerate(_plain(value, list, path))]
+        return tuple(held) if origin is tuple else held
+    if origin in (dict, Mapping):
+        return {name: _conformed(one, inner[1], (*path, name)) for name, one in _plain(value, dict, path).items()}
+    return _plain(value, kind, path)
+
+
+def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
+    """A value of one of JSON's own types; a whole number counts as a number, `true` and `false` never do."""
+    kind = type(None) if kind is None else kind
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits:
+        raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected {_WORDS[kind]}")
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise _Mismatch(f"{_place(path)} is a number of more than 64 bits")
+    return value
+
+
+def _first_of(value: object, kinds: Sequence[Any], path: tuple[str, ...]) -> object:
+    """The value as the first type of a union that it fits; where it fits none, what the one of its own kind says."""
+    reasons = []
+    for kind in kinds:
+        try:
+            return _conformed(value, kind, path)
+        except _Mismatch as reason:
+            reasons.append(str(reason))
+    deeper = [reason for reason in reasons if not reason.startswith(f"{_place(path)} is")]
+    words = " or ".join(_WORDS.get(type(None) if kind is None else kind, "another value") for kind in kinds)
+    raise _Mismatch(deeper[0] if deeper else f"{_place(path)} is {_shown(value)}, expected {words}")
+
+
+def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
+    needed, hints = _fields(kind)
+    if missing := [name for name in hints if name in needed and name not in value]:
+        raise _Mismatch(f"{_place((*path, missing[0]))} is missing")
+    held = {name: _conformed(one, hints.get(name, Any), (*path, name)) for name, one in value.items()}
+    if is_typeddict(kind):
+        return held
+    if unknown := [name for name in value if name not in hints]:
+        raise _Mismatch(f"{_place((*path, unknown[0]))} is unknown")
+    return kind(**held)
+
+
+@lru_cache
+def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
+    """The keys that must be there, and the type of each."""
+    hints = get_type_hints(kind, include_extras=True)
+    if is_typeddict(kind):
+        needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
+        plain = {name: hint if name in needed else get_args(hint)[0] for name, hint in hints.items()}
+        return frozenset(needed), plain
+    fields = [one for one in dataclasses.fields(kind) if one.init]
+    missing = dataclasses.MISSING
+    needed = [one.name for one in fields if one.default is missing and one.default_factory is missing]
+    return frozenset(needed), {one.name: hints[one.name] for one in fields}
+
+
+def _place(path: Sequence[str]) -> str:
+    return repr(".".join(path)) if path else "the content"
+
+
+def _shown(value: object) -> str:
+    if type(value) in (bool, int, float):
+        return json.dumps(value)
+    return _WORDS.get(type(value), type(value).__name__)
+
+
+@lru_cache
+def _plain_loader() -> Any:
+    """A loader of plain values in which `1:4` is a text."""
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        """Plain values only."""
+
+    def integer(loader: Any, node: Any) -> Any:
+        return node.value if ":" in node.value else loader.construct_yaml_int(node)
+
+    Plain.add_constructor("tag:yaml.org,2002:int", integer)
+    return Plain
+
+
+@dataclasses.dataclass
+class _Node:
+    """A list or mapping of YAML whose end has not come: its values with aliases written out, and its keys by line."""
+
+    anchor: str | None
+    is_mapping: bool
+    values: int = 1
+    height: int = 1
+    children: int = 0
+    keys: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def _check_events(events: Any) -> None:
+    """Raise `_Mismatch` where YAML is nested too deep, has too many values with aliases written out, or a key twice.
+
+    Only the events are read, so that no value exists yet: eight lines of aliases may stand for billions of values.
+    """
+    import yaml
+
+    open_nodes: list[_Node] = []
+    anchors: dict[str, tuple[int, int]] = {}  # values and height of what each names
+    for event in events:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append(_Node(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+            held, anchor = (0, 0), None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            node = open_nodes.pop()
+            held, anchor = (node.values, node.height), node.anchor
+        elif isinstance(event, yaml.AliasEvent):
+            if any(node.anchor == event.anchor for node in open_nodes):
+                raise _Mismatch(f"line {line}: *{event.anchor} is used inside of what it names")
+            held, anchor = anchors.get(str(event.anchor), (1, 0)), None
+        elif isinstance(event, yaml.ScalarEvent):
+            held, anchor = (1, 0), event.anchor
+        else:
+            continue
+        if len(open_nodes) + held[1] > _MOST_DEPTH:
+            raise _Mismatch(f"line {line}: lists and mappings are nested more than {_MOST_DEPTH} deep")
+        if anchor:
+            anchors[anchor] = held
+        if open_nodes and held[0]:
+            _count(open_nodes[-1], event, *held, line)
+
+
+def _count(parent: _Node, event: Any, values: int, height: int, line: int) -> None:
+    """Add a whole child to its list or mapping."""
+    parent.values += values
+    parent.height = max(parent.height, height + 1)
+    if parent.values > _MOST_YAML_VALUES:
+        raise _Mismatch(f"line {line}: there are more than {_MOST_YAML_VALUES:,} values, with aliases written out")
+    if parent.is_mapping and parent.children % 2 == 0 and (key := getattr(event, "value", None)) is not None:
+        if key in parent.keys:
+            raise _Mismatch(f"{key!r} is given twice, in line {parent.keys[key]} and in line {line}")
+        parent.keys[key] = line
+    parent.children += 1

@@ -44,8 +44,9 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     from raytriever.cluster.experiment import default_output, run_experiment
-    from raytriever.retrieval.table import metrics_table
+    from raytriever.retrieval.table import metrics_table, outcome_notes
     from raytriever.tracking.mlflow_tracker import tracking_uri
+    from raytriever.training.run_directory import RunDirectory
 
     for line in _without_effect(curriculum, _flags(arguments)):
         warn(line)
@@ -57,6 +58,7 @@ def main(words: list[str]) -> None:
     config = curriculum.base
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
     show(metrics_table(rows))
+    show(outcome_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
     if finished.quarantined:
         show(finished.quarantined)
     show("\nGo on with:")

@@ -32,7 +32,8 @@ def main(words: list[str]) -> None:
     from raytriever.config.search_names import short_name
     from raytriever.retrieval.sweep import TrialError
     from raytriever.retrieval.sweep_table import plain_table, sweep_rows
-    from raytriever.retrieval.table import metrics_table
+    from raytriever.retrieval.table import metrics_table, outcome_notes
+    from raytriever.training.run_directory import RunDirectory
 
     output = Path(arguments.output) if arguments.output else default_output(name)
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)
@@ -44,6 +45,7 @@ def main(words: list[str]) -> None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
         show(metrics_table(rows))
+        show(outcome_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
         show(f"\nGo on with:\n  jobs/train.py --config {swept.path / 'best.yaml'} --output DIR")
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:

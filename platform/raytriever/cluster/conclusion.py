@@ -12,8 +12,9 @@ from raytriever.cluster.validation_sets import DEV
 from raytriever.config import dump_config
 from raytriever.metrics.registry import DEFAULT_METRICS
 from raytriever.retrieval.evaluate import Evaluation
-from raytriever.retrieval.outcome import write_outcome
-from raytriever.retrieval.protocol import AUC
+from raytriever.retrieval.evaluation_significance import significance_points
+from raytriever.retrieval.outcome import outcome_tests, write_outcome
+from raytriever.retrieval.protocol import AUC, Protocol, absent_count
 from raytriever.retrieval.report_evaluation import PER_QUERY
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import Point, Tracker
@@ -39,6 +40,7 @@ def conclude(
         began: `time.monotonic()` when the command began.
     """
     base, dataset = opened.curriculum.base, opened.dataset
+    tests = outcome_tests(dataset, found)
     write_outcome(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
@@ -49,6 +51,7 @@ def conclude(
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
+        tests,
     )
     rows = {name: evaluation.metrics for name, evaluation in found.items()}
     now = time.time_ns() // 1_000_000
@@ -58,12 +61,16 @@ def conclude(
         for system, values in rows.items()
         for name, value in values.items()
     ]
+    absent = absent_count(dataset, base.data.test_split, Protocol())
+    points += significance_points(tests, steps, now, several=False)
+    points += [Point(name, float(count), steps, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - began, steps, now))
     tracker.log(points)
     for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
     best = chosen(folders[-1], opened.curriculum.parts[-1].config)
-    run.finish({"dataset": dataset.name, "split": base.data.test_split, **rows, **best})
+    figures = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
+    run.finish(figures | {"significance": tests, "judged": absent})
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.metrics.holm import holm
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.paired import EffectSize, TTest, effect_size, paired_t_test
+from raytriever.metrics.paired import EffectSize, TTest, difference_interval, effect_size, paired_t_test
 from raytriever.metrics.randomisation import Randomisation, randomisation_test
 
 # Better and worse than the first baseline, and than the second.
@@ -33,6 +33,7 @@ class Comparison:
 
     Args:
         difference: the mean of system - baseline, in units of the metric.
+        interval: its 95 % interval, which belongs to the t-test.
         queries: how many.
         t_test, randomisation: both tests, uncorrected.
         corrected_t, corrected_randomisation: their p-values after Holm's correction over the data sets.
@@ -40,6 +41,7 @@ class Comparison:
     """
 
     difference: float
+    interval: tuple[float, float]
     queries: int
     t_test: TTest
     randomisation: Randomisation
@@ -69,6 +71,7 @@ def compare(system: PerDataset, baseline: PerDataset, draws: int = 10_000, seed:
     return {
         name: Comparison(
             difference=float((system[name] - baseline[name]).mean()),
+            interval=difference_interval(system[name], baseline[name]),
             queries=len(system[name]),
             t_test=tests[name],
             randomisation=tossed[name],

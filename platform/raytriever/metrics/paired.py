@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
-from scipy.special import gammaln, stdtr
+from scipy.special import gammaln, stdtr, stdtrit
 
-from raytriever.metrics.inputs import paired_values
+from raytriever.metrics.inputs import check_confidence, paired_values
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,25 @@ def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarra
     degrees = len(differences) - 1
     statistic = _ratio(differences) * np.sqrt(len(differences))
     return TTest(float(statistic), float(2 * stdtr(degrees, -abs(statistic))), degrees)
+
+
+def difference_interval(
+    system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return the interval of the mean of `system - baseline` that belongs to the paired t-test.
+
+        mean(d) -+ t_{(1 + confidence) / 2, n - 1} s_d / sqrt(n)
+
+    It is without 0 exactly where the test has p < 1 - confidence.
+
+    Raises:
+        MetricInputError: as `paired_t_test`, or the confidence is not between 0 and 1.
+    """
+    check_confidence(confidence)
+    differences = paired_values(system, baseline)
+    mean, count = float(differences.mean()), len(differences)
+    half = float(stdtrit(count - 1, (1 + confidence) / 2) * differences.std(ddof=1) / np.sqrt(count))
+    return mean - half, mean + half
 
 
 def effect_size(system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]) -> EffectSize:

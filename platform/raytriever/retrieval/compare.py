@@ -14,10 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.retrieval.compare_run import Figures, FinishedRun
-from raytriever.retrieval.evaluation_significance import significance_rows
+from raytriever.retrieval.evaluation_significance import best_models, significance_rows
 from raytriever.retrieval.figures_models import save_curves
 from raytriever.retrieval.report import Page, Picture, Table, write_page
 from raytriever.retrieval.report_evaluation import gain_pictures
@@ -43,7 +44,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
     queries, untested = _queries(runs, names)
     significance = _significance(queries, baseline, [name for name in figures if name != baseline])
-    tables = [*result_tables(figures, significance), *_settings(runs)]
+    tables = [*result_tables(figures, significance, best_models(figures, _values(queries))), *_settings(runs)]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *untested]
     with TemporaryDirectory() as folder:
         pictures = gain_pictures(Path(folder), figures, [baseline])
@@ -135,6 +136,16 @@ def _significance(
             kept = {n: {d: {m: v[m] for m in v if m in common} for d, v in sets.items()} for n, sets in pair.items()}
             rows += significance_rows(kept, [baseline])
     return rows
+
+
+def _values(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
+    """The values a query by model, data set and metric."""
+    values: dict[str, dict[str, dict[str, ndarray]]] = {}
+    for dataset, whole in queries.items():
+        for model, found in whole["models"].items():
+            arrays = {metric: np.array(one, dtype=np.float64) for metric, one in found["metrics"].items()}
+            values.setdefault(model, {})[dataset] = arrays
+    return values
 
 
 def _shown(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:

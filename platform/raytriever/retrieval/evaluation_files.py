@@ -10,7 +10,7 @@ import numpy as np
 
 from raytriever.retrieval.evaluation_calibration import calibration_table
 from raytriever.retrieval.evaluation_results import RESULTS, Results
-from raytriever.retrieval.evaluation_significance import marks_of
+from raytriever.retrieval.evaluation_significance import best_of_rows, marks_of
 from raytriever.retrieval.measured import MeasuredSet
 from raytriever.retrieval.mteb_file import mteb_content
 from raytriever.retrieval.paper_table import paper_tables
@@ -48,7 +48,8 @@ def write_set(folder: Path, measured: MeasuredSet, protocol: Protocol, seconds: 
 
 def write_whole(folder: Path, results: Results, asked: Mapping[str, Any], split: str, baselines: Sequence[str]) -> None:
     """Write what is over all data sets: `results.json`, `table.md`, `table.tex`."""
-    tables = paper_tables(results.models, marks_of(results.significance), split, baselines)
+    marks, best = marks_of(results.significance), best_of_rows(results.best)
+    tables = paper_tables(results.models, marks, split, baselines, best)
     text = markdown(tables)
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"

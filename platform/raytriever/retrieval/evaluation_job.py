@@ -21,7 +21,7 @@ from raytriever.retrieval.evaluation_files import write_set, write_whole
 from raytriever.retrieval.evaluation_request import EvaluationJob, Say, open_set
 from raytriever.retrieval.evaluation_results import Results, check_output
 from raytriever.retrieval.evaluation_sets import EvaluationSet, check_names
-from raytriever.retrieval.evaluation_significance import significance_rows
+from raytriever.retrieval.evaluation_significance import best_models, best_rows, significance_points, significance_rows
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
 from raytriever.retrieval.protocol import Protocol, absent_count, own_judgements
 from raytriever.retrieval.systems import DenseSystem, Workers, evaluate_bm25
@@ -92,6 +92,7 @@ def run_evaluation(
                         results.quarantined.append(str(told))
                 run.describe(asked, _record(measured), {"raytriever.stage": "evaluate"})
             results.significance = significance_rows(values, job.baselines)
+            results.best = best_rows(best_models(results.models, values))
             write_whole(aside, results, asked, job.sets[0].split, job.baselines)
             if report is not None:
                 report(aside)
@@ -135,7 +136,7 @@ def _take(
     about, name = measured.about, measured.about.name
     for model in measured.parts[0].evaluations:
         results.models.setdefault(model, {})[name] = measured.metrics(model)
-        values[model][name] = measured.per_query(model)
+        values[model][name] = measured.tested(model)
         if about.is_divided:
             for part in measured.parts:
                 results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
@@ -168,6 +169,8 @@ def _log(run: Tracker, results: Results, folder: Path) -> None:
             for dataset, metrics in rows.items()
             for name, value in metrics.items()
         ]
+        + significance_points(results.significance, 0, now)
+        + [Point(f"absent_relevant/{one}", about["absent_relevant"], 0, now) for one, about in results.about.items()]
     )
     for child in sorted(folder.iterdir()):
         run.log_file(child)

@@ -1,8 +1,8 @@
 """`results.json`: what an evaluation found, and whether a directory holds one.
 
     {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
-     "significance": [...], "calibration": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}},
-     "asked": {...}}
+     "significance": [...], "best": [...], "calibration": [...], "parts": {NAME: {PART: {metric: value}}},
+     "systems": {NAME: {...}}, "asked": {...}}
 
 `asked` is what the command asked for: the same command given again replaces its results, any other one is refused.
 """
@@ -31,6 +31,7 @@ class Results:
         parts: metrics by model and part, of divided data sets.
         about: of each data set its queries, documents and split, and its parts.
         significance: a row for each data set, metric, model and baseline.
+        best: a row for each data set and metric that has a significant best, see `evaluation_significance.best_rows`.
         calibration: a row for each data set, model and aim.
         systems: of each model how it reads texts, and the width of its embeddings.
     """
@@ -39,6 +40,7 @@ class Results:
     parts: Rows = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     significance: list[dict[str, Any]] = field(default_factory=list)
+    best: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
@@ -46,7 +48,7 @@ class Results:
 
     def content(self, asked: Mapping[str, Any]) -> str:
         """The text of `results.json`; what has no value (NaN) is null."""
-        parts = ("models", "parts", "about", "significance", "calibration", "systems", "missing")
+        parts = ("models", "parts", "about", "significance", "best", "calibration", "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(asked)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 

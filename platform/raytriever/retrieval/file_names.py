@@ -24,6 +24,18 @@ def distinct_names(places: Sequence[str]) -> list[str]:
     return found
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Return the names, all different: a repeated one has a number behind it, `a`, `a-2`, `a-3`."""
+    found: list[str] = []
+    for name in names:
+        number, one = 1, name
+        while one in found or (number > 1 and one in names):
+            number += 1
+            one = f"{name}-{number}"
+        found.append(one)
+    return found
+
+
 def safe_name(name: str) -> str:
     """A name with everything but letters, digits, `-`, `.` and `_` replaced."""
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"

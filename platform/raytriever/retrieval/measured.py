@@ -13,6 +13,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluation_sets import EvaluationSet
+from raytriever.retrieval.evaluation_significance import tested_values
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class MeasuredSet:
         rows = [part.evaluations[model].metrics for part in self.parts]
         return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
-    def per_query(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
+    def tested(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
         """Values of all queries, part by part, each weighed so that their mean is that of the parts' means.
 
         Tests of significance are of these: differences keep their signs, and add up to those of the table.
         """
         counts = [len(part.evaluations[model].queries) for part in self.parts]
         weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
-        rows = [part.evaluations[model].per_query for part in self.parts]
+        rows = [tested_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def pools(self, model: str) -> ScoredPools:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluation_sets import EvaluationSet
-from raytriever.retrieval.evaluation_significance import significance_rows
+from raytriever.retrieval.evaluation_significance import best_models, significance_rows, tested_values
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_curves
 from raytriever.retrieval.file_names import safe_name
@@ -37,6 +40,7 @@ def write_outcome(
     dev_losses: Curve,
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
+    tests: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
@@ -45,11 +49,12 @@ def write_outcome(
         title: heading of the page.
         split: what was measured.
         dataset: opened with that split.
-        found: evaluations by system; `before` and `after` are drawn, and tested against each other.
+        found: evaluations by system; `before` and `after` are drawn.
         losses: by step.
         dev_losses: by step.
         dev_metrics: what checkpoints were worth on dev data, by step and metric; drawn where there are any.
         config_yaml: the resolved settings, shown on the page.
+        tests: rows of `outcome_tests`, shown on the page.
     """
     for name, evaluation in found.items():
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
@@ -75,7 +80,7 @@ def write_outcome(
     )
     per_query = per_query_content(measured, Protocol())
     write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
-    values = {name: {dataset.name: evaluation.per_query} for name, evaluation in found.items()}
+    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()}
     queries, documents = len(found["after"].queries), len(dataset.documents)
     page = Page(
         title,
@@ -88,12 +93,18 @@ def write_outcome(
                 ],
             )
         ),
-        result_tables(
-            {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()},
-            significance_rows(values, ["before"]),
-        ),
+        result_tables(figures_of, tests, best_models(figures_of, _values(dataset, found))),
         [Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
         read_queries(folder),
         config_yaml,
     )
     write_page(folder / "report.html", page)
+
+
+def outcome_tests(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
+    """Test every system against `before`; see `significance_rows`."""
+    return significance_rows(_values(dataset, found), ["before"])
+
+
+def _values(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> dict[str, dict[str, dict[str, ndarray]]]:
+    return {name: {dataset.name: tested_values(evaluation)} for name, evaluation in found.items()}

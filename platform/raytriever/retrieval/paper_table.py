@@ -1,4 +1,5 @@
-"""Results as the papers print them: the best bold, the second underlined, marks of significance raised.
+"""Results as the papers print them: the best bold, the second underlined where they are more than noise, marks of
+significance raised.
 
 Up to `WIDE` data sets stand beside each other, each with all metrics, a model a row (*Optimizing What Matters*,
 Table 1; *Training dense retrievers with multiple positive passages*, Table 2). More stand below each other, a model a
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raytriever.retrieval.evaluation_significance import BEST_RULE, Best
+from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.metric_words import metric_title
 
 WIDE = 4
@@ -48,7 +51,7 @@ class PaperTable:
     rows: list[tuple[str, list[Figure]]]
 
 
-def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str]) -> list[PaperTable]:
+def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str], best: Best) -> list[PaperTable]:
     """The tables of an evaluation: one, or one for each metric where there are more than `WIDE` data sets.
 
     Args:
@@ -56,51 +59,43 @@ def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str
         marks: by data set, model and metric.
         split: that was measured.
         baselines: what the marks compare with.
+        best: the models that are bold and underlined, see `evaluation_significance.best_models`.
     """
     first = next(iter(models.values()))
     datasets = list(first)
     metrics = list(first[datasets[0]])
-    caption = _caption(split, baselines if any(marks.values()) else ())
-    averaged = [*datasets, AVERAGE] if len(datasets) > 1 else datasets
+    caption = _caption(split, baselines if any(marks.values()) else (), len(models))
+    averaged: list[str | None] = [*datasets, None] if len(datasets) > 1 else [*datasets]
+    names = dict(zip(averaged, unique_names([one or AVERAGE for one in averaged]), strict=True))
     if len(datasets) <= WIDE:
-        fellows = {(one, metric): _column(models, one, metric, marks) for one in averaged for metric in metrics}
+        fellows = {(one, metric): _column(models, one, metric, marks, best) for one in averaged for metric in metrics}
         rows = [(model, [fellows[key][place] for key in fellows]) for place, model in enumerate(models)]
         titles = [metric_title(metric) for _, metric in fellows]
-        return [PaperTable(caption, [(one, len(metrics)) for one in averaged], ["Model", *titles], rows)]
+        return [PaperTable(caption, [(names[one], len(metrics)) for one in averaged], ["Model", *titles], rows)]
     return [
         PaperTable(
             f"{metric_title(metric)}. {caption}",
             [],
             ["Data set", *models],
-            [(one, _column(models, one, metric, marks)) for one in averaged],
+            [(names[one], _column(models, one, metric, marks, best)) for one in averaged],
         )
         for metric in metrics
     ]
 
 
-def _column(models: Rows, dataset: str, metric: str, marks: Marks) -> list[Figure]:
-    """One figure a model, of one metric on one data set."""
-    values = [
-        float(np.mean([row[metric] for row in rows.values()])) if dataset == AVERAGE else rows[dataset][metric]
-        for rows in models.values()
-    ]
-    shown = [f"{100 * value:.2f}" for value in values]
-    # Figures that print alike rank alike.
-    better = sorted({float(text) for text in shown if text != "nan"}, reverse=True)
-    # Of two, the worse one needs no sign.
-    told = 0 if len(better) < 2 else 1 if len(models) == 2 else 2
-    return [
-        Figure(
-            text,
-            better.index(float(text)) if text != "nan" and float(text) in better[:told] else None,
-            marks.get((dataset, model, metric), ""),
-        )
-        for text, model in zip(shown, models, strict=True)
-    ]
+def _column(models: Rows, dataset: str | None, metric: str, marks: Marks, best: Best) -> list[Figure]:
+    """One figure a model, of one metric on one data set, or of its mean over all of them."""
+    ahead = list(best.get((dataset, metric), ()))
+    figures = []
+    for model, rows in models.items():
+        value = float(np.mean([row[metric] for row in rows.values()])) if dataset is None else rows[dataset][metric]
+        mark = marks.get((dataset, model, metric), "") if dataset is not None else ""
+        figures.append(Figure(f"{100 * value:.2f}", ahead.index(model) if model in ahead else None, mark))
+    return figures
 
 
-def _caption(split: str, baselines: Sequence[str]) -> str:
-    told = f"Split {split}, x 100. Best bold, second underlined."
+def _caption(split: str, baselines: Sequence[str], models: int) -> str:
+    told = f"Split {split}, x 100." + (f" {BEST_RULE}" if models > 1 else "")
     for baseline, better, worse in zip(baselines, "+◆", "-◇", strict=False):
         told += f" {better} and {worse}: significantly above and below {baseline}."
-    return told + (" Two-sided paired t-test, p < 0.05 after Holm's correction over data sets." if baselines else "")
+    return told

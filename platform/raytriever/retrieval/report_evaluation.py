@@ -15,6 +15,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.errors import StorageError
 from raytriever.retrieval.evaluation_results import read_results
+from raytriever.retrieval.evaluation_significance import best_of_rows
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_gains, save_thresholds
 from raytriever.retrieval.file_names import safe_name
@@ -62,7 +63,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     page = Page(
         title,
         [*_about(results["about"]), *map(str, results.get("missing", ()))],
-        [*result_tables(models, significance), *threshold_table(calibration)],
+        [*result_tables(models, significance, best_of_rows(results.get("best") or ())), *threshold_table(calibration)],
         [*of_gains, *of_scores, *threshold_pictures(folder / FIGURES, calibration)],
         queries,
     )

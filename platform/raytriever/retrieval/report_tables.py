@@ -9,6 +9,8 @@ from typing import Any
 from raytriever.metrics.comparison import FIRST_MARKS, LEVEL, SECOND_MARKS
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.retrieval import metric_words
+from raytriever.retrieval.evaluation_significance import Best
+from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.report import Cell, Table
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
@@ -33,15 +35,21 @@ def datasets_of(models: Values) -> list[str]:
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 
-def result_tables(models: Values, significance: Rows = ()) -> list[Table]:
+def result_tables(models: Values, significance: Rows = (), best: Best | None = None) -> list[Table]:
     """A table a metric, of models by data sets with their mean; one of all metrics; one of all tests.
 
-    Of one data set the table of all metrics says it all. The best of a data set is bold where models compare.
+    Of one data set the table of all metrics says it all.
+
+    Args:
+        models: the figures.
+        significance: rows of `evaluation_significance.significance_rows`.
+        best: the models that are bold; none where it is not known.
     """
+    ahead = best or {}
     tables = []
     if len(datasets_of(models)) > 1:
-        tables = [_metric_table(models, metric, significance) for metric in metrics_of(models)]
-    tables.append(_whole_table(models, significance))
+        tables = [_metric_table(models, metric, significance, ahead) for metric in metrics_of(models)]
+    tables.append(_whole_table(models, significance, ahead))
     if significance:
         tables.append(_tests(significance))
     return tables
@@ -80,34 +88,35 @@ def threshold_table(rows: Rows) -> list[Table]:
     return [Table("Thresholds", columns, cells, note)]
 
 
-def _metric_table(models: Values, metric: str, significance: Rows) -> Table:
+def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> Table:
     datasets = datasets_of(models)
-    columns = [_column(models, dataset, metric, significance) for dataset in datasets]
+    columns = [_column(models, dataset, metric, significance, best) for dataset in datasets]
     means: dict[str, float | None] = {}
     for model in models:
         values = [column[model].value for column in columns]
         whole = [value for value in values if value is not None]
         means[model] = sum(whole) / len(whole) if len(whole) == len(values) else None
-    columns.append(_cells(means))
+    columns.append(_cells(means, best.get((None, metric), ())))
     rows: list[list[str | Cell]] = [[model, *(column[model] for column in columns)] for model in models]
-    note = _meaning([row for row in significance if row["metric"] == metric])
-    return Table(metric_title(metric), ["model", *datasets, "mean"], rows, note, "Metric")
+    note = _notes(models, [row for row in significance if row["metric"] == metric], best)
+    return Table(metric_title(metric), unique_names(["model", *datasets, "mean"]), rows, note, "Metric")
 
 
-def _whole_table(models: Values, significance: Rows) -> Table:
+def _whole_table(models: Values, significance: Rows, best: Best) -> Table:
     metrics = metrics_of(models)
     rows: list[list[str | Cell]] = []
     for dataset in datasets_of(models):
-        columns = [_column(models, dataset, metric, significance) for metric in metrics]
+        columns = [_column(models, dataset, metric, significance, best) for metric in metrics]
         measured = [model for model in models if dataset in models[model]]
         rows += [[dataset, model, *(column[model] for column in columns)] for model in measured]
     titles = ["data set", "model", *map(metric_title, metrics)]
-    return Table("All metrics", titles, rows, _meaning(significance))
+    return Table("All metrics", unique_names(titles), rows, _notes(models, significance, best))
 
 
-def _column(models: Values, dataset: str, metric: str, significance: Rows) -> dict[str, Cell]:
+def _column(models: Values, dataset: str, metric: str, significance: Rows, best: Best) -> dict[str, Cell]:
     """One metric on one data set, by model."""
-    cells = _cells({model: sets.get(dataset, {}).get(metric) for model, sets in models.items()})
+    values = {model: sets.get(dataset, {}).get(metric) for model, sets in models.items()}
+    cells = _cells(values, best.get((dataset, metric), ()))
     for row in significance:
         if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
             cell = cells[row["model"]]
@@ -116,28 +125,30 @@ def _column(models: Values, dataset: str, metric: str, significance: Rows) -> di
     return cells
 
 
-def _cells(values: Mapping[str, float | None]) -> dict[str, Cell]:
-    found = [value for value in values.values() if value is not None]
-    best = max(found) if len(found) > 1 else None
-    return {name: replace(_figure(value), best=value is not None and value == best) for name, value in values.items()}
+def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str, Cell]:
+    return {name: replace(_figure(value), best=name in best[:1]) for name, value in values.items()}
 
 
 def _tests(significance: Rows) -> Table:
-    columns = ["data set", "metric", "model", "against", "difference", "p", "p after Holm", "effect", "mark"]
+    columns = ["data set", "metric", "model", "against", "difference", "from", "to", "p", "p after Holm", "effect"]
+    columns += ["significant"]
     rows: list[list[str | Cell]] = [
         [
             str(row["dataset"]),
             metric_title(str(row["metric"])),
             str(row["model"]),
             str(row["against"]),
-            _figure(row["difference"], signed=True),
+            *(_figure(row.get(name), signed=True) for name in ("difference", "low", "high")),
             *(_probability(row[name]) for name in ("p", "p_holm")),
             _figure(row["effect"], signed=True),
-            str(row["mark"] or ""),
+            f"yes {row['mark']}" if row["mark"] else "no",
         ]
         for row in significance
     ]
-    note = "Effect: the mean of the differences in standard deviations of the differences."
+    note = (
+        "From and to: the 95 % interval of the difference, which belongs to p, before Holm's correction. Effect: the "
+        f"mean of the differences in standard deviations of the differences. Significant: p after Holm below {LEVEL}."
+    )
     return Table("Significance", columns, rows, note)
 
 
@@ -156,6 +167,17 @@ def _probability(value: float | None) -> Cell:
 def _told(row: Mapping[str, Any]) -> str:
     difference, p = _figure(row["difference"], signed=True).text, _probability(row["p_holm"]).text
     return f"{difference} against {row['against']}, p after Holm {p}"
+
+
+def _notes(models: Values, significance: Rows, best: Best) -> str:
+    """What marks and bold figures mean, for below a table."""
+    ahead = ""
+    if len(models) > 1:
+        ahead = (
+            f"Bold: significantly above every other model of its column, p < {LEVEL} after Holm's correction over the "
+            "data sets. A column without bold has no significant best."
+        )
+    return " ".join(filter(None, [_meaning(significance), ahead]))
 
 
 def _meaning(rows: Rows) -> str:

@@ -154,7 +154,7 @@ def test_tables_have_means_only_of_whole_rows_and_say_what_marks_mean() -> None:
     }
     test = {"dataset": "s", "metric": "ndcg_at_10", "p": 0.01, "p_holm": 0.02, "effect": 0.3, "difference": 0.1}
     tests = [{**test, "model": "c", "against": "a", "mark": "+"}, {**test, "model": "c", "against": "b", "mark": "◆"}]
-    first, whole, significance = result_tables(models, tests)
+    first, whole, significance = result_tables(models, tests, {("s", "ndcg_at_10"): ["c"]})
     assert first.columns == ["model", "s", "t", "mean"]
     texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in first.rows]
     assert texts == [
@@ -169,6 +169,10 @@ def test_tables_have_means_only_of_whole_rows_and_say_what_marks_mean() -> None:
     assert first.note.startswith("+ significantly above a, - below; ◆ significantly above b, ◇ below.")
     assert [row[:2] for row in whole.rows] == [["s", "a"], ["s", "b"], ["s", "c"], ["t", "a"], ["t", "b"]]
     assert len(significance.rows) == 2
+    assert "Bold: significantly above every other model of its column" in first.note
+    plain = result_tables(models, tests)[0].rows[2][1]
+    assert isinstance(plain, Cell)
+    assert not plain.best
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # By data set (None: the mean over them) and metric the best model, or the best and the second.
 Best = Mapping[tuple[str | None, str], Sequence[str]]
 BEST_RULE = (
-    f"Bold is significantly above every other model, and underlined above every other but that one: paired t-test, "
+    f"Bold is significantly above every other of its column, and underlined above all but that one: paired t-test, "
     f"p < {LEVEL} after Holm's correction over the data sets. A column without bold has no significant best."
 )
 

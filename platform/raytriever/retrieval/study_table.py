@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from raytriever.retrieval.evaluation_significance import BEST_RULE
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.paper_table import AVERAGE, WIDE, Figure, PaperTable
-from raytriever.retrieval.study_marks import Block, marks_of_block, metrics_of
+from raytriever.retrieval.study_marks import Block, best_of_block, marks_of_block, metrics_of
 from raytriever.retrieval.study_results import StudyResults
 
 # What is printed as it is and not as a share of one hundred, and in how many decimals.
@@ -44,7 +45,8 @@ def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, c
             if any(results.has(row, dataset, metric) for row in block.rows)
         ]
         marks = marks_of_block(results, block)
-        columns = {cell: _column(results, block, *cell, paper, marks) for cell in cells}
+        best = best_of_block(results, block, dict.fromkeys(metric for _, metric in cells if metric not in PLAIN))
+        columns = {cell: _column(results, block, *cell, paper, marks, best.get(cell, ())) for cell in cells}
         told = _caption(block, caption, seeds, bool(paper), bool(marks))
         tables += _arranged(columns, block, told)
         if average := _averages(results, block, cells):
@@ -73,17 +75,14 @@ def _column(
     metric: str,
     paper: Paper,
     marks: Mapping[tuple[str, str, str], str],
+    best: Sequence[str],
 ) -> list[Figure]:
     """One figure a row."""
     there = {row: results.has(row, dataset, metric) for row in block.rows}
     shown = {row: value_text(metric, results.mean(row, dataset, metric)) if there[row] else "-" for row in block.rows}
-    better = (
-        sorted({float(text) for text in shown.values() if text != "-"}, reverse=True) if metric not in PLAIN else []
-    )
-    told = 0 if len(better) < 2 else 1 if len(block.rows) == 2 else 2
     figures = []
     for row, text in shown.items():
-        place = better.index(float(text)) if better and text != "-" and float(text) in better[:told] else None
+        place = best.index(row) if row in best else None
         behind = _behind(results, row, dataset, metric, paper.get((row, dataset, metric))) if there[row] else ""
         figures.append(Figure(text, place, marks.get((row, dataset, metric), ""), behind))
     return figures
@@ -149,9 +148,9 @@ def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells
 
 def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:
     told = f"{block.name}. {caption}" if block.name else caption
-    told += " Metrics x 100. Best bold, second underlined."
+    told += " Metrics x 100." + (f" {BEST_RULE}" if len(block.rows) > 1 else "")
     if seeds > 1:
-        told += f" Means and standard deviations over {seeds} seeds."
+        told += f" Bold and underlined hold in every seed. Means and standard deviations over {seeds} seeds."
     if paper:
         told += " In brackets the paper's figure."
     if marked:

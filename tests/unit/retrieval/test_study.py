@@ -26,7 +26,7 @@ from raytriever.retrieval.study_claims import (
     smallest,
 )
 from raytriever.retrieval.study_figures import save_lines
-from raytriever.retrieval.study_marks import Block, marks_of_block
+from raytriever.retrieval.study_marks import Block, best_of_block, marks_of_block
 from raytriever.retrieval.study_page import StudyPage, page_text
 from raytriever.retrieval.study_reading import read_found
 from raytriever.retrieval.study_results import ABOVE, BELOW, NOISE, Found, StudyResults, sureness
@@ -159,6 +159,32 @@ def test_the_marks_are_corrected_over_data_sets() -> None:
     assert marks_of_block(alone, Block("", {"base": "base", "ours": "ours"}, ["base"])) == {
         ("ours", "one", "ndcg_at_10"): "+"
     }
+
+
+def test_bold_is_above_every_other_row_in_every_seed() -> None:
+    rng = np.random.default_rng(2)
+    base = rng.random(60)
+
+    def seeds(*shifts: float) -> list[Found]:
+        values = [base + shift + rng.normal(0, 0.02, 60) for shift in shifts]
+        return [Found(n, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one}) for n, one in enumerate(values)]
+
+    rows = {"low": "low", "mid": "mid", "high": "high"}
+    clear = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.2, 0.2)}
+    # The mean is higher by as much, and one seed has it the other way round.
+    torn = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
+    equal = {"low": seeds(0.1, 0.1), "mid": seeds(0.1, 0.1), "high": seeds(0.1, 0.1)}
+    sets = {"clear": clear, "torn": torn, "equal": equal}
+    whole = StudyResults({(row, name): found[row] for name, found in sets.items() for row in rows})
+    block = Block("", rows, ["low"])
+    assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
+    [table] = study_tables(whole, [block], {}, "Table 1")
+    assert [[figure.place for figure in figures[:3]] for _, figures in table.rows] == [
+        [None, None, None],
+        [1, None, None],
+        [0, None, None],
+    ]
+    assert "A column without bold has no significant best. Bold and underlined hold in every seed." in table.caption
 
 
 def test_many_data_sets_stand_below_each_other() -> None:

@@ -32,6 +32,7 @@ class Encoders:
     ) -> None:
         self._models = {model.name: model for model in models if model.config}
         self._precision, self._device, self._most = precision, device, kept_bytes
+        self.device_type = device.type
         self._loaded: dict[str, Retriever] = {}  # the one used last stands last
         self.systems: dict[str, dict[str, Any]] = {}  # how each model reads texts, and the width of its embeddings
         for model in models:

@@ -1,11 +1,16 @@
-"""Measure models side by side on several data sets, and write an evaluation directory, whole or not at all."""
+"""Measure models side by side on several data sets, and write an evaluation directory, whole or not at all.
+
+What is measured is kept at once (`measurements`): an interrupted evaluation goes on after it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from numpy import ndarray
@@ -13,6 +18,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.models.precision import choose_precision
 from raytriever.negatives.bm25 import Bm25Index
+from raytriever.retrieval.corpus import plan_embeddings
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluated_models import EvaluatedModel
 from raytriever.retrieval.evaluation_calibration import calibration_rows
@@ -23,6 +29,7 @@ from raytriever.retrieval.evaluation_results import Results, check_output
 from raytriever.retrieval.evaluation_sets import EvaluationSet, check_names
 from raytriever.retrieval.evaluation_significance import best_models, best_rows, significance_points, significance_rows
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
+from raytriever.retrieval.measurements import Measurements
 from raytriever.retrieval.protocol import Protocol, absent_count, own_judgements
 from raytriever.retrieval.systems import DenseSystem, Workers, evaluate_bm25
 from raytriever.storage import check_writable, committed_directory
@@ -64,6 +71,7 @@ def run_evaluation(
     encoders = Encoders(job.models, precision, device)
     results = Results(missing=list(job.missing), systems=encoders.systems)
     values: dict[str, dict[str, dict[str, ndarray]]] = {model.name: {} for model in job.models}
+    kept = Measurements.of(output, say)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as aside:
@@ -75,7 +83,7 @@ def run_evaluation(
                     say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
                 seconds: dict[str, float] = {}
                 parts = [
-                    _measure(job, one, name, dataset, encoders, workers or Workers(), seconds)
+                    _measure(job, one, name, dataset, encoders, workers or Workers(), kept, seconds)
                     for name, dataset in zip(one.parts, datasets, strict=True)
                 ]
                 measured = MeasuredSet(one, parts)
@@ -96,6 +104,7 @@ def run_evaluation(
             write_whole(aside, results, asked, job.sets[0].split, job.baselines)
             if report is not None:
                 report(aside)
+        kept.remove()
         _log(run, results, output)
     return results
 
@@ -107,26 +116,68 @@ def _measure(
     dataset: RetrievalDataset,
     encoders: Encoders,
     workers: Workers,
+    kept: Measurements,
     seconds: dict[str, float],
 ) -> MeasuredPart:
+    """Measure all models on a part of a data set; what an earlier call measured is not measured again."""
     part = MeasuredPart(name, dataset, {})
+    label = f"{one.name}-{name}" if one.is_divided else one.name
+    choosing = replace(job.protocol, metrics=("auc",))
     for model in job.models:
-        began = time.monotonic()
-        measure = _system(model, dataset, encoders, workers)
-        part.evaluations[model.name] = measure(one.split, job.protocol)
+        system = _System(model, dataset, encoders, workers)
+
+        def measured(
+            split: str, protocol: Protocol, model: EvaluatedModel = model, system: _System = system
+        ) -> Evaluation:
+            evaluation, took = kept.get(
+                model.name, label, split, system.key(split, protocol), partial(_timed, system, split, protocol)
+            )
+            seconds[model.name] = seconds.get(model.name, 0.0) + took
+            return evaluation
+
+        part.evaluations[model.name] = measured(one.split, job.protocol)
         if job.aims:
-            part.choosing[model.name] = measure(job.calibration_split, replace(job.protocol, metrics=("auc",)))
-        seconds[model.name] = seconds.get(model.name, 0.0) + time.monotonic() - began
+            part.choosing[model.name] = measured(job.calibration_split, choosing)
     return part
 
 
-def _system(
-    model: EvaluatedModel, dataset: RetrievalDataset, encoders: Encoders, workers: Workers
-) -> Callable[[str, Protocol], Evaluation]:
-    if model.config is not None:
-        return DenseSystem(dataset, model.config, encoders[model.name], workers).evaluate
-    index = Bm25Index(dataset.passages())
-    return lambda split, protocol: evaluate_bm25(dataset, split, index, protocol)
+def _timed(system: _System, split: str, protocol: Protocol) -> tuple[Evaluation, float]:
+    began = time.monotonic()
+    return system.evaluate(split, protocol), time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class _System:
+    """One model on one data set; its corpus is encoded or indexed when it is first asked."""
+
+    model: EvaluatedModel
+    dataset: RetrievalDataset
+    encoders: Encoders
+    workers: Workers
+
+    def key(self, split: str, protocol: Protocol) -> dict[str, Any]:
+        """Return all that decides the figures."""
+        name, config = self.model.name, self.model.config
+        plan = config and plan_embeddings(config, self.encoders[name], self.dataset, "passage", "fp32").key
+        return {
+            "system": self.encoders.systems[name],
+            "device": self.encoders.device_type,
+            "embeddings": plan,
+            "dataset": [self.dataset.digest, self.dataset.place],
+            "split": split,
+            "protocol": asdict(protocol),
+        }
+
+    def evaluate(self, split: str, protocol: Protocol) -> Evaluation:
+        """Measure the model on a split."""
+        return self._evaluate(split, protocol)
+
+    @cached_property
+    def _evaluate(self) -> Callable[[str, Protocol], Evaluation]:
+        if self.model.config is not None:
+            return DenseSystem(self.dataset, self.model.config, self.encoders[self.model.name], self.workers).evaluate
+        index = Bm25Index(self.dataset.passages())
+        return lambda split, protocol: evaluate_bm25(self.dataset, split, index, protocol)
 
 
 def _take(

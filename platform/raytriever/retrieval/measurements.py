@@ -1,0 +1,137 @@
+"""Measurements that are finished while an evaluation still runs: `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
+
+Each model on each data set is written as soon as it is measured: `metrics.json` to be read, `evaluation.npz` with all
+that the files of the evaluation are made of. The same command goes on after the last of them, and what it then writes
+has the bytes of an undisturbed evaluation. The folder is removed when the evaluation's directory is complete.
+
+A measurement is used again for the same key only: the digests of the weights and of the data, how texts are read, the
+protocol and the arithmetic. One that is damaged is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytriever.errors import StorageError
+from raytriever.reading.arrays import read_arrays
+from raytriever.retrieval.evaluate import Evaluation
+from raytriever.retrieval.file_names import safe_name
+from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
+
+UNFINISHED, FORMAT = ".unfinished", 1
+ARRAYS, METRICS = "evaluation.npz", "metrics.json"
+_AGAIN = "remove it; it is measured again"
+_INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
+_EXPECTED: dict[str, Any] = {
+    "queries": _INTEGERS,
+    "ranking": (["int64"], _TABLE),
+    "scores": (["float32"], _TABLE),
+    "positive_scores": _SCORES,
+    "negative_scores": _SCORES,
+    "positive_queries": _INTEGERS,
+    "negative_queries": _INTEGERS,
+    "per_query_names": (["str"], (None,)),
+    "per_query": (["float64"], _TABLE),
+    "metric_names": (["str"], (None,)),
+    "metrics": (["float64"], (None,)),
+    "seconds": (["float64"], ()),
+}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The measurements of one evaluation.
+
+    Args:
+        folder: `OUTPUT.unfinished`.
+        say: is called with a line for each measurement that an earlier call made.
+    """
+
+    folder: Path
+    say: Callable[[str], None]
+
+    @classmethod
+    def of(cls, output: Path, say: Callable[[str], None]) -> Measurements:
+        """The measurements next to an evaluation's directory."""
+        return cls(output.with_name(output.name + UNFINISHED), say)
+
+    def get(
+        self,
+        model: str,
+        dataset: str,
+        split: str,
+        key: Mapping[str, Any],
+        measure: Callable[[], tuple[Evaluation, float]],
+    ) -> tuple[Evaluation, float]:
+        """Return a measurement that was kept, or make and keep it.
+
+        Args:
+            model, dataset, split: their names, for the folder.
+            key: all that decides the figures.
+            measure: returns the evaluation and the seconds it took.
+
+        Raises:
+            StorageError: the disk is full or forbidden.
+        """
+        digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
+        place = self.folder / safe_name(f"{model}.{dataset}.{split}")
+        if (kept := _read(place, digest)) is not None:
+            self.say(f"{dataset}, {split}: {model} was measured before, see {place}")
+            return kept
+        evaluation, seconds = measure()
+        about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
+        values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
+        with committed_directory(place, {"kind": "measurement", "key": digest}, replace=True) as aside:
+            _write(aside / ARRAYS, evaluation, seconds)
+            write_atomically(aside / METRICS, json.dumps({**about, "metrics": values}, indent=1) + "\n")
+        return evaluation, seconds
+
+    def remove(self) -> None:
+        """Remove all of them, when the evaluation's own directory is complete."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _read(place: Path, key: str) -> tuple[Evaluation, float] | None:
+    """The measurement of a key; None where there is none, another one or a damaged one."""
+    try:
+        if read_manifest(place)["meta"].get("key") != key:
+            return None
+        with disk_errors(place, reading=True):
+            found = read_arrays(place / ARRAYS, _EXPECTED, _AGAIN)
+    except StorageError:
+        return None
+    columns = (
+        "queries",
+        "ranking",
+        "scores",
+        *(name for name in _EXPECTED if name.startswith(("positive", "negative"))),
+    )
+    evaluation = Evaluation(
+        **{name: found[name] for name in columns},
+        per_query=dict(zip(found["per_query_names"].tolist(), found["per_query"], strict=True)),
+        metrics=dict(zip(found["metric_names"].tolist(), found["metrics"].tolist(), strict=True)),
+    )
+    return evaluation, float(found["seconds"])
+
+
+def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
+    arrays = {name: value for name, value in vars(evaluation).items() if name not in ("per_query", "metrics")}
+    count = len(evaluation.queries)
+    with disk_errors(file):
+        np.savez(
+            file,
+            **arrays,
+            per_query_names=np.array(list(evaluation.per_query), np.str_),
+            per_query=np.array(list(evaluation.per_query.values()), np.float64).reshape(-1, count),
+            metric_names=np.array(list(evaluation.metrics), np.str_),
+            metrics=np.array(list(evaluation.metrics.values()), np.float64),
+            seconds=np.float64(seconds),
+        )

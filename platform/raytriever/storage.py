@@ -59,7 +59,7 @@ _READING = _WRITING | {
 
 def cache_folder() -> Path:
     """Where what can be made again is kept: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`."""
-    return Path(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever").expanduser()
+    return Path(os.path.expanduser(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"))
 
 
 def sha256_of(file: Path | str) -> str:

@@ -19,7 +19,6 @@ from numpy import ndarray
 from raytriever.annotation.config import BM25, DENSE
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.run_files import read_run
-from raytriever.errors import ConfigError
 from raytriever.index.exact import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -56,11 +55,8 @@ def find_candidates(
         say: hears what takes long.
 
     Raises:
-        ConfigError: embeddings that nobody asks for.
         UserError: a run, an encoder or embeddings that cannot be used.
     """
-    if embeddings is not None and DENSE not in retrievers:
-        raise ConfigError(f"only {DENSE} needs them", "--embeddings", f"add {DENSE} to --candidates")
     # Runs first: a mistake in a file shows before anything long is done.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:

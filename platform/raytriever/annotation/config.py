@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from raytriever.errors import ConfigError
 from raytriever.options import option
+from raytriever.paths import CANDIDATES, PROMPTS
 
 BM25, DENSE = "bm25", "dense"
 # What follows the base of an endpoint; whoever pastes the whole address means the base.
@@ -21,7 +22,10 @@ class AnnotationConfig:
     """Who finds the candidates, what a language model is asked of them, and what becomes of its answers."""
 
     candidates: str = option(
-        BM25, f"who finds candidates, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs"
+        BM25,
+        f"who finds candidates, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs",
+        reads=CANDIDATES,
+        form="NAME,PATH",
     )
     depth: int = option(20, "passages taken from each of them for a query, at most", minimum=1)
     passages_per_prompt: int = option(
@@ -33,7 +37,12 @@ class AnnotationConfig:
     max_queries: int | None = option(
         None, "queries annotated, at most; those chosen are the same ones, whatever the data set's order", minimum=1
     )
-    prompts: str = option("", "a folder whose files stand in for the prompts of their names (docs/annotation.md)")
+    prompts: str = option(
+        "",
+        "a folder whose files stand in for the prompts of their names (docs/annotation.md)",
+        reads=PROMPTS,
+        form="DIR",
+    )
     temperature: float = option(0.0, "of the model's draws; 0 for its likeliest answer", minimum=0, maximum=2)
     max_tokens: int = option(1024, "tokens of one answer, at most; a model that thinks aloud needs more", minimum=16)
     repairs: int = option(1, "times a model is shown what was wrong with an answer and asked again", minimum=0)
@@ -109,10 +118,12 @@ def check_service(config: ServiceConfig) -> None:
         )
 
 
-def check_annotation(config: AnnotationConfig) -> None:
-    """Refuse candidates of nobody, or of somebody twice; raises `ConfigError`."""
+def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
+    """Refuse candidates of nobody, or of somebody twice, and embeddings that nobody needs; raises `ConfigError`."""
     if not config.retrievers:
         raise ConfigError("nobody is named", "--candidates", f"give {BM25}, {DENSE} or the path of a run")
     for name in config.retrievers:
         if config.retrievers.count(name) > 1:
             raise ConfigError(f"{name!r} is named twice", "--candidates", "name each once")
+    if embeddings and DENSE not in config.retrievers:
+        raise ConfigError(f"only {DENSE} needs them", "--embeddings", f"add {DENSE} to --candidates")

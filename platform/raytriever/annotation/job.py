@@ -36,7 +36,7 @@ def run_annotation(
     Raises:
         UserError: something a user can mend. Nothing is written then but answers, which the same command goes on from.
     """
-    check_annotation(job.annotation)
+    check_annotation(job.annotation, job.embeddings is not None)
     if not dry_run:
         check_service(job.service)
     if not job.service.llm.strip():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.errors import ConfigError
+from raytriever.paths import PROMPTS, expanded
 from raytriever.storage import disk_errors
 
 STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order in which a query meets them
@@ -85,13 +86,13 @@ def load_prompts(folder: str) -> Prompts:
     """
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACES}
     if folder:
-        texts |= _given(Path(folder).expanduser())
+        texts |= _given(expanded(folder))
     return Prompts(texts)
 
 
 def _given(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
-        raise ConfigError("no such folder", f"--prompts {folder}", "give a folder with files such as relevance.txt")
+        raise PROMPTS.error_of_missing(str(folder), "--prompts")
     known = ", ".join(f"{name}.txt" for name in PLACES)
     texts = {}
     for file in sorted(folder.glob("*.txt")):

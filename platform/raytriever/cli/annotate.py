@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -30,6 +32,10 @@ def main(words: list[str]) -> None:
         check_options(settings)
     if not _SPLIT.fullmatch(arguments.split):
         raise ConfigError(f"{arguments.split!r} is no split's name", "--split", "use letters, digits, '_' and '-'")
+    check_annotation(annotation, arguments.embeddings is not None)
+    check_paths(annotation, model, data)
+    if arguments.embeddings is not None:
+        EMBEDDINGS.check(arguments.embeddings, "--embeddings")
 
     from raytriever.annotation.job import run_annotation
     from raytriever.annotation.summary import summary
@@ -63,7 +69,13 @@ def _parser() -> Parser:
     parser = Parser(
         prog="annotate", description="Let a language model find the positives among what several retrievers found."
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the annotated data set shall stand")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where the annotated data set shall stand",
+    )
     parser.add_argument(
         "--split",
         default="train",
@@ -73,11 +85,13 @@ def _parser() -> Parser:
     parser.add_argument("--dry-run", action="store_true", help="print what it will cost, and ask nothing")
     parser.add_argument(
         "--answers",
+        type=path_of(OUTPUT, "--answers"),
         metavar="DIR",
         help="where every answer is kept, for this job and all others (default: answers/ in the cache)",
     )
     parser.add_argument(
         "--embeddings",
+        type=partial(EMBEDDINGS.read_flag, flag="--embeddings"),
         metavar="DIR",
         help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn, get_type_hints
 
 from raytriever.errors import ConfigError
 from raytriever.masking import refuse_secrets
 from raytriever.options import did_you_mean, flag_of, read_option
+from raytriever.paths import PathKind
 from raytriever.terminal import show
 
 
@@ -93,6 +94,10 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         if types[0] is bool:
             group.add_argument(flag_of(field.name), action=argparse.BooleanOptionalAction, **common)
             continue
+        if isinstance(field.metadata.get("reads"), PathKind):
+            read = partial(field.metadata["reads"].read_flag, flag=flag_of(field.name))
+            group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
+            continue
         if field.metadata.get("reads") is not None:
             read = partial(read_option, field, where=flag_of(field.name))
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
@@ -104,6 +109,17 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         if choices and len(choices) > 4:
             common["help"] += f": {', '.join(choices)}"
         group.add_argument(flag_of(field.name), type=_typed(types[0], flag_of(field.name)), metavar=metavar, **common)
+
+
+def path_of(kind: PathKind, flag: str) -> Callable[[str], str]:
+    """Return the `type` of an argument that takes a path: it is expanded, never empty, and exists where it is read."""
+
+    def read(text: str) -> str:
+        path = kind.read_flag(text, flag)
+        kind.check(path, flag)
+        return path
+
+    return read
 
 
 def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raytriever.cli.arguments import Parser
+from raytriever.cli.arguments import Parser, path_of
 from raytriever.errors import ConfigError
+from raytriever.paths import OUTPUT, RUN
 from raytriever.storage import check_writable
 from raytriever.terminal import show
 
@@ -22,6 +23,12 @@ _FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
 def main(words: list[str]) -> None:
     """Parse, read, write, print."""
     arguments = _parser().parse(words)
+    for word in arguments.runs:
+        if not (Path(word).is_dir() or _RUN_ID.fullmatch(word) or _FILTER.search(word)):
+            raise ConfigError(
+                f"{word!r} is neither a directory nor an MLflow run",
+                remedy="give a directory, the 32 digits of an id, or a filter as \"params.loss.loss = 'mw'\"",
+            )
     output = Path(arguments.output)
     if output.is_dir():
         raise ConfigError("is a directory", f"--output {output}", "name the HTML file to write")
@@ -45,13 +52,8 @@ def _read(given: Sequence[str]) -> Iterator[FinishedRun]:
             yield read_directory(Path(word), next(names))
         elif _RUN_ID.fullmatch(word):
             yield MlflowRuns().by_id(word)
-        elif _FILTER.search(word):
-            yield from MlflowRuns().by_filter(word)
         else:
-            raise ConfigError(
-                f"{word!r} is neither a directory nor an MLflow run",
-                remedy="give a directory, the 32 digits of an id, or a filter as \"params.loss.loss = 'mw'\"",
-            )
+            yield from MlflowRuns().by_filter(word)
 
 
 def _named(runs: Iterator[FinishedRun]) -> list[FinishedRun]:
@@ -71,10 +73,18 @@ def _named(runs: Iterator[FinishedRun]) -> list[FinishedRun]:
 def _parser() -> Parser:
     parser = Parser(prog="compare", description="Write one page over finished runs of training and of evaluation.")
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run's directory, its id in MLflow, or a filter of MLflow's search"
+        "runs",
+        nargs="+",
+        type=path_of(RUN, "RUN"),
+        metavar="RUN",
+        help="a run's directory, its id in MLflow, or a filter of MLflow's search",
     )
     parser.add_argument(
-        "--output", default="report.html", metavar="FILE", help="the page to write (default: report.html)"
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        default="report.html",
+        metavar="FILE",
+        help="the page to write (default: report.html)",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import OUTPUT, check_paths
 from raytriever.retrieval.encode_config import EncodeConfig, check_encode
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -24,6 +25,7 @@ def main(words: list[str]) -> None:
     for settings in (model, data, training, config):
         check_options(settings)
     check_encode(config)
+    check_paths(data, model)
 
     from raytriever.cluster.encoding import run_encoding
 
@@ -39,7 +41,13 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="encode", description="Encode the passages or the queries of a data set.")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the embeddings shall stand")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where the embeddings shall stand",
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)

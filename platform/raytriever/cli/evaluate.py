@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
 from raytriever.retrieval.encode_config import EncodeConfig, check_encode
 from raytriever.retrieval.evaluation_config import EvaluationConfig
 from raytriever.terminal import show, warn
@@ -27,6 +28,7 @@ def main(words: list[str]) -> None:
     for settings in (model, data, training, config, encoding):
         check_options(settings)
     check_encode(encoding)
+    check_paths(config)
 
     from raytriever.cluster.evaluating import evaluate_in_session
     from raytriever.retrieval.beir_suite import named
@@ -71,6 +73,7 @@ def _parser() -> Parser:
         "--model",
         nargs="+",
         dest="models",
+        type=path_of(MODELS, "--model"),
         metavar="MODEL",
         default=[ModelConfig().model],
         help="`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL calls one NAME (default: minilm)",
@@ -78,6 +81,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--datasets",
         nargs="+",
+        type=path_of(DATASET, "--datasets"),
         metavar="PATH",
         default=[],
         help="as --dataset of the other jobs; a folder of data sets is one, the mean over them",
@@ -96,7 +100,13 @@ def _parser() -> Parser:
         metavar="AIM",
         help="thresholds for a wanted precision=0.9 or recall=0.8, chosen on --calibration-split, checked on --split",
     )
-    parser.add_argument("--output", default="results", metavar="DIR", help="where results go (default: results)")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        default="results",
+        metavar="DIR",
+        help="where results go (default: results)",
+    )
     parser.add_argument("--fresh", action="store_true", help="replace another evaluation that stands there")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, EvaluationConfig, "measuring")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import OUTPUT, check_paths
 from raytriever.retrieval.export_config import ExportConfig
 from raytriever.terminal import show, warn
 
@@ -19,6 +20,7 @@ def main(words: list[str]) -> None:
     asked = dataclasses.replace(ExportConfig(), **given(arguments, ExportConfig))
     for settings in (model, asked):
         check_options(settings)
+    check_paths(model, asked)
 
     from raytriever.retrieval.export import export
     from raytriever.retrieval.push import push_to_hub
@@ -33,7 +35,9 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="export", description="Hand a model over: weights, graphs for other runtimes, a model card.")
-    parser.add_argument("--output", required=True, metavar="DIR", help="a new directory")
+    parser.add_argument(
+        "--output", type=path_of(OUTPUT, "--output"), required=True, metavar="DIR", help="a new directory"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, ExportConfig, "handing over")

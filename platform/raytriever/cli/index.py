@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.retrieval.index_config import IndexConfig, check_index
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -29,6 +30,8 @@ def main(words: list[str]) -> None:
         raise ConfigError("is empty", "--query", 'give a few words, such as "read a file line by line"')
     if arguments.top < 1:
         raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
+
+    check_paths(data, model)
 
     from raytriever.retrieval.index_answers import answers, measured
     from raytriever.retrieval.index_job import IndexJob, run_index
@@ -60,8 +63,19 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="index", description="Build an approximate index over the passages of a data set, or open it.")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the index shall stand, or stands")
-    parser.add_argument("--embeddings", metavar="DIR", help="the passages as jobs/encode.py encoded them with --model")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where the index shall stand, or stands",
+    )
+    parser.add_argument(
+        "--embeddings",
+        type=path_of(EMBEDDINGS, "--embeddings"),
+        metavar="DIR",
+        help="the passages as jobs/encode.py encoded them with --model",
+    )
     parser.add_argument("--split", metavar="NAME", help="hold the index against exact search by this split's queries")
     parser.add_argument("--query", metavar="TEXT", help="print the best passages for it")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser
+from raytriever.cli.arguments import Parser, path_of
 from raytriever.errors import ConfigError
+from raytriever.paths import OUTPUT
 from raytriever.terminal import warn
 
 MOST_PORT = 65_535
@@ -55,9 +56,19 @@ def _parser() -> Parser:
     for name, port, what in (("ray", 6379, "the Ray head"), ("dashboard", 8265, "its dashboard and jobs")):
         parser.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=f"of {what} ({port})")
     parser.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT", help="of MLflow (5000)")
-    parser.add_argument("--database", default="mlflow.db", metavar="FILE", help="MLflow's (default: mlflow.db)")
     parser.add_argument(
-        "--artifacts", default="mlartifacts", metavar="DIR", help="MLflow's files (default: mlartifacts)"
+        "--database",
+        type=path_of(OUTPUT, "--database"),
+        default="mlflow.db",
+        metavar="FILE",
+        help="MLflow's (default: mlflow.db)",
+    )
+    parser.add_argument(
+        "--artifacts",
+        type=path_of(OUTPUT, "--artifacts"),
+        default="mlartifacts",
+        metavar="DIR",
+        help="MLflow's files (default: mlartifacts)",
     )
     parser.add_argument(
         "--num-cpus", type=int, metavar="N", help="as how many Ray counts this machine's (default: all)"

@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.negatives.config import MiningConfig, check_mining
 from raytriever.options import check_options
+from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -32,6 +33,7 @@ def main(words: list[str]) -> None:
     check_mining(mining)
     if not 0 <= arguments.round < 2**31:
         raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
+    check_paths(data, model, mining)
 
     from raytriever.retrieval.mine_job import MiningJob, counts_table, run_mining
 
@@ -71,7 +73,13 @@ def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> Parser:
     parser = Parser(prog="mine", description="Find hard negatives, and remove the false ones among them.")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the negatives table shall stand")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where the negatives table shall stand",
+    )
     parser.add_argument("--split", default="train", metavar="NAME", help="whose queries get them (default: train)")
     parser.add_argument("--ranks", metavar="A:B", help="--range-min A --range-max B")
     parser.add_argument(
@@ -79,6 +87,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--embeddings",
+        type=path_of(EMBEDDINGS, "--embeddings"),
         metavar="DIR",
         help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import OUTPUT, check_paths
 from raytriever.terminal import show, warn
 
 _MODEL = ("model", "revision", "query_prefix", "passage_prefix", "query_length", "passage_length")
@@ -21,6 +22,7 @@ def main(words: list[str]) -> None:
     data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
     for settings in (model, data):
         check_options(settings)
+    check_paths(data, model)
 
     from raytriever.cluster.preparation import run_preparation
 
@@ -34,7 +36,13 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="prepare", description="Check, tokenise and shard a data set, and tell what it holds.")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the prepared data set shall stand")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where the prepared data set shall stand",
+    )
     parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.options import check_options
+from raytriever.paths import OUTPUT, check_paths
 from raytriever.retrieval.score_config import ScoreConfig
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -21,6 +22,7 @@ def main(words: list[str]) -> None:
     training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
     for settings in (config, data, training):
         check_options(settings)
+    check_paths(data, config)
 
     from raytriever.retrieval.score_job import ScoringJob, run_scoring
 
@@ -47,7 +49,9 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="score", description="Let a cross-encoder score the pairs that training learns from.")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where the scores shall stand")
+    parser.add_argument(
+        "--output", type=path_of(OUTPUT, "--output"), required=True, metavar="DIR", help="where the scores shall stand"
+    )
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="whose queries are asked about (default: train)"
     )

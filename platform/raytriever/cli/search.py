@@ -6,10 +6,11 @@ import dataclasses
 import math
 import textwrap
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
+from raytriever.paths import DATASET, check_paths
 from raytriever.terminal import one_line, show
 
 
@@ -26,6 +27,8 @@ def main(words: list[str]) -> None:
     if arguments.threshold is not None and math.isnan(arguments.threshold):
         raise ConfigError("is no number", "--threshold", "give a score, such as 0.5")
 
+    check_paths(config)
+
     from raytriever.retrieval.search import search_dataset
 
     hits = search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)
@@ -40,7 +43,13 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="search", description="Find the best passages of a data set for a query.")
     parser.add_argument("query", help="what is looked for")
-    parser.add_argument("--dataset", default="pydocs", metavar="PATH", help="`pydocs`, or a folder in BEIR layout")
+    parser.add_argument(
+        "--dataset",
+        type=path_of(DATASET, "--dataset"),
+        default="pydocs",
+        metavar="PATH",
+        help="`pydocs`, or a folder in BEIR layout",
+    )
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
     parser.add_argument(
         "--threshold",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser
+from raytriever.cli.arguments import Parser, path_of
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
+from raytriever.paths import DATA_ROOT, OUTPUT
 from raytriever.recipes.studies import STUDIES, study_recipe
 from raytriever.terminal import show, warn
 
@@ -33,9 +34,7 @@ def main(words: list[str]) -> None:
     run_name = arguments.run_name or f"study-{name}-{scale}"
     if not NAME.fullmatch(run_name):
         raise ConfigError(f"{run_name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
-    root = Path(arguments.data_root).expanduser() if arguments.data_root else None
-    if root is not None and not root.is_dir():
-        raise ConfigError("is no folder", f"--data-root {root}", "name the folder that holds the data packs")
+    root = Path(arguments.data_root) if arguments.data_root else None
 
     from raytriever.cluster.study import has_gpu, run_study
     from raytriever.cluster.study_outcome import PAGE, TABLE
@@ -65,9 +64,20 @@ def _parser() -> Parser:
     parser.add_argument(
         "--scale", default="smoke", metavar="|".join(SCALES), help="how much of the paper (default: smoke)"
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="where arms, table and figures shall stand")
+    parser.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where arms, table and figures shall stand",
+    )
     parser.add_argument("--seeds", type=_count, metavar="N", help="trainings of each arm (default: the study's own)")
-    parser.add_argument("--data-root", metavar="DIR", help="the folder of the data packs, by name: squad, scifact, ...")
+    parser.add_argument(
+        "--data-root",
+        type=path_of(DATA_ROOT, "--data-root"),
+        metavar="DIR",
+        help="the folder of the data packs, by name: squad, scifact, ...",
+    )
     parser.add_argument("--run-name", metavar="NAME", help="the study's name in MLflow")
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.options import check_options, did_you_mean
+from raytriever.paths import GAP_MODELS, OUTPUT, check_paths
 from raytriever.retrieval.index_config import INDEXES
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -30,6 +31,7 @@ def main(words: list[str]) -> None:
     for flag, value, least in (("--queries", arguments.queries, 1), ("--documents", arguments.documents, 1_000)):
         if value < least:
             raise ConfigError(f"{value} is out of range", flag, f"give at least {least:,}")
+    check_paths(data)
 
     from raytriever.retrieval.file_names import distinct_names
     from raytriever.retrieval.ood_job import OodJob, run_ood
@@ -55,9 +57,20 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog=f"study {OOD}", description="Measure the gap between queries and passages.")
     parser.add_argument("study", metavar=OOD, help="this study")
-    parser.add_argument("--output", required=True, metavar="DIR", help="where tables and pictures shall stand")
     parser.add_argument(
-        "--model", nargs="+", default=["minilm"], metavar="NAME", help="encoders; `control` is synthetic, with a gap"
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="where tables and pictures shall stand",
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        type=path_of(GAP_MODELS, "--model"),
+        default=["minilm"],
+        metavar="NAME",
+        help="encoders; `control` is synthetic, with a gap",
     )
     parser.add_argument(
         "--indexes",

@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser
+from raytriever.cli.arguments import Parser, path_of
 from raytriever.errors import ConfigError
 from raytriever.masking import refuse_secrets
 from raytriever.options import did_you_mean
+from raytriever.paths import FOLDER
 from raytriever.terminal import warn
 
 
@@ -24,7 +25,11 @@ def main(words: list[str]) -> None:
         help="of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, or this machine's)",
     )
     parser.add_argument(
-        "--working-dir", metavar="DIR", default=".", help="the checkout to upload (default: this folder)"
+        "--working-dir",
+        type=path_of(FOLDER, "--working-dir"),
+        metavar="DIR",
+        default=".",
+        help="the checkout to upload (default: this folder)",
     )
     parser.add_argument("stage", metavar="STAGE", help="what runs there, with its flags after it")
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, given
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
 from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import did_you_mean, flag_of
+from raytriever.paths import OUTPUT, SETTINGS, check_paths
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -42,6 +43,8 @@ def main(words: list[str]) -> None:
     name = arguments.run_name or _default_name(curriculum)
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+
+    check_curriculum_paths(curriculum)
 
     from raytriever.cluster.experiment import default_output, run_experiment
     from raytriever.retrieval.table import metrics_table, outcome_notes
@@ -87,6 +90,12 @@ def resolve(arguments: argparse.Namespace) -> Curriculum:
     return load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(lay(base, flags))
 
 
+def check_curriculum_paths(curriculum: Curriculum) -> None:
+    """Report a missing local path in the settings of a run or of any of its stages."""
+    for config in (curriculum.base, *(stage.config for stage in curriculum.stages)):
+        check_paths(config.data, config.model, config.validation)
+
+
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The settings given as flags, by section."""
     flags = {name: given(arguments, kind) for name, kind in SECTIONS.items()}
@@ -128,13 +137,18 @@ def _parser() -> Parser:
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
-    run.add_argument("--output", metavar="DIR", help="the run directory (default: runs/RUN-NAME)")
+    run.add_argument(
+        "--output", type=path_of(OUTPUT, "--output"), metavar="DIR", help="the run directory (default: runs/RUN-NAME)"
+    )
     run.add_argument(
         "--run-name", metavar="NAME", help="the run's name in MLflow (default: data, model, loss or stages, seed)"
     )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
-        "--config", metavar="FILE", help="YAML settings laid over the recipe; flags win over them, `stages:` over flags"
+        "--config",
+        type=path_of(SETTINGS, "--config"),
+        metavar="FILE",
+        help="YAML settings laid over the recipe; flags win over them, `stages:` over flags",
     )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in --output")
     run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")

@@ -6,11 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given
-from raytriever.cli.train import SECTIONS, resolve
+from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.train import SECTIONS, check_curriculum_paths, resolve
 from raytriever.config import NAME, Config
 from raytriever.config.search_config import SearchConfig
 from raytriever.errors import ConfigError
+from raytriever.paths import OUTPUT, SETTINGS, check_paths
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
 
@@ -26,6 +27,9 @@ def main(words: list[str]) -> None:
     name = arguments.run_name or _default_name(base)
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+
+    check_curriculum_paths(curriculum)
+    check_paths(search)
 
     from raytriever.cluster.experiment import default_output
     from raytriever.cluster.tune import run_sweep
@@ -66,10 +70,20 @@ def _parser() -> Parser:
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
-    run.add_argument("--output", metavar="DIR", help="the sweep's directory (default: runs/RUN-NAME)")
+    run.add_argument(
+        "--output",
+        type=path_of(OUTPUT, "--output"),
+        metavar="DIR",
+        help="the sweep's directory (default: runs/RUN-NAME)",
+    )
     run.add_argument("--run-name", metavar="NAME", help="the sweep's name in MLflow")
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    run.add_argument("--config", metavar="FILE", help="YAML settings laid over the recipe; flags win over them")
+    run.add_argument(
+        "--config",
+        type=path_of(SETTINGS, "--config"),
+        metavar="FILE",
+        help="YAML settings laid over the recipe; flags win over them",
+    )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier sweep left in --output")
     run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser

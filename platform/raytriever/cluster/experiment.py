@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from raytriever.cluster.pinning import pin_model
 from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
+from raytriever.paths import runs_folder
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
@@ -115,4 +115,4 @@ class _Experiment:
 
 def default_output(run_name: str) -> Path:
     """Where a run goes when nothing is said: `runs/NAME`."""
-    return Path(os.environ.get("RAYTRIEVER_RUNS", "runs")) / run_name
+    return runs_folder() / run_name

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.paths import expanded
 from raytriever.storage import disk_errors
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -82,7 +83,7 @@ def open_doors(host: str, authenticate: bool, environment: Mapping[str, str]) ->
         )
     token_file = None
     if authenticated and not environment.get(TOKEN):
-        token_file = Path(environment.get(TOKEN_PATH) or "~/.ray/auth_token").expanduser().absolute()
+        token_file = expanded(environment.get(TOKEN_PATH) or "~/.ray/auth_token").absolute()
     address = _own_address() if addresses[0].is_unspecified else str(addresses[0])
     return Doors(host, address, token_file, authenticated)
 
@@ -117,7 +118,7 @@ def keep_token(file: Path) -> None:
 
 def tighten_token() -> None:
     """Take Ray's own token file from everybody but its owner: Ray makes it with what the umask leaves."""
-    file = Path(os.environ.get(TOKEN_PATH) or "~/.ray/auth_token").expanduser()
+    file = expanded(os.environ.get(TOKEN_PATH) or "~/.ray/auth_token")
     if os.environ.get(MODE, ON).lower() != ON or os.environ.get(TOKEN):
         return
     with suppress(OSError, StorageError):

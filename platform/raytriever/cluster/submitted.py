@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raytriever.errors import StorageError
+from raytriever.paths import expanded
 from raytriever.storage import check_writable
 
 HOME = "RAYTRIEVER_HOME"
@@ -41,7 +42,7 @@ def settle(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
     upload = Path.cwd()
     if SUBMITTED not in os.environ or UNPACKED not in upload.parts:
         return list(words)
-    home = Path(os.environ.get(HOME) or "~/raytriever").expanduser()
+    home = expanded(os.environ.get(HOME) or "~/raytriever")
     if not home.is_absolute():
         raise StorageError(
             "is relative, but a submitted job has no folder that lasts", f"{HOME}={home}", "name it whole"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.options import option
+from raytriever.paths import SEARCH_SPACE
 
 DEV_LOSS, BATCH_AUC = "dev_loss", "dev_batch_auc"
 DEFAULT_TRIALS = 20
@@ -19,6 +20,8 @@ class SearchConfig:
         "loss,lambda,temperature",
         "what is searched: any of loss, lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
         "YAML file of settings with values or ranges",
+        reads=SEARCH_SPACE,
+        form="NAME,NAME|FILE",
     )
     searcher: str = option("grid", "which points are tried", choices=("grid", "random", "optuna"))
     trials: int | None = option(

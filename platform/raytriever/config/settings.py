@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
-from raytriever.losses.config import TAUGHT, LossConfig
+from raytriever.losses.config import TAUGHT, LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_options, did_you_mean, read_option
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -51,6 +51,7 @@ def check_config(config: Config) -> None:
     for section in dataclasses.fields(config):
         check_options(getattr(config, section.name))
     check_lora(config.model)
+    check_loss(config.loss)
     size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers
@@ -81,6 +82,9 @@ def _check_teacher(config: Config) -> None:
         raise ConfigError(
             f"{how} learns from a teacher's scores", "--teacher", "name the directory that jobs/score.py wrote"
         )
+    teachers, datasets = len(config.data.teachers), len(config.data.datasets)
+    if teachers > datasets:
+        raise ConfigError(f"{teachers} for {datasets} data sets", "--teacher", "give one for each, in their order")
     if not config.data.negatives_per_query:
         raise ConfigError(
             f"{how} learns from hard negatives", "--negatives-per-query", "give at least 1, as many as were scored"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.options import option
+from raytriever.paths import DATASET, DATASETS, NEGATIVES, SCORES
 
 
 @dataclass(frozen=True)
@@ -12,10 +13,16 @@ class DataConfig:
     """Which data set is read, which of its splits, and how many of its rows may be bad."""
 
     dataset: str = option(
-        "pydocs", "`pydocs`, a path or URI of any known format (docs/formats.md), or a prepared data set"
+        "pydocs",
+        "`pydocs`, a path or URI of any known format (docs/formats.md), or a prepared data set",
+        reads=DATASET,
+        form="PATH",
     )
     extra_datasets: str = option(
-        "", "further data sets whose training splits are learnt from as well, separated by commas"
+        "",
+        "further data sets whose training splits are learnt from as well, separated by commas",
+        reads=DATASETS,
+        form="PATH,PATH",
     )
     train_split: str = option("train", "the split trained on")
     dev_split: str = option("dev", "the split that decides when to stop")
@@ -35,7 +42,9 @@ class DataConfig:
         "positives of a group: drawn anew each epoch, or those of the lowest ranks",
         choices=("drawn", "ranked"),
     )
-    negatives_table: str = option("", "path of a negatives table; without one, BM25 finds the hard negatives")
+    negatives_table: str = option(
+        "", "path of a negatives table; without one, BM25 finds the hard negatives", reads=NEGATIVES, form="PATH"
+    )
     negatives_mix: str = option(
         "",
         "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
@@ -45,6 +54,8 @@ class DataConfig:
         "",
         "a teacher's scores of positives and hard negatives, as jobs/score.py writes them; for several data sets one "
         "each in their order, separated by commas",
+        reads=SCORES,
+        form="PATH",
     )
     dataset_weights: str = option(
         "", "weights of --dataset and --extra-datasets, in their order, such as `2,1`; without them, their sizes"

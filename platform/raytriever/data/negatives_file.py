@@ -22,6 +22,7 @@ from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
+from raytriever.paths import NEGATIVES
 from raytriever.storage import committed_directory, read_manifest
 
 PART_ROWS = 1 << 22
@@ -72,7 +73,7 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
     """
     path = Path(path)
     if not path.exists():
-        raise DataError("there is no negatives table", str(path), "give the directory or Parquet file of one")
+        raise NEGATIVES.error_of_missing(str(path))
     if path.is_dir():
         files = [path / name for name in sorted(read_manifest(path)["files"]) if name.endswith(".parquet")]
     else:

@@ -21,6 +21,7 @@ from raytriever.data.prepared import prepared_meta, read_prepared, require_split
 from raytriever.data.remote import fetched
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError
+from raytriever.paths import expanded
 
 TRAIN, DEV = "train", "dev"
 _DEV_SHARE, _DEV_QUERIES = 0.1, 1000
@@ -68,7 +69,7 @@ def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
     """The directory of the prepared data set, the one the request names or the one `prepare` finds or makes; and from
     where any process opens it: another node fetches for itself what was fetched here."""
     stored = fetched(request.dataset)
-    place = stored or Path(request.dataset).expanduser()
+    place = stored or expanded(request.dataset)
     meta = prepared_meta(place) if os.path.isdir(place) else None
     if meta is None:
         place = prepare(request, run, say=say)

@@ -13,11 +13,10 @@ from urllib.parse import unquote
 
 from raytriever.data.files import HUB, LOCAL, Listed, is_uri, list_remote
 from raytriever.errors import DataError
-from raytriever.options import did_you_mean
+from raytriever.paths import DATASET, expanded
 from raytriever.storage import disk_errors
 
 IR_DATASETS = "ir_datasets:"
-_NAMES = ("pydocs",)
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Source:
         if is_uri(name):
             where, listed = list_remote(name)
         else:
-            path = Path(unquote(name[len(LOCAL) :]) if name.startswith(LOCAL) else name).expanduser()
+            path = expanded(unquote(name[len(LOCAL) :]) if name.startswith(LOCAL) else name)
             where, listed = os.path.abspath(path), _list_local(name, path)
         files = sorted((SourceFile(*one) for one in listed if _is_data(one.path)), key=lambda file: file.path)
         if not files:
@@ -68,7 +67,7 @@ def _list_local(name: str, path: Path) -> list[Listed]:
     if path.is_file():
         return [_local(path.name, path)]
     if not path.is_dir():
-        raise _no_such(name, path)
+        raise DATASET.error_of_missing(name, "--dataset")
     with disk_errors(path, reading=True):
         return [
             _local(Path(here, file).relative_to(path).as_posix(), Path(here, file))
@@ -80,20 +79,6 @@ def _list_local(name: str, path: Path) -> list[Listed]:
 def _local(relative: str, path: Path) -> Listed:
     status = path.stat()
     return Listed(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
-
-
-def _no_such(name: str, path: Path) -> DataError:
-    known = list(_NAMES)
-    if path.parent.is_dir():
-        known += [str(path.parent / there.name) for there in path.parent.iterdir() if not there.name.startswith(".")]
-    hint = did_you_mean(name, known)
-    return DataError(
-        "no data set of this name and no such folder",
-        f"--dataset {name}",
-        hint
-        if hint.startswith("did")
-        else f"give {_NAMES[0]!r} or the path of a folder in BEIR layout or another that docs/formats.md names",
-    )
 
 
 def _is_data(path: str) -> bool:

@@ -20,13 +20,13 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.id_columns import NUMBER, TEXT, places_of, read_columns
 from raytriever.data.teacher_table import TeacherTable
 from raytriever.errors import DataError
+from raytriever.paths import SCORES
 from raytriever.storage import read_manifest
 
 KIND = "teacher scores"
 PART_ROWS = 1 << 22
 COLUMNS = ("query", "document", "score")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
-_REMEDY = "give a directory that jobs/score.py wrote, or a Parquet file of the columns query, document and score"
 
 
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
@@ -67,12 +67,12 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
     """
     path = Path(path)
     if not path.exists():
-        raise DataError("there are no scores", str(path), _REMEDY)
+        raise SCORES.error_of_missing(str(path))
     files = _files(path, dataset) if path.is_dir() else [path]
     known = [pa.array(list(ids), pa.large_string()) for ids in _ids(dataset)]
     parts = [_part(file, known) for file in files]
     if not parts:
-        raise DataError("the directory holds no Parquet file", str(path), _REMEDY)
+        raise DataError("the directory holds no Parquet file", str(path), SCORES.remedy)
     queries, documents, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
     return TeacherTable.of(dataset, queries, documents, scores, str(path))
 
@@ -81,7 +81,7 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
     manifest = read_manifest(path)
     meta: Mapping[str, Any] = manifest["meta"]
     if meta.get("kind") != KIND:
-        raise DataError(f"holds {meta.get('kind') or 'something else'}, no teacher's scores", str(path), _REMEDY)
+        raise DataError(f"holds {meta.get('kind') or 'something else'}, no teacher's scores", str(path), SCORES.remedy)
     for name, digest in identity(dataset).items():
         if meta.get(name) != digest:
             raise DataError(
@@ -93,7 +93,7 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
 
 
 def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
-    table = read_columns(file, _KINDS, _REMEDY)
+    table = read_columns(file, _KINDS, SCORES.remedy)
     query, document = (
         places_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
         for name, ids in zip(COLUMNS, known, strict=False)

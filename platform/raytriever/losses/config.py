@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.errors import ConfigError
 from raytriever.options import option
 
 LOSS_NAMES = (
@@ -78,3 +79,13 @@ class LossConfig:
     def widths(self) -> tuple[int, ...]:
         """The widths at which the loss counts besides the whole one, or with it; the largest first."""
         return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
+
+
+def check_loss(config: LossConfig) -> None:
+    """Refuse settings that the chosen loss does not have; raises `ConfigError`."""
+    if config.learn_temperature and config.loss == "triplet":
+        raise ConfigError("triplet has no temperature to train", "--learn-temperature", "leave it out")
+    if config.reduction == "sum" and config.loss != "mw":
+        raise ConfigError(f"{config.loss} is a mean over queries", "--reduction", "sum is for mw")
+    if config.soft_labels and config.loss not in SOFTENED:
+        raise ConfigError(f"{config.loss} has no sum over negatives to weigh", "--soft-labels", f"use {SOFTENED[0]}")

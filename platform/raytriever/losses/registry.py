@@ -11,7 +11,7 @@ from torch import Tensor
 from raytriever.errors import ConfigError
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.candidates import Candidates
-from raytriever.losses.config import SOFTENED, LossConfig
+from raytriever.losses.config import LossConfig, check_loss
 from raytriever.losses.engine import sweep
 from raytriever.losses.exchange import exchanged
 from raytriever.losses.infonce import INFONCE
@@ -115,10 +115,5 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
     check_options(config)
     if not torch.isfinite(torch.tensor(config.temperature).log()):
         raise ConfigError(f"{config.temperature!r} is out of range", "--temperature", "give a positive number")
-    if config.learn_temperature and config.loss == "triplet":
-        raise ConfigError("triplet has no temperature to train", "--learn-temperature", "leave it out")
-    if config.reduction == "sum" and config.loss != "mw":
-        raise ConfigError(f"{config.loss} is a mean over queries", "--reduction", "sum is for mw")
-    if config.soft_labels and config.loss not in SOFTENED:
-        raise ConfigError(f"{config.loss} has no sum over negatives to weigh", "--soft-labels", f"use {SOFTENED[0]}")
+    check_loss(config)
     return Loss(config, LOSSES[config.loss], unit_length)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from raytriever.errors import ConfigError
 from raytriever.options import flag_of, option
+from raytriever.paths import MODEL
 
 POOLINGS = ("mean", "cls", "last")
 SIMILARITIES = ("cosine", "dot")
@@ -29,7 +30,7 @@ READING = (
 class ModelConfig:
     """Which encoder, and how texts become embeddings. What is not given is read from the model's own files."""
 
-    model: str = option("minilm", "the encoder: minilm, a local directory, or a hub name")
+    model: str = option("minilm", "the encoder: minilm, a local directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     pooling: str | None = option(None, "how token states become one embedding", choices=POOLINGS)
     similarity: str | None = option(None, "cosine normalises embeddings, dot leaves them raw", choices=SIMILARITIES)

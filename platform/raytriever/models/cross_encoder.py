@@ -23,6 +23,7 @@ from raytriever.errors import ModelError
 from raytriever.models.quiet import quiet_transformers
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
+from raytriever.paths import expanded
 from raytriever.storage import sha256_of
 
 # Tokens of a batch, padding included.
@@ -50,7 +51,7 @@ class CrossEncoder:
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification
 
-        self.directory = directory = Path(directory).expanduser()
+        self.directory = directory = expanded(directory)
         if not (directory / "config.json").is_file():
             raise ModelError("holds no config.json", str(directory), _REMEDY)
         beside = _beside(directory)

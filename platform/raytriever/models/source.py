@@ -12,6 +12,7 @@ from pathlib import Path
 
 from raytriever.activity import activity
 from raytriever.errors import ModelError
+from raytriever.paths import expanded
 from raytriever.storage import sha256_of
 
 MINILM = "minilm"
@@ -35,7 +36,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     """
     if name == MINILM:
         return embedded_minilm()
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_dir():
         return _checked_directory(path)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -50,7 +51,7 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     Raises:
         ModelError: see `resolve_model`.
     """
-    if name == MINILM or Path(name).expanduser().exists():
+    if name == MINILM or expanded(name).exists():
         return None
     place = resolve_model(name, revision)
     # The hub's cache keeps a commit's files in a folder of its name.

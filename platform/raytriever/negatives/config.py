@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean, option
+from raytriever.paths import TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 # These need embeddings.
@@ -48,7 +49,10 @@ class MiningConfig:
     )
     drop_answers: bool = option(False, "remove candidates that hold an answer of the query")
     judge: str = option(
-        "", "directory of a cross-encoder whose scores, from 0 to 1 as a rule, margins and --max-score are held to"
+        "",
+        "directory of a cross-encoder whose scores, from 0 to 1 as a rule, margins and --max-score are held to",
+        reads=TEACHER,
+        form="MODEL",
     )
 
     @property

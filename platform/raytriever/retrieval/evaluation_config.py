@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.options import option
+from raytriever.paths import FOLDER
 
 
 @dataclass(frozen=True)
@@ -24,5 +25,7 @@ class EvaluationConfig:
     suite: str | None = option(
         None, "all data sets of a benchmark, by name; what is missing is told", choices=("beir",)
     )
-    data_root: str = option("", "folder of local copies of the suite's data sets, each under its name there")
+    data_root: str = option(
+        "", "folder of local copies of the suite's data sets, each under its name there", reads=FOLDER, form="DIR"
+    )
     calibration_split: str = option("dev", "the split on which --calibrate chooses thresholds")

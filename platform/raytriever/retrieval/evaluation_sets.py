@@ -13,6 +13,7 @@ from pathlib import Path
 
 from raytriever.data.source import IR_DATASETS
 from raytriever.errors import ConfigError
+from raytriever.paths import expanded
 from raytriever.retrieval.file_names import distinct_names, safe_name
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
@@ -63,14 +64,14 @@ def parts_of(source: str) -> list[str]:
     """The places of a divided data set's parts: folders, or names of `ir_datasets`; none for one that is whole."""
     if source.startswith(IR_DATASETS):
         return _forums(source.removeprefix(IR_DATASETS))
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if not folder.is_dir() or _is_beir(folder) or any(_is_data(one) for one in folder.iterdir()):
         return []
     return sorted(str(one) for one in folder.iterdir() if _counts(one) and _is_beir(one))
 
 
 def _set_of(source: str, split: str) -> EvaluationSet:
-    there = Path(source).expanduser()
+    there = expanded(source)
     if there.exists():
         name = safe_name(Path(os.path.abspath(there)).name)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.options import option
+from raytriever.paths import EVALUATION
 
 FORMATS = ("onnx", "openvino")
 
@@ -24,7 +25,10 @@ class ExportConfig:
 
     formats: str | None = option(None, "written beside the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(
-        None, "a directory of jobs/evaluate.py, whose figures and thresholds the model card shows"
+        None,
+        "a directory of jobs/evaluate.py, whose figures and thresholds the model card shows",
+        reads=EVALUATION,
+        form="DIR",
     )
     licence: str | None = option(None, "an SPDX identifier of the hub, such as apache-2.0, for the model card")
     push_to_hub: str | None = option(None, "upload it as OWNER/NAME too, private at first; HF_TOKEN says who you are")

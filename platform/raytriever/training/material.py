@@ -26,7 +26,7 @@ from raytriever.data.prepare import Runner, Say, in_this_process, quietly
 from raytriever.data.teacher_file import read_scores
 from raytriever.data.teacher_table import Coverage, TeacherTable
 from raytriever.data.tokenise import Tokenisation
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import DataError
 from raytriever.training.batches import BatchSource
 
 
@@ -117,10 +117,6 @@ class Material:
         names = self.config.teachers
         if not names:
             return None
-        if len(names) > len(self.datasets):
-            raise ConfigError(
-                f"{len(names)} for {len(self.datasets)} data sets", "--teacher", "give one for each, in their order"
-            )
         names += ("",) * (len(self.datasets) - len(names))
         tables = [
             read_scores(name, dataset) if name else TeacherTable.none(dataset)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raytriever.errors import ConfigError
 from raytriever.options import flag_of, option
+from raytriever.paths import DEV_DATASETS
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 
 OWN = "own"
@@ -20,6 +21,8 @@ class ValidationConfig:
         "",
         "dev data to retrieve from, separated by commas: `own`, or a data set's PATH, each with #SPLIT where it is not "
         "--dev-split; where --best-metric asks for it, `own` by default",
+        reads=DEV_DATASETS,
+        form="PATH#SPLIT",
     )
     eval_corpus: int | None = option(
         None,

@@ -119,7 +119,7 @@ def test_data(told: Callable[..., str], serve: Callable[..., Any], topics: Path,
     words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset"]
     assert "no data set" in told(*words, "nowhere") or "no such" in told(*words, "nowhere")
     line = told(*words, topics, "--split", "trian", "--max-queries", "4", "--candidates", "none.trec")
-    assert line.startswith("none.trec: no such file; ")
+    assert line.startswith("--candidates none.trec: no such file; ")
     run_file = topics / "run.trec"
     for text, wrong in (
         ("q1 Q0 d1-1 1 0.5\n", ":1: is no line of a run; a line is `query Q0 document rank score tag`"),

@@ -1,0 +1,191 @@
+"""Paths that a user gives: `~` is expanded, an empty path is refused, a missing one is reported before anything heavy.
+
+A setting declares the kind of path that it takes: `option(default, help, reads=DATASET, form="PATH")`. The command line
+and the configuration files read it by that kind, and `check_paths` looks for it before torch, Ray or transformers are
+imported. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from raytriever.errors import ConfigError, DataError, ModelError, UserError
+from raytriever.options import did_you_mean, flag_of
+from raytriever.storage import disk_errors
+
+_LOCAL = "file://"
+_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_EMPTY = "the path is empty"
+
+
+@dataclass(frozen=True)
+class PathKind:
+    """One kind of path, as settings and flags take it. Calling it reads a value: `~` and `~user` are expanded.
+
+    Args:
+        missing: what is wrong where nothing is there; empty for a path that is written and may be missing.
+        remedy: what to give instead.
+        error: the error that is raised.
+        names: words that name something else than a path.
+        only: a pattern of the words that are paths; other words are names.
+        folder: whether only a folder will do.
+        hub: whether `NAME` and `OWNER/NAME` may be a model of the hub.
+        separator: between several paths in one value; empty where the value is one path.
+        label: what may precede a path, up to this sign, such as the `=` of `NAME=PATH`.
+        suffix: what may follow a path, from this sign on, such as the `#` of `PATH#SPLIT`.
+        optional: whether an empty value in a file means that nothing is given.
+    """
+
+    missing: str = ""
+    remedy: str = "give the path of an existing file or folder"
+    error: type[UserError] = ConfigError
+    names: tuple[str, ...] = ()
+    only: str = ""
+    folder: bool = False
+    hub: bool = False
+    separator: str = ""
+    label: str = ""
+    suffix: str = ""
+    optional: bool = True
+
+    def __call__(self, given: Any) -> str:
+        """Expand the paths in a value; raises `ValueError` where it is no text, or empty and needed."""
+        if not isinstance(given, str):
+            raise ValueError("give a path")
+        if not given.strip() and not self.optional:
+            raise ValueError(f"{_EMPTY}: give a path")
+        return self.separator.join(self._expanded(part) for part in self._parts(given))
+
+    def read_flag(self, given: str, flag: str) -> str:
+        """Read the value of a flag, which is never empty: an unset variable of the shell is no path.
+
+        Raises:
+            ConfigError: it is empty.
+        """
+        if not given.strip():
+            raise ConfigError(_EMPTY, flag, "give a path, or leave the flag out")
+        return self(given)
+
+    def check(self, given: str, flag: str) -> None:
+        """Raise the error of this kind where a local path in a value is missing; names and URIs pass."""
+        if not self.missing:
+            return
+        for part in self._parts(given):
+            bare = self._bare(part)
+            path = self.local(bare)
+            if path is not None and not _is_there(path, self.folder):
+                raise self.error_of_missing(bare, flag)
+
+    def error_of_missing(self, path: str, flag: str | None = None) -> UserError:
+        """The error for a path that is missing, with the most similar name that is there."""
+        parent = Path(path).parent
+        near = [*self.names]
+        if parent.is_dir() and os.access(parent, os.R_OK | os.X_OK):
+            near += [str(parent / name) for name in os.listdir(parent) if not name.startswith(".")]
+        hint = did_you_mean(path, near)
+        remedy = hint if hint.startswith("did") else self.remedy
+        return self.error(self.missing, f"{flag} {path}" if flag else path, remedy)
+
+    def local(self, word: str) -> Path | None:
+        """The local path that a word means; None for a name, a URI, or a model of the hub."""
+        if not word or word in self.names or (self.only and not re.fullmatch(self.only, word)):
+            return None
+        if word.startswith(_LOCAL):
+            return Path(unquote(word.removeprefix(_LOCAL)))
+        if "://" in word or word.startswith("ir_datasets:"):
+            return None
+        path = expanded(word)
+        if self.hub and _HUB.fullmatch(word) and not word.startswith(".") and not os.path.lexists(path):
+            return None
+        return path
+
+    def _parts(self, given: str) -> list[str]:
+        return given.split(self.separator) if self.separator else [given]
+
+    def _bare(self, part: str) -> str:
+        """A path without its label and its suffix."""
+        part = part.strip() if self.separator else part
+        label, sign, rest = part.partition(self.label) if self.label else ("", "", "")
+        if sign and label and rest and not os.path.exists(part):
+            part = rest
+        return part.partition(self.suffix)[0] if self.suffix and not os.path.exists(part) else part
+
+    def _expanded(self, part: str) -> str:
+        bare = self._bare(part)
+        return part.replace(bare, os.path.expanduser(bare), 1) if bare.startswith("~") else part
+
+
+def check_paths(*settings: Any) -> None:
+    """Report a missing local path in settings, by the kinds that their fields declare; raises the kinds' errors."""
+    for config in settings:
+        for field in dataclasses.fields(config):
+            kind, value = field.metadata.get("reads"), getattr(config, field.name)
+            if isinstance(kind, PathKind) and value:
+                kind.check(value, flag_of(field.name))
+
+
+def expanded(path: Path | str) -> Path:
+    """A path with `~` and `~user` expanded; a user who is unknown here leaves it as it is."""
+    return Path(os.path.expanduser(path))
+
+
+def runs_folder() -> Path:
+    """The folder in which runs are kept: `RAYTRIEVER_RUNS`, or `runs`."""
+    return expanded(os.environ.get("RAYTRIEVER_RUNS") or "runs")
+
+
+def _is_there(path: Path, folder: bool) -> bool:
+    """Whether a file or folder exists at a path; raises `StorageError` where that cannot be seen."""
+    with disk_errors(path, reading=True):
+        try:
+            return stat.S_ISDIR(path.stat().st_mode) or not folder
+        except (FileNotFoundError, ValueError):  # the latter of a byte that no path may hold
+            return False
+
+
+OUTPUT = PathKind()
+FILE = PathKind("no such file", "give the path of a file")
+FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
+DATASET = PathKind(
+    "no data set of this name and no such folder",
+    "give 'pydocs' or the path of a folder in BEIR layout or another that docs/formats.md names",
+    DataError,
+    names=("pydocs",),
+    optional=False,
+)
+DATASETS = replace(DATASET, separator=",", optional=True)
+DEV_DATASETS = replace(DATASETS, names=("own", "pydocs"), suffix="#")
+MODEL = PathKind(
+    "no such directory",
+    "give a model directory, a hub name, or 'minilm'",
+    ModelError,
+    names=("minilm",),
+    hub=True,
+    optional=False,
+)
+TEACHER = replace(MODEL, remedy="give the directory of a cross-encoder, or a hub name", names=(), optional=True)
+MODELS = replace(MODEL, names=("minilm", "bm25"), label="=")
+GAP_MODELS = replace(MODEL, names=("minilm", "control"))
+NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
+SCORES = PathKind(
+    "there are no scores",
+    "give a directory that jobs/score.py wrote, or a Parquet file of the columns query, document and score",
+    DataError,
+    separator=",",
+)
+RANKING = PathKind("no such file", "give the path of a TREC run", DataError)
+CANDIDATES = replace(RANKING, names=("bm25", "dense"), separator=",")
+EMBEDDINGS = PathKind("no such embeddings", "name the --output of jobs/encode.py", DataError)
+EVALUATION = PathKind("no such evaluation", "name the --output of jobs/evaluate.py", DataError)
+PROMPTS = PathKind("no such folder", "give a folder with files such as relevance.txt", folder=True)
+SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
+SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)
+DATA_ROOT = PathKind("is no folder", "name the folder that holds the data packs", folder=True)
+RUN = PathKind()  # or an id or a filter of MLflow: `compare` tells them apart

@@ -1,0 +1,97 @@
+"""Every stage reports a missing path, and an empty one, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import STAGES
+
+HEAVY = ("torch", "ray", "transformers", "mlflow", "numba", "pyarrow", "faiss", "matplotlib")
+MISSING = "nowhere/at/all"
+_OUT = ["--output", "out"]
+# Each stage with every option of it that names something to read.
+CASES = [
+    *(("train", [flag, MISSING]) for flag in ("--dataset", "--extra-datasets", "--model", "--config")),
+    *(("train", [flag, MISSING]) for flag in ("--negatives-table", "--eval-datasets")),
+    ("train", ["--loss", "kl", "--negatives-per-query", "2", "--teacher", MISSING]),
+    *(("tune", [flag, MISSING]) for flag in ("--dataset", "--model", "--config", "--search-space")),
+    *(("prepare", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
+    *(("evaluate", [flag, MISSING]) for flag in ("--datasets", "--model")),
+    ("evaluate", ["--suite", "beir", "--data-root", MISSING]),
+    *(("encode", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
+    ("compare", [MISSING]),
+    *(("search", ["words", flag, MISSING]) for flag in ("--dataset", "--model")),
+    *(("mine", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
+    ("mine", [*_OUT, "--max-score", "1", "--judge", MISSING]),
+    *(("score", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--negatives", "--run")),
+    *(("index", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
+    ("study", ["mw-in-domain", *_OUT, "--data-root", MISSING]),
+    *(("study", ["ood", *_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
+    ("submit", ["--working-dir", MISSING, "train"]),
+    *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),
+    *(("annotate", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--candidates", "--prompts")),
+    ("annotate", [*_OUT, "--candidates", "dense", "--embeddings", MISSING]),
+]
+_PROGRAM = """
+import io, json, sys
+from contextlib import redirect_stderr
+from raytriever.cli.main import run
+for stage, words in json.loads(sys.argv[1]):
+    told = io.StringIO()
+    with redirect_stderr(told):
+        code = run(stage, words)
+    print(json.dumps([code, told.getvalue(), [name for name in HEAVY if name in sys.modules]]))
+"""
+
+
+def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    program = _PROGRAM.replace("HEAVY", repr(HEAVY))
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", program, json.dumps(CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(CASES)
+    for (stage, words), (code, told, heavy) in zip(CASES, lines, strict=True):
+        assert code == 2, (stage, words, told)
+        assert told.count("\n") == 1, (stage, words, told)
+        assert MISSING in told, (stage, words, told)
+        assert heavy == [], (stage, words, heavy)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_stage_that_reads_a_path_is_among_them() -> None:
+    assert set(STAGES) - {stage for stage, _ in CASES} == {"launch"}  # which reads nothing
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING),
+        *((stage, ["--output", MISSING]) for stage in sorted(set(STAGES) - {"launch", "submit", "search"})),
+        ("launch", ["--database", MISSING]),
+        ("launch", ["--artifacts", MISSING]),
+        ("annotate", [*_OUT, "--answers", MISSING]),
+    ],
+)
+def test_an_empty_path_is_refused(mistake: Callable[..., str], stage: str, words: list[str]) -> None:
+    line = mistake(stage, *words[:-1], "")
+    assert line == f"{words[-2]}: the path is empty; give a path, or leave the flag out"
+
+
+def test_the_home_folder_is_expanded_in_flags_and_in_files(
+    mistake: Callable[..., str], work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(work))
+    assert mistake("train", "--dataset=~/none").startswith(f"--dataset {work}/none: no data set of this name")
+    (work / "mine.yaml").write_text("data: {dataset: ~/none}\n")
+    for words in (["--config", work / "mine.yaml"], ["--config=~/mine.yaml"]):
+        assert mistake("train", *words).startswith(f"--dataset {work}/none: no data set of this name")
+    (work / "mine.yaml").write_text("data: {dataset: ''}\n")
+    assert "mine.yaml: dataset: ''; the path is empty: give a path" in mistake("train", "--config=~/mine.yaml")

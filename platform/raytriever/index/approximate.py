@@ -25,8 +25,8 @@ from raytriever.index.score import pair_scores
 
 
 class Found(NamedTuple):
-    """What a finder proposes: k rows or more, -1 where it found fewer; and the mean number of candidates that it scored
-    for a query, NaN where its library does not tell."""
+    """Proposed rows, k or more for each query, each row once, -1 where fewer were found; and the mean number of
+    candidates that were scored for a query, NaN where the library does not give it."""
 
     rows: Int64[ndarray, "queries proposed"]
     candidates: float
@@ -40,7 +40,7 @@ class Finder(Protocol):
 
         Args:
             queries: normalised or not, as the documents are.
-            k: how many, at least 1.
+            k: how many, at least 1 and at most the number of rows.
             effort: at least 1; lists probed by an inverted file, documents a graph's beam holds. More finds more.
             threads: how many compute; changes no answer.
         """
@@ -58,7 +58,7 @@ class Finder(Protocol):
 
 @dataclass(frozen=True)
 class ApproximateIndex:
-    """An `index.Index` that may miss documents.
+    """An `index.Index` that may miss documents where k is less than half of them.
 
     Args:
         finder: built over `embeddings`.
@@ -88,14 +88,30 @@ class ApproximateIndex:
         """
         refuse_forked()
         queries = self.check(queries, k)
-        wanted = min(k + (exclude is not None), len(self.documents))
-        rows = self.finder.find(queries, wanted, self.effort, torch.get_num_threads()).rows
+        rows = self.propose(queries, k + (exclude is not None), torch.get_num_threads()).rows
         of = np.repeat(np.arange(len(queries)), rows.shape[1])
         scores = pair_scores(queries, self.embeddings, of, np.maximum(rows, 0).ravel()).reshape(rows.shape)
         found = np.where(rows < 0, -1, self.documents[rows])
         keys = keys_of(scores, self._order.places[found])
         keys[(found < 0) | (found == (-1 if exclude is None else exclude[:, None]))] = NONE
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
+
+    def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Found:
+        """The rows that are scored exactly for each query; every row where k is half of them or more.
+
+        To find half of the documents a finder visits almost all of them, and what it cannot reach is lost. So an
+        index answers exactly there, up to and beyond the corpus' size.
+
+        Args:
+            queries: from `check`.
+            k: how many documents are wanted, at least 1.
+            threads: see `Finder.find`.
+        """
+        count = len(self.documents)
+        if 2 * k >= count:
+            rows = np.broadcast_to(np.arange(count), (len(queries), count))
+            return Found(rows, float(count))
+        return self.finder.find(queries, k, self.effort, threads)
 
     @cached_property
     def _order(self) -> Order:

@@ -73,7 +73,7 @@ def measure(
     """
     k, index = true.shape[1], replace(index, effort=effort)
     with one_thread():
-        proposed = index.finder.find(index.check(queries, k), k, effort, 1)
+        proposed = index.propose(index.check(queries, k), k, 1)
         _, found = index.search(queries, k)
         qps = len(queries) / _least_seconds(index, queries, k) if timed else nan
     return Point(effort, float(recall(found, true).mean()), proposed.candidates, qps)

@@ -22,10 +22,10 @@ class Index(Protocol):
         k: int,
         exclude: Int64[ndarray, " queries"] | None = None,
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Scores and documents, best first; -inf and -1 where a query has fewer than k.
+        """Scores and documents, best first, each document once; -inf and -1 where a query has fewer than k.
 
-        An exact index gives `exact.top_k_of_parts`' bytes. Another may miss documents, but scores those it finds by
-        `score.pair_scores` and orders them the same.
+        An exact index gives `exact.top_k_of_parts`' bytes. Another may miss documents where k is less than half of
+        them, but scores those it finds by `score.pair_scores` and orders them the same.
 
         Args:
             queries: one embedding a row.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, UInt64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError
@@ -62,8 +62,9 @@ class Vamana:
             self.index.num_threads = threads
         self.index.search_window_size = max(effort, k)
         rows, _ = self.index.search(queries, k)
-        # A place that a walk did not fill holds a number beyond the rows.
-        return Found(np.where(rows < self.index.size, rows, -1).astype(np.int64), float("nan"))
+        # Where a walk reaches fewer than k documents, SVS repeats one of them or returns a number beyond the rows.
+        valid = (rows < self.index.size) & ~_repeated(rows)
+        return Found(np.where(valid, rows, -1).astype(np.int64), float("nan"))
 
     def save(self, folder: Path) -> None:
         """See `Finder`."""
@@ -86,6 +87,15 @@ class Vamana:
     def bytes(self) -> int:
         """The graph, and the embeddings once more."""
         return self.memory
+
+
+def _repeated(rows: UInt64[ndarray, "queries k"]) -> Bool[ndarray, "queries k"]:
+    """Mark each entry that an earlier column of its line has too."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ascending = np.take_along_axis(rows, order, axis=1)
+    repeated = np.zeros(rows.shape, bool)
+    np.put_along_axis(repeated, order[:, 1:], ascending[:, 1:] == ascending[:, :-1], axis=1)
+    return repeated
 
 
 def _svs() -> Any:

@@ -117,3 +117,59 @@ def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> 
 def test_recall_counts_true_documents() -> None:
     found, true = np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 1, 9], [4, -1, -1]])
     assert recall(found, true).tolist() == [2 / 3, 1.0]
+
+
+def build_small(kind: str, documents: ndarray, training: ndarray) -> Finder:
+    return {
+        "flat": lambda: Flat(documents),
+        "ivf": lambda: Ivf.build(documents, None, None, 3, 1),
+        "ivfpq": lambda: Ivf.build(documents, None, 4, 3, 1),
+        "hnsw": lambda: Hnsw.build(documents, 4, 10, 3, 1),
+        "vamana": lambda: Vamana.build(documents, 4, 10, 1),
+        "roargraph": lambda: RoarGraph.build(documents, training, 4, 5, 10, 3, 1),
+    }[kind]()
+
+
+# Codes of a byte are learnt from at least 256 documents.
+SIZES = [(kind, count) for kind in KINDS for count in (1, 2, 7, 300) if kind != "ivfpq" or count >= 256]
+
+
+@pytest.mark.parametrize(("kind", "count"), SIZES)
+@pytest.mark.parametrize("content", ["distinct", "copies", "equal"])
+def test_a_document_is_returned_once_whatever_k(kind: str, content: str, count: int) -> None:
+    rng = np.random.default_rng(count)
+    documents = rng.standard_normal((count, 8)).astype(np.float32)
+    if content != "distinct":
+        documents = documents[rng.integers(0, 3 if content == "copies" else 1, count) % count]
+    queries, ties = rng.standard_normal((20, 8)).astype(np.float32), rng.permutation(count)
+    finder = build_small(kind, documents, queries)
+    for effort in (1, 50):
+        index = ApproximateIndex(finder, documents, np.arange(count), ties, effort)
+        for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
+            for exclude in (None, rng.integers(-1, count, 20)):
+                scores, found = index.search(queries, k, exclude)
+                true_scores, true = top_k(queries, documents, k, ties, exclude)
+                if 2 * k >= count:
+                    assert (found.tobytes(), scores.tobytes()) == (true.tobytes(), true_scores.tobytes())
+                assert found.shape == true.shape
+                assert ((found >= -1) & (found < count)).all()
+                all_scores, all_found = top_k(queries, documents, count, ties, exclude)
+                score_of = np.full((20, count), -np.inf, np.float32)
+                rows, places = np.nonzero(all_found >= 0)
+                score_of[rows, all_found[rows, places]] = all_scores[rows, places]
+                for row in range(20):
+                    here = found[row][found[row] >= 0]
+                    assert len(set(here)) == len(here)
+                    assert (found[row, : len(here)] >= 0).all()
+                    assert (scores[row, : len(here)] == score_of[row, here]).all()
+                    assert (scores[row, len(here) :] == -np.inf).all()
+                    keys = list(zip(-scores[row, : len(here)], ties[here], strict=True))
+                    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("count", [400, 1])
+def test_a_walk_of_vamana_that_reaches_too_few_repeats_none(count: int) -> None:
+    documents = np.random.default_rng(0).standard_normal((count, 16)).astype(np.float32)
+    rows = Vamana.build(documents, 4, 100, 1).find(documents[:20], count, 1, 1).rows
+    assert all((np.bincount(row[row >= 0], minlength=count) <= 1).all() for row in rows)
+    assert (rows < count).all()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 
 from raytriever.errors import LossInputError
 from raytriever.losses.mw.compiled import CompiledWalk
 from raytriever.losses.mw.functional import mw_from_scores
-from raytriever.losses.mw.grid import EVEN_CELLS, build_grid
+from raytriever.losses.mw.grid import EVEN_CELLS, LARGEST_SCORE, build_grid
 from raytriever.losses.mw.pairwise import PairwiseSums
 from raytriever.losses.mw.tensors import TensorWalk
 
@@ -85,12 +89,109 @@ def test_any_range_of_scores(dtype: torch.dtype) -> None:
     scores = (torch.rand(16, 96, generator=generator, dtype=torch.float64) * 2e4 - 1e4).to(dtype)
     scores[3, 40:50] = scores[0, 0] + torch.linspace(-3e-3, 3e-3, 10, dtype=dtype)
     grid = build_grid(scores.diagonal().double() / 1e-3, -1e7, 1e7, dtype)
-    assert grid.cells < 16 * 400 < EVEN_CELLS < 2e7
+    assert grid.cells < 16 * 800 < 2 * EVEN_CELLS < 2e7
     value, grad = table(scores, 1e-3)
     ours, ours_grad = mw(scores, 1e-3)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-6
     assert error(ours, value) < tolerance
     assert error(ours_grad, grad) < tolerance
+
+
+def sums_of_fractions(scores: torch.Tensor, temperature: float) -> tuple[float, np.ndarray]:
+    """The literal double sum whose differences are exact fractions, and its derivative by each score."""
+    rows, columns = scores.shape
+    values = [[Fraction(float(score)) for score in row] for row in scores]
+    tau = Fraction(temperature)
+    negatives = [(i, j) for i in range(rows) for j in range(columns) if i != j]
+    apart = np.array([[float((values[i][j] - values[p][p]) / tau) for i, j in negatives] for p in range(rows)])
+    weight = 1 / apart.size
+    smaller = np.exp(-np.abs(apart))
+    by_pair = np.where(apart >= 0, 1, smaller) / (1 + smaller) * weight / temperature
+    gradient = np.zeros(scores.shape)
+    for place, (i, j) in enumerate(negatives):
+        gradient[i, j] = by_pair[:, place].sum()
+    for place in range(rows):
+        gradient[place, place] = -by_pair[place].sum()
+    return math.fsum(np.logaddexp(apart, 0).ravel()) * weight, gradient
+
+
+def far_scores(kind: str, largest: float, dtype: torch.dtype) -> torch.Tensor:
+    """Scores in units of the temperature of which some, or all, lie at `largest`."""
+    scores = torch.randn(4, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 2
+    near = 1 - 2.0 ** (-22 if dtype == torch.float32 else -50)
+    if kind == "spread":
+        scores *= largest / float(scores.abs().max())
+    elif kind == "positive":
+        scores[2, 2] = largest
+    elif kind == "negative":
+        scores[2, 5] = largest
+    elif kind == "positive below":
+        scores[2, 2] = -largest
+    elif kind == "pair":
+        scores[2, 2], scores[2, 5] = largest * near, largest
+    elif kind == "shifted":
+        scores += largest - 8
+    elif kind == "two clusters":
+        scores[:3] += largest - 8
+    else:  # pairs whose loss is as small as exp(-60), and one far positive
+        scores.diagonal().add_(60)
+        scores[2, 2] = largest
+    return scores
+
+
+FAR = ("spread", "positive", "negative", "positive below", "pair", "shifted", "two clusters", "tiny and positive")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", FAR)
+@pytest.mark.parametrize("temperature", [1.0, 0.01, 0.07])
+def test_each_derivative_is_accurate_up_to_the_largest_score(dtype: torch.dtype, kind: str, temperature: float) -> None:
+    for largest in (10.0, 1e3, 1e5, 1e7, LARGEST_SCORE * (1 - 1e-6)):
+        scores = (far_scores(kind, largest, dtype) * temperature).to(dtype)
+        value, gradient = sums_of_fractions(scores, temperature)
+        ours, ours_gradient = mw(scores, temperature)
+        assert float(ours) == pytest.approx(value, rel=1e-6, abs=1e-38), largest
+        # A derivative below that of exp(-88) is none.
+        np.testing.assert_allclose(ours_gradient.double().numpy(), gradient, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [kind for kind in FAR if kind != "positive below"])
+@pytest.mark.parametrize("beyond", [1.001, 1e4, 5e8, 1e29])
+def test_scores_beyond_the_largest_are_refused(dtype: torch.dtype, kind: str, beyond: float) -> None:
+    scores = (far_scores(kind, LARGEST_SCORE * beyond, dtype) * 0.01).to(dtype)
+    for sign in (1, -1):
+        with pytest.raises(
+            LossInputError, match=r"times the temperature; .* up to 1\.07e\+09.*raise --temperature"
+        ) as raised:
+            mw(scores * sign, 0.01)
+        assert "\n" not in str(raised.value)
+
+
+def test_many_far_positives_keep_the_number_of_cells_in_bounds() -> None:
+    positives = torch.arange(2_000, dtype=torch.float64) * 1_000
+    grid = build_grid(positives, 0.0, 2e6, torch.float32)
+    assert grid.cells < 2_000 * 90
+    few = build_grid(positives[:100], 0.0, 2e6, torch.float32)
+    assert 100 * 170 < few.cells < 100 * 190
+
+
+@pytest.mark.parametrize("count", [100, 1_000])
+def test_sums_are_right_whether_or_not_cells_are_saved(count: int) -> None:
+    positives = torch.arange(count, dtype=torch.float64) * 1_000
+    negatives = torch.rand(1, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1_000 * count
+    negatives[0, :20] = positives[-20:] + torch.linspace(-39, 39, 20, dtype=torch.float64)
+    sums = PairwiseSums(positives, -1.0, count * 1_000.0, 1.0, torch.float32)
+    assert (sums._grid.tail == sums._grid.reach) == (count == 1_000)
+    walk, derivatives = sums.walk(), torch.empty_like(negatives)
+    none = torch.empty(0, dtype=torch.long)
+    walk.add(negatives, derivatives, none, none)
+    found = sums.outcome(walk.sums(), walk.sums())
+    apart = negatives - positives[:, None]
+    expected = torch.logaddexp(apart, torch.zeros_like(apart)).sum()
+    torch.testing.assert_close(found.share, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.by_positive, -torch.sigmoid(apart).sum(1), rtol=1e-6, atol=1e-15)
+    torch.testing.assert_close(derivatives[0], torch.sigmoid(apart).sum(0), rtol=1e-6, atol=1e-15)
 
 
 @pytest.mark.parametrize("reach", [1.0, 1e7], ids=["even", "uneven"])
@@ -168,13 +269,60 @@ def test_ignored_columns_count_for_nothing() -> None:
         ({"scores": torch.tensor([[0.0, torch.inf, 1, 1], [0, 0, 0, 0]])}, "inf"),
         ({"temperature": 0.0}, "temperature 0.0"),
         ({"temperature": -1.0}, "temperature -1.0"),
+        ({"temperature": float("inf")}, "temperature inf; give a finite one above 0"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"temperature": 1e-320}, "scores reach .* times the temperature"),
+        ({"reduction": "max"}, "reduction 'max'; choose from mean, sum"),
+        ({"scores": torch.zeros(2, 4).long()}, r"scores are torch.int64 of shape \(2, 4\)"),
+        ({"scores": torch.zeros(8)}, r"scores are torch.float32 of shape \(8,\)"),
+        ({"scores": torch.zeros(2, 0)}, r"scores are torch.float32 of shape \(2, 0\)"),
+        ({"scores": torch.zeros(0, 4)}, r"scores are torch.float32 of shape \(0, 4\)"),
+        ({"scores": np.zeros((2, 4))}, "scores are ndarray"),
         ({"positives": torch.tensor([[0], [-1]])}, "row 1 has no positive"),
+        ({"positives": torch.empty(2, 0).long()}, "row 0 has no positive"),
         ({"positives": torch.tensor([[0], [4]])}, "column 4 of 4"),
+        ({"positives": torch.tensor([[0], [-2]])}, "column -2 of 4; columns are 0 to 3, and -1 where none is"),
         ({"positives": torch.tensor([[0]])}, "1 rows of columns for 2"),
         ({"positives": torch.arange(4).repeat(2, 1)}, "no negatives among 8"),
+        ({"positives": torch.tensor([0, 1])}, r"positives: is torch.int64 of shape \(2,\).*positives\[:, None\]"),
+        ({"positives": torch.tensor([[0.0], [1.0]])}, r"positives: is torch.float32 .*positives=positives.long\(\)"),
+        ({"positives": torch.tensor([[0], [1]]).int()}, r"positives: is torch.int32 .*positives=positives.long\(\)"),
+        ({"positives": torch.eye(2, 4).bool()}, r"positives: is a mask \(torch.bool of shape \(2, 4\)\).*torch.where"),
+        ({"positives": torch.eye(2, 4).long()}, r"positives: is a mask \(torch.int64"),
+        ({"positives": torch.tensor([True, False])}, "positives: is a mask"),
+        ({"positives": [[0], [1]]}, r"positives: is list; .*positives=torch.tensor\(...\)"),
+        ({"positives": torch.zeros(2, 1, 1).long()}, r"positives: is torch.int64 of shape \(2, 1, 1\)"),
+        (
+            {"positives": torch.empty(2, 1, device="meta").long()},
+            r"is on meta, the scores are on cpu.*to\(scores.device",
+        ),
+        ({"ignored": torch.tensor([0, 1])}, r"ignored: is torch.int64 of shape \(2,\).*ignored\[:, None\]"),
     ],
 )
 def test_bad_input_is_named(change: dict, message: str) -> None:
     given = {"scores": torch.zeros(2, 4), "positives": torch.tensor([[0], [1]]), "temperature": 0.1, **change}
-    with pytest.raises(LossInputError, match=message):
+    if change.get("temperature") == 1e-320:
+        given["scores"] = torch.ones(2, 4)
+    with pytest.raises(LossInputError, match=message) as raised:
         mw_from_scores(**given)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_call_that_is_shown_for_a_mask_is_right() -> None:
+    scores = matrix(8, "plain")
+    mask = scores > 0.1
+    mask.diagonal()[:] = True
+    with pytest.raises(LossInputError, match="is a mask") as raised:
+        mw_from_scores(scores, mask)
+    columns = torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1).topk(
+        int((mask > 0).sum(1).max())
+    )
+    shown = (
+        "positives=torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1)"
+        ".topk(int((mask > 0).sum(1).max())).values"
+    )
+    assert str(raised.value).endswith(shown)
+    p, n = scores[mask].double(), scores[~mask].double()
+    z = (n[None] - p[:, None]) / 0.05
+    expected = float(torch.logaddexp(z, torch.zeros_like(z)).mean())
+    assert float(mw_from_scores(scores, columns.values, 0.05)) == pytest.approx(expected, rel=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError, LossInputError
-from raytriever.losses.batch import BatchIds
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
 
@@ -46,6 +46,34 @@ def spoilt(value: float) -> torch.Tensor:
 def test_bad_input_is_named(name: str, queries: torch.Tensor, passages: torch.Tensor, ids: dict, message: str) -> None:
     with pytest.raises(LossInputError, match=message):
         build_loss(LossConfig(loss=name))(queries, passages, dataclasses.replace(IDS, **ids))
+
+
+def with_teacher(dtype: torch.dtype) -> BatchIds:
+    """A teacher that scores all four passages for both queries, 7 and 8."""
+    scores = torch.tensor([[3.0, 1.0, 0.0, -2.0], [0.0, 2.0, 1.0, 5.0]], dtype=dtype)
+    return dataclasses.replace(IDS, teacher=TeacherScores(torch.arange(4).repeat(2, 1), scores))
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_embeddings_have_finite_gradients_or_are_refused(name: str, dtype: torch.dtype) -> None:
+    loss = build_loss(LossConfig(loss=name, temperature=0.01, distribution_weight=0.1))
+    documents = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    measured, refusals = [], []
+    for of_queries, of_passages in ((1, 1), (1e4, 1), (1e4, 1e3), (1e9, 1e9), (1e16, 1e16), (1e20, 1e-20), (1e150, 1)):
+        queries, passages = (documents[:2] + 1) * of_queries, documents * of_passages
+        inputs = [x.clone().requires_grad_() for x in (queries, passages)]
+        try:
+            out = loss(*inputs, with_teacher(dtype))
+        except LossInputError as error:
+            refusals.append(str(error))
+            continue
+        out.value.backward()
+        assert bool(torch.isfinite(torch.stack([out.value.detach(), *out.statistics.values()])).all())
+        assert all(bool(torch.isfinite(x.grad).all()) for x in inputs)
+        measured.append(of_queries * of_passages)
+    assert all("overflow" in line or (name == "mw" and "2^30" in line) for line in refusals)
+    assert max(measured) >= (1e4 if name == "mw" else 1e7 if name == "margin-mse" else 1e18)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class Loss(nn.Module):
 
     def _reduced(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
         """The loss proper at one width, and what is told of it."""
-        _check_scores(batch, log_temperature)
+        _check_scores(batch, log_temperature, squared=self.config.loss == "margin-mse")
         scored = self._scores(self.config, batch, ids, log_temperature, workers)
         value = of_global_mean(scored.share, workers)
         statistics = {
@@ -124,13 +124,21 @@ def _in_working_precision(batch: Candidates) -> Candidates:
     return replace(batch, queries=batch.queries.to(precise), embeddings=batch.embeddings.to(precise))
 
 
-def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""]) -> None:
-    """No score may overflow, whatever the order of summation."""
+def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""], squared: bool) -> None:
+    """No score or squared distance may overflow, whatever the order of summation.
+
+    Args:
+        batch: in working precision.
+        log_temperature: of the scores.
+        squared: whether the loss squares differences of scores in units of the temperature.
+    """
     with torch.no_grad():
         largest = [float(torch.linalg.vector_norm(x, torch.inf)) for x in (batch.queries, batch.embeddings)]
         temperature = float(log_temperature.exp())
-    bound = largest[0] * largest[1] * batch.queries.shape[1]
-    if not bound < torch.finfo(batch.queries.dtype).max * min(temperature, 1.0):
+    width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
+    scores = largest[0] * largest[1] * width / min(temperature, 1.0)
+    distances = (largest[0] + largest[1]) ** 2 * width
+    if not max(scores, distances) < most or (squared and not 2 * scores < most**0.5):
         raise LossInputError(
             f"scores overflow: embeddings hold {largest[0]:.3g} and {largest[1]:.3g}, temperature {temperature:.3g}",
             remedy="look for a diverged encoder, or a temperature that was trained to 0",

@@ -5,8 +5,18 @@ cells one unit wide with 8 nodes interpolate to about 1e-9 (a quarter unit: to a
 precision).
 
 A range of moderate width is one run of even cells. A huge one (unnormalised scores, tiny tau) is cut finely
-only near positives: far enough from every positive softplus is exactly 0 or linear, so each gap between
-them is a run of one cell, however wide, and cells number at most about 90 a positive whatever the range.
+only near positives: far enough from every positive softplus is linear or counts as 0, so each gap between
+them is a run of one cell, however wide, and cells number at most about 190 a positive whatever the range.
+
+Accuracy. Let u = 2^-53 and T the largest |score| in units of tau. The place of a positive and that of a negative
+take seven roundings together, each of at most u T (u times the distance from a cell's start, at most 2 T, for two
+of them), so their difference is wrong by e <= 7 u T. Since
+
+    0 < d log softplus(x) / dx <= 1   and   0 < d log sigmoid(x) / dx < 1,
+
+each pair's softplus and sigmoid are wrong by a factor of exp(e) at most. All terms are positive, so the same holds
+for the loss and for the derivative by each score. At T = LARGEST_SCORE = 2^30 that is 8.4e-7; scores beyond it are
+refused.
 """
 
 from __future__ import annotations
@@ -18,13 +28,18 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from raytriever.errors import LossInputError
 from raytriever.losses.mw.nodes import NODES, SUBCELLS, chebyshev, lagrange
 
-# How far apart a score and a positive must be for softplus to count as 0 or linear. On even cells, where it
-# costs little, every loss that float32 can hold (exp(-88)) keeps its digits; else exp(-40) is small enough.
-REACH = 88.0
-UNEVEN_REACH = 40.0
+# How far a score must be above a positive for softplus to count as linear, and below it for the exponential: double
+# precision holds no difference. And how far below it for 0: every loss that float32 can hold (exp(-88)) keeps its
+# digits, except where that takes too many cells.
+REACH = 40.0
+TAIL = 88.0
 EVEN_CELLS = 1 << 13
+UNEVEN_CELLS = 1 << 17
+# The largest |score| / tau for which loss and derivatives are accurate to 1e-6 (see above).
+LARGEST_SCORE = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class Grid:
         counts: how many cells it has.
         width: the width of the cells near positives.
         reach: how many cells apart a score and a positive must be to be treated as far apart.
+        tail: how many cells a score must be below a positive to count for nothing.
         cells: how many cells there are.
     """
 
@@ -45,6 +61,7 @@ class Grid:
     counts: Int64[Tensor, " runs"]
     width: float
     reach: int
+    tail: int
     cells: int
 
     @property
@@ -87,23 +104,46 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
         lowest: no score is lower.
         highest: no score is higher.
         dtype: the precision of the scores.
+
+    Raises:
+        LossInputError: a score may be beyond `LARGEST_SCORE`.
     """
+    largest = max(abs(lowest), abs(highest))
+    if not largest <= LARGEST_SCORE:
+        raise LossInputError(
+            f"scores reach {largest:.3g} times the temperature; mw is accurate up to {LARGEST_SCORE:.3g} (2^30) times",
+            remedy="normalise the embeddings (--similarity cosine), or raise --temperature",
+        )
     width = 0.25 if dtype == torch.float64 else 1.0
     # A score computed in another order of summation may leave its own bound by a rounding.
-    slack = width + 1e-5 * max(abs(lowest), abs(highest))
+    slack = width + 1e-5 * largest
     lowest, highest = lowest - slack, highest + slack
     count = math.ceil((highest - lowest) / width)
     if count <= EVEN_CELLS:
         start = torch.tensor([lowest], dtype=torch.float64, device=positives.device)
         counts = torch.full_like(start, count).long()
-        return Grid(start, torch.full_like(start, width), counts, width, _reach(REACH, width), count)
-    return _near_positives(positives.sort().values, lowest, highest, width)
+        return Grid(
+            start,
+            torch.full_like(start, width),
+            counts,
+            width,
+            _cells_across(REACH, width),
+            _cells_across(TAIL, width),
+            count,
+        )
+    ascending = positives.sort().values
+    grid = _near_positives(ascending, lowest, highest, width, TAIL)
+    if grid.cells <= UNEVEN_CELLS:
+        return grid
+    return _near_positives(ascending, lowest, highest, width, REACH)
 
 
-def _near_positives(positives: Float[Tensor, " positives"], lowest: float, highest: float, width: float) -> Grid:
-    """Clusters of even cells that reach past their outer positives, and one cell for each gap between."""
-    reach = _reach(UNEVEN_REACH, width)
-    margin = (reach + 1) * width
+def _near_positives(
+    positives: Float[Tensor, " positives"], lowest: float, highest: float, width: float, farthest: float
+) -> Grid:
+    """Clusters of even cells that go `farthest` beyond their outer positives, and one cell for each gap between."""
+    tail = _cells_across(farthest, width)
+    margin = (tail + 1) * width
     apart = positives.diff() > 2 * margin + width
     edge = torch.ones(1, dtype=torch.bool, device=positives.device)
     firsts = positives[torch.cat([edge, apart])] - margin
@@ -115,9 +155,9 @@ def _near_positives(positives: Float[Tensor, " positives"], lowest: float, highe
     starts, order = torch.cat([firsts, gap_starts]).sort()
     widths = torch.cat([torch.full_like(firsts, width), gap_ends - gap_starts])[order]
     runs = torch.cat([counts, torch.ones_like(gap_starts)])[order].long()
-    return Grid(starts, widths, runs, width, reach, int(runs.sum()))
+    return Grid(starts, widths, runs, width, _cells_across(REACH, width), tail, int(runs.sum()))
 
 
-def _reach(distance: float, width: float) -> int:
+def _cells_across(distance: float, width: float) -> int:
     # One cell more, because a distance between cells is up to one cell longer than between their scores.
     return math.ceil(distance / width) + 1

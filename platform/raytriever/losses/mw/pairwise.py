@@ -61,6 +61,9 @@ class PairwiseSums:
         highest: no negative is higher.
         weight: what one pair counts.
         dtype: the precision of the scores.
+
+    Raises:
+        LossInputError: `lowest` or `highest` is beyond `grid.LARGEST_SCORE`.
     """
 
     def __init__(
@@ -95,8 +98,8 @@ class PairwiseSums:
     def outcome(self, own: Float[Tensor, "subcells terms"], all: Float[Tensor, "subcells terms"]) -> Outcome:
         """Loss, derivatives and AUC from the sums walked over here and the sums over all workers."""
         share = (self._gathered(own) * self._total).sum() * self._weight
-        at_nodes = kernel_sums_at_positives(self._grid, self._gathered(all))
-        by_positive = -(at_nodes[self._cells] * self._at).sum(1) * self._weight
+        at_nodes = kernel_sums_at_positives(self._grid, self._gathered(all), self._cells)
+        by_positive = -(at_nodes * self._at).sum(1) * self._weight
         subcell, x = self._grid.subcells(self._positives)
         zeros = all.new_zeros(len(all))
         area = auc(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, get_type_hints
 
@@ -21,10 +21,19 @@ from raytriever.terminal import show
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `ConfigError` where argparse prints its usage and exits."""
+    """An argument parser that raises `ConfigError` where argparse prints its usage and exits.
 
-    def __init__(self, prog: str, description: str, instead: Mapping[str, str] | None = None) -> None:
-        self._instead = instead or {}  # what to do in place of flags that are known elsewhere
+    Args:
+        prog: the program's name in the usage line.
+        description: what it does, in a sentence.
+        instead: what to do in place of flags that are known elsewhere.
+        free_text: the name of an argument that is a question; it may look like a secret, and is stored nowhere.
+    """
+
+    def __init__(
+        self, prog: str, description: str, instead: Mapping[str, str] | None = None, free_text: str | None = None
+    ) -> None:
+        self._instead, self._free_text = instead or {}, free_text
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
 
     def error(self, message: str) -> NoReturn:
@@ -47,13 +56,20 @@ class Parser(argparse.ArgumentParser):
             if flag.startswith("--") and flag not in known:
                 remedy = self._instead.get(flag) or did_you_mean(flag, known - {"-h"})
                 raise ConfigError("unknown flag", flag, remedy)
-            before = words[place - 1] if place and words[place - 1] in known else None
-            _check_utf8(word, before)
-            refuse_secrets(word, before)
+            _check_utf8(word, _flag_before(words, place, known))
         found, unknown = self.parse_known_args(words)
         for word in unknown:
             raise ConfigError(f"unexpected word {word!r}", remedy=f"see {self.prog} --help")
+        free = getattr(found, self._free_text) if self._free_text else None
+        for place, word in enumerate(words):
+            if free is None or free not in (word, word.partition("=")[2]):
+                refuse_secrets(word, _flag_before(words, place, known))
         return found
+
+
+def _flag_before(words: Sequence[str], place: int, known: Collection[str]) -> str | None:
+    """Return the flag that a word of the command line is the value of, where there is one."""
+    return words[place - 1] if place and words[place - 1] in known else None
 
 
 def _check_utf8(word: str, flag: str | None) -> None:

@@ -62,7 +62,11 @@ def main(words: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="index", description="Build an approximate index over the passages of a data set, or open it.")
+    parser = Parser(
+        prog="index",
+        description="Build an approximate index over the passages of a data set, or open it.",
+        free_text="query",
+    )
     parser.add_argument(
         "--output",
         type=path_of(OUTPUT, "--output"),

@@ -41,7 +41,7 @@ def main(words: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="search", description="Find the best passages of a data set for a query.")
+    parser = Parser(prog="search", description="Find the best passages of a data set for a query.", free_text="query")
     parser.add_argument("query", help="what is looked for")
     parser.add_argument(
         "--dataset",

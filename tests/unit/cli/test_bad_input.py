@@ -284,3 +284,21 @@ def test_flags_of_other_trainers_are_answered_with_ours(mistake: Mistake, flag: 
     line = mistake("train", flag, *([] if "=" in flag else ["4"]))
     assert told in line
     assert f"{flag.split('=')[0]}: unknown flag; " in line
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # A question may look like a secret: it goes on to the next error.
+        (["search", "--dataset", "nowhere", "Authorization: what is this header"], "no data set of this name"),
+        (
+            ["index", "--dataset", "nowhere", "--output", "x", "--query=what is /?key=abcdef"],
+            "no data set of this name",
+        ),
+        (["search", "--dataset", "https://host/data?key=abcdef", "a question"], "there is a value of key in"),
+    ],
+)
+def test_only_what_is_stored_is_refused_for_a_secret(mistake: Mistake, words: list[str], expected: str) -> None:
+    line = mistake(*words)
+    assert expected in line
+    assert "abcdef" not in line

@@ -104,7 +104,7 @@ def _sentence_transformers(directory: Path) -> Description:
             "use a model of Transformer, Pooling and Normalize modules",
         )
     if "Transformer" not in modules:
-        raise ModelError("names no Transformer module", str(directory / MODULES), "Copy the model again.")
+        raise ModelError("names no Transformer module", str(directory / MODULES), "copy the model again")
     length = _position_limit(modules["Transformer"])
     settings = modules["Transformer"] / "sentence_bert_config.json"
     if settings.is_file():

@@ -16,7 +16,7 @@ from raytriever.models.lora import DROPOUT
 from raytriever.models.pooling import POOLING
 from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
 
-_REMEDY = "Give a directory with config.json and model.safetensors."
+_REMEDY = "give a directory with config.json and model.safetensors"
 TokenBatch = dict[str, Tensor]
 
 
@@ -97,7 +97,7 @@ def _check_text_encoder(model: Any, directory: Path) -> None:
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
     if config.is_encoder_decoder or not reads_tokens:
         kind = "an encoder with a decoder" if config.is_encoder_decoder else "no text encoder"
-        raise ModelError(f"is {kind} ({config.model_type})", str(directory), "Give a text encoder, such as a BERT.")
+        raise ModelError(f"is {kind} ({config.model_type})", str(directory), "give a text encoder, such as a BERT")
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:

@@ -35,7 +35,7 @@ _MOST = {
     100_000_000: ("vocab_size", "max_position_embeddings", "n_positions"),
 }
 _TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
-_REMEDY = "Copy the model again."
+_REMEDY = "copy the model again"
 
 
 class Module(TypedDict):
@@ -111,7 +111,7 @@ def check_config(directory: Path) -> dict[str, Any]:
     """
     file = directory / CONFIG
     if not file.is_file():
-        raise ModelError("holds no config.json", str(directory), "Give the directory of a transformers model.")
+        raise ModelError("holds no config.json", str(directory), "give the directory of a transformers model")
     config: dict[str, Any] = dict(read_model_file(file, _Config))
     for most, names in _MOST.items():
         for name in names:
@@ -156,7 +156,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
         raise ModelError(
             f"holds adapters of another model ({ADAPTER}), no whole model",
             str(directory),
-            "Merge them into their model with merge_and_unload() of peft, save it, and give that directory.",
+            "merge them into their model with merge_and_unload() of peft, save it, and give that directory",
         )
     stored: dict[str, Stored] = {}
     for file in _weight_files(directory):
@@ -221,7 +221,7 @@ def _weight_files(directory: Path) -> list[Path]:
     raise ModelError(
         f"cannot be loaded ({reason})",
         str(directory),
-        "Give a directory with config.json and model.safetensors.",
+        "give a directory with config.json and model.safetensors",
     )
 
 

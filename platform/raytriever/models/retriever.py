@@ -154,5 +154,5 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
                 raise ModelError(
                     f"has {positions} positions, but texts are cut at {length} tokens",
                     str(directory),
-                    f"Give --query-length and --passage-length of at most {positions}.",
+                    f"give --query-length and --passage-length of at most {positions}",
                 )

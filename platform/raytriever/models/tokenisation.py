@@ -38,7 +38,7 @@ def load_tokenizer(directory: Path) -> Any:
             "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
         )
     check_tokenizer_files(directory)
-    remedy = "Give a directory with config.json and model.safetensors."
+    remedy = "give a directory with config.json and model.safetensors"
     config = load_config(directory, remedy) if (directory / CONFIG).is_file() else None
     with _tokenizer_errors(directory), quiet_transformers(warnings=False):
         from transformers import AutoTokenizer

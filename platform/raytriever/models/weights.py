@@ -22,7 +22,7 @@ from raytriever.models.quiet import quiet_transformers
 
 log = logging.getLogger(__name__)
 _SHOWN = 3
-_REMEDY = "Give a directory whose config.json and safetensors files belong to one model."
+_REMEDY = "give a directory whose config.json and safetensors files belong to one model"
 _reported: set[Path] = set()
 
 
@@ -82,7 +82,7 @@ def check_sizes(model: nn.Module, stored: Mapping[str, Stored], directory: Path)
             raise ModelError(reason, str(directory), _REMEDY)
         if tensor is not None and tensor.kind not in FLOATS:
             reason = f"{name} is stored as {tensor.kind}, not as a float of 16 bits or more"
-            raise ModelError(reason, str(directory), "Give the model as it was before it was quantised.")
+            raise ModelError(reason, str(directory), "give the model as it was before it was quantised")
     wanted = sum(parameter.numel() for parameter in own.values())
     if wanted > 2 * sum(prod(tensor.shape) for tensor in stored.values()):
         _refuse_missing([name for name, tensor in held.items() if tensor is None], directory)
@@ -121,7 +121,7 @@ def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
         raise ModelError(
             f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {known} tokens",
             str(directory),
-            "Copy the tokenizer that belongs to the model.",
+            "copy the tokenizer that belongs to the model",
         )
 
 

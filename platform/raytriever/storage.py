@@ -151,17 +151,6 @@ def committed_directory(
 
 
 @contextmanager
-def lock_errors(path: Path | str) -> Iterator[None]:
-    """`disk_errors` of taking a lock: a user knows the path, not its lock file."""
-    with disk_errors(path):
-        try:
-            yield
-        except OSError as error:
-            error.filename = None
-            raise
-
-
-@contextmanager
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
@@ -171,9 +160,12 @@ def one_writer(
         InUseError: another process is writing it, and `wait` is false.
         StorageError: the lock cannot be made there.
     """
-    with lock_errors(path):
-        Path(os.path.abspath(path)).parent.mkdir(parents=True, exist_ok=True)
-        lock = acquire(path, wait=wait, report=report, remedy=remedy)
+    with disk_errors(path):
+        try:
+            lock = acquire(path, wait=wait, report=report, remedy=remedy)
+        except OSError as error:
+            error.filename = None  # a user knows the path, not its lock
+            raise
     try:
         yield
     finally:
@@ -231,6 +223,8 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
         ) from error
     for name, entry in manifest["files"].items() if verify is not None else ():
         file = path / name
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), "make the directory again")
         if not file.is_file():
             raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
         if (found := file.stat().st_size) != entry["size"]:

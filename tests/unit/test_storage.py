@@ -118,6 +118,17 @@ def test_what_has_no_valid_manifest_does_not_exist(tmp_path: Path, content: str)
         read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/hostname"])
+def test_a_manifest_names_only_files_within(tmp_path: Path, name: str) -> None:
+    commit(tmp_path / "run")
+    (tmp_path / "outside").write_text("x")
+    manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
+    manifest["files"][name] = {"size": 1, "sha256": "0" * 64}
+    (tmp_path / "run" / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="outside of it; make the directory again"):
+        read_manifest(tmp_path / "run")
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         commit(tmp_path / "run", during=fail_with(OSError(errno.ENOSPC, "No space left on device")))

@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from ray.exceptions import AuthenticationError
 from raytriever.cluster.launch_doors import tighten_token
 from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
-from raytriever.locking import Claim, claims, join
 
 
 @contextmanager
@@ -66,25 +64,6 @@ def ray_session(num_workers: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """Where a driver works, for the Ray workers that write on its behalf; made by the driver, entered by each worker.
-
-    Args:
-        directory: relative paths are meant from it.
-        claims: what the driver has locked. A worker that outlives a killed driver commits nothing there once another
-            command has taken it.
-    """
-
-    directory: str = field(default_factory=os.getcwd)
-    claims: tuple[Claim, ...] = field(default_factory=claims)
-
-    def enter(self) -> None:
-        """Work there, in this process."""
-        os.chdir(self.directory)
-        join(self.claims)
 
 
 def gpus() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from raytriever.options import option
@@ -19,6 +20,20 @@ def read_formats(given: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
+def read_licence(given: str) -> str:
+    """Return the identifier of a licence, if it has the form of one."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}", given):
+        raise ValueError("give an SPDX identifier such as apache-2.0")
+    return given
+
+
+def read_repository(given: str) -> str:
+    """Return the name of a repository on the hub, if it has the form of one."""
+    if len(given) > 96 or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", given, re.ASCII):
+        raise ValueError("give the name of a repository as OWNER/NAME")
+    return given
+
+
 @dataclass(frozen=True)
 class ExportConfig:
     """What is made of a model, and what is said of it."""
@@ -30,8 +45,18 @@ class ExportConfig:
         reads=EVALUATION,
         form="DIR",
     )
-    licence: str | None = option(None, "an SPDX identifier of the hub, such as apache-2.0, for the model card")
-    push_to_hub: str | None = option(None, "upload it as OWNER/NAME too, private at first; HF_TOKEN says who you are")
+    licence: str | None = option(
+        None,
+        "an SPDX identifier of the hub, such as apache-2.0, for the model card",
+        reads=read_licence,
+        form="NAME",
+    )
+    push_to_hub: str | None = option(
+        None,
+        "upload it as OWNER/NAME too, private at first; HF_TOKEN says who you are",
+        reads=read_repository,
+        form="OWNER/NAME",
+    )
 
     @property
     def named(self) -> tuple[str, ...]:

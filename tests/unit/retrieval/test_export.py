@@ -10,6 +10,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from raytriever.cli.main import run
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
@@ -118,3 +119,22 @@ def test_a_hub_that_is_not_reached_is_one_line(tmp_path: Path, monkeypatch: pyte
         ModelError, match=r"--push-to-hub someone/model: the hub did not take it \(.+\); check the name"
     ):
         push_to_hub(tmp_path, "someone/model")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--licence", "not a licence", "give an SPDX identifier such as apache-2.0"),
+        ("--licence", "", "give an SPDX identifier"),
+        ("--push-to-hub", "a b", "give the name of a repository as OWNER/NAME"),
+        ("--push-to-hub", "alone", "give the name of a repository"),
+        ("--push-to-hub", "a/b/c", "give the name of a repository"),
+        ("--push-to-hub", "a/" + "b" * 96, "give the name of a repository"),
+    ],
+)
+def test_what_is_no_name_on_the_hub_is_refused_before_anything_is_written(
+    tmp_path: Path, flag: str, value: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", ["--model", "minilm", "--output", str(tmp_path / "out"), flag, value]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ numbers them: 0 entailment, 1 neutral, 2 contradiction; -1, which no annotators 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from raytriever.data.rows import string_field
 
 NAME = "pairs"
 SIGNATURE = "pairs: premise, hypothesis, label"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -37,7 +39,7 @@ class PairRow:
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the two texts, and what the one is to the other."""
         label = _label(row)
-        split = canonical_split(string_field(row, "split")) if "split" in row else self.split
+        split = _split(row) if "split" in row else self.split
         group = Group(split, string_field(row, "premise"))
         document = group.document(string_field(row, "hypothesis"))
         if label == "entailment":
@@ -45,6 +47,14 @@ class PairRow:
         elif label == "contradiction":
             group.negative(document, "gold")
         group.add_to(records)
+
+
+def _split(row: Mapping[str, Any]) -> str:
+    """The split that a row names; a path is refused, because a file of the prepared data set is called by it."""
+    name = string_field(row, "split")
+    if not _NAME.fullmatch(name):
+        raise BadRow(f"split {name[:20]!r} is no name; use letters, digits, '_', '.' and '-'")
+    return canonical_split(name)
 
 
 def _label(row: Mapping[str, Any]) -> str:

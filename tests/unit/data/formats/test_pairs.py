@@ -41,6 +41,13 @@ def test_other_labels_are_bad(read, write, label: object) -> None:
     assert len(found.records.queries) == 1
 
 
+@pytest.mark.parametrize("split", ["../../x", "/x", "a/b", ".", "..", "a" * 200, "a\x00", "a b"])
+def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
+    found = read(write("pairs.jsonl", [ROWS[0] | {"split": split}, ROWS[0]]))
+    assert found.bad == [f"split {split[:20]!r} is no name; use letters, digits, '_', '.' and '-'"]
+    assert {row.split for row in found.records.judgements} == {"dev"}
+
+
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("pack", "positives", "negatives"),

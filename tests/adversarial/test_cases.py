@@ -1,0 +1,40 @@
+"""Every hostile command ends as its case says, in one line, with nothing half-written and no secret shown."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from hostile.case import Case
+from hostile.cases import CASES
+from hostile.checking import faults
+from hostile.coverage import STAGES, coverage_table
+from hostile.running import Runner
+
+README = Path(__file__).with_name("README.md")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.id, marks=() if case.fast else pytest.mark.slow) for case in CASES],
+)
+def test_a_hostile_command(case: Case, runner: Runner) -> None:
+    ended = runner.run(case)
+    found = list(faults(case, ended))
+    assert not found, "\n".join([*found, f"$ raytriever {case.words}", ended.out[-1500:], ended.err[-3000:]])
+
+
+def test_there_are_enough_of_them_and_no_two_have_one_name() -> None:
+    assert len(CASES) >= 300
+    assert sum(case.fast for case in CASES) >= 60
+    assert not [name for name, count in Counter(case.id for case in CASES).items() if count > 1]
+    assert {case.stage for case in CASES} >= set(STAGES)
+
+
+def test_the_readme_shows_the_coverage() -> None:
+    assert coverage_table(CASES) in README.read_text(), "run `python tests/adversarial/write_readme.py`"

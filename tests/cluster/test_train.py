@@ -56,6 +56,8 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     [tracked] = client.search_runs([experiment.experiment_id])
     assert tracked.info.status == "FINISHED"
     assert tracked.data.params["loss.loss"] == "mw"
+    assert tracked.data.params["model.pooling"] == "mean"
+    assert tracked.data.tags["raytriever.stage"] == "train"
     assert tracked.data.metrics["after/auc"] == pytest.approx(figures["after"]["auc"])
     history = client.get_metric_history(tracked.info.run_id, "loss")
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]

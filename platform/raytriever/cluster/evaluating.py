@@ -19,6 +19,8 @@ from raytriever.retrieval.evaluation_request import EvaluationJob, Say
 from raytriever.retrieval.evaluation_results import Results
 from raytriever.retrieval.report_evaluation import write_evaluation_report
 from raytriever.retrieval.systems import Workers
+from raytriever.tracking.mlflow_tracker import tracking_uri
+from raytriever.tracking.mlflow_uri import check_uri
 from raytriever.tracking.tracker import Tracker
 
 
@@ -32,6 +34,7 @@ def evaluate_in_session(
     Raises:
         UserError: something a user can mend; see `errors`.
     """
+    check_uri(tracking_uri())
     with encoding_session(config):
         pool = encoding_pool(config)
         workers = _workers(pool, Gauges(output.name)) if pool else Workers()

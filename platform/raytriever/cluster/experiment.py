@@ -18,6 +18,7 @@ from raytriever.cluster.conclusion import conclude
 from raytriever.cluster.lexical import LexicalIndexes
 from raytriever.cluster.opening import open_directory, open_run
 from raytriever.cluster.pinning import pin_model
+from raytriever.cluster.session import check_cluster
 from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
@@ -25,9 +26,10 @@ from raytriever.paths import runs_folder
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
+from raytriever.tracking.mlflow_uri import check_uri
 from raytriever.tracking.source import git_commit
 from raytriever.tracking.spool import Spool, send_what_waits
-from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Tracker, closing
 from raytriever.training.run_directory import RunDirectory
 
 
@@ -64,6 +66,8 @@ def run_experiment(
         send_what_waits(output, tracking_uri(), say)
         figures = run.metrics()
         return Finished(output, {name: figures[name] for name in ("bm25", "before", "after")}, None, anew=False)
+    check_uri(tracking_uri())
+    check_cluster()
     experiment = _Experiment(curriculum, run, say)
     server = MlflowServer(tracking_uri())
     run.begin(dump_config(curriculum))
@@ -106,11 +110,11 @@ class _Experiment:
     def _describe(self, tracker: Tracker) -> None:
         dataset, data = self.opened.dataset, self.curriculum.base.data
         record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
-        tags = {"config_hash": self.curriculum.hash, "run_directory": str(self.run.path.resolve())}
+        tags = {STAGE: "train", "config_hash": self.curriculum.hash, "run_directory": str(self.run.path.resolve())}
         commit = git_commit(Path(__file__).parent)
         if commit:
             tags["mlflow.source.git.commit"] = commit
-        tracker.describe(self.curriculum.to_dict(), record, tags)
+        tracker.describe(self.opened.settings(), record, tags)
 
 
 def default_output(run_name: str) -> Path:

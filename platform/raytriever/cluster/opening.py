@@ -5,9 +5,11 @@ All stages are opened here, so that the last one cannot fail for what could have
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +27,7 @@ from raytriever.errors import ConfigError
 from raytriever.losses.nested import narrower_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import Description, describe
+from raytriever.models.description import Description, describe, used_settings
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.models.source import resolve_model
@@ -77,6 +79,36 @@ class Opened:
     stages: tuple[OpenStage, ...]
     precision: str
     device: torch.device
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as they are used, for the tracker: nothing that is left to the model or the machine."""
+        stages = self.curriculum.to_dict().get(STAGES, [])
+        for settings, stage in zip(stages, self.stages if stages else (), strict=True):
+            settings["model"] = used_settings(stage.stage.config.model, stage.description)
+        used = used_config(self.curriculum.base, self.stages[0].description)
+        return used | ({STAGES: stages} if stages else {})
+
+
+def used_config(config: Config, description: Description) -> dict[str, dict[str, Any]]:
+    """Return the settings of one training as they are used; one that stays without a value is left out.
+
+    The workers of a cluster that is joined may have devices that this process has not; device and precision are then
+    known only where they are given.
+
+    Args:
+        config: the settings.
+        description: the encoder as it reads texts.
+    """
+    settings = to_dict(config)
+    settings["model"] = used_settings(config.model, description)
+    if torch.cuda.is_available() or not os.environ.get("RAY_ADDRESS"):
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        precision = choose_precision(config.training.precision, device)
+        settings["training"] |= {"precision": precision, "device": device.type}
+    return {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in settings.items()
+    }
 
 
 def open_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:

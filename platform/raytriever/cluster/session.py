@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import services
 from ray.exceptions import AuthenticationError
 
+from raytriever.activity import activity
 from raytriever.cluster.launch_doors import tighten_token
 from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
+from raytriever.terminal import warn
+
+# In which a cluster that is joined must accept a connection.
+ANSWER_SECONDS = 5.0
+# What Ray raises when its own processes do not come up in its time: plain `Exception` and `RuntimeError`.
+TIMED_OUT = ("timed out during startup", "Failed to start GCS", "Timed out")
+SHARED_MEMORY_BYTES = 1 << 30
 
 
 @contextmanager
@@ -37,18 +48,18 @@ def ray_session(num_workers: int) -> Iterator[None]:
     ended_by = signal.getsignal(signal.SIGTERM)
     try:
         if address:
-            ray.init(address=address, runtime_env=_runtime_env(), **common)
+            check_cluster()
+            with activity(f"joining the Ray cluster at {address}"):
+                ray.init(address=address, runtime_env=_runtime_env(), **common)
         else:
             tighten_token()
+            _warn_of_small_shared_memory()
             cpus = max(len(os.sched_getaffinity(0)), num_workers + 2)
             # `local` keeps out of any other cluster recorded on this machine.
-            ray.init(address="local", num_cpus=cpus, **common)
+            with activity("starting Ray"):
+                _start(lambda: ray.init(address="local", num_cpus=cpus, **common))
     except ConnectionError as error:
-        raise ConfigError(
-            "no Ray cluster answers",
-            f"RAY_ADDRESS={address}",
-            "start it with `ray start --head`; where it wants a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS",
-        ) from error
+        raise _no_answer(str(address)) from error
     except AuthenticationError as error:
         raise ConfigError(
             f"wants a token, or another one ({' '.join(str(error).split())[:200]})",
@@ -63,7 +74,78 @@ def ray_session(num_workers: int) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        with activity("stopping Ray"):
+            ray.shutdown()
+
+
+def _no_answer(address: str, reason: str = "") -> ConfigError:
+    return ConfigError(
+        "no Ray cluster answers" + (f" ({reason})" if reason else ""),
+        f"RAY_ADDRESS={address}",
+        "start it with `ray start --head`; where it wants a token, set RAY_AUTH_MODE=token; or unset RAY_ADDRESS",
+    )
+
+
+def check_cluster() -> None:
+    """Refuse a `RAY_ADDRESS` at which nothing listens: Ray would try it for a minute or two.
+
+    Called before any work, because the session itself may begin an hour later.
+
+    Raises:
+        ConfigError: it has no port, or no connection comes about in `ANSWER_SECONDS`.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if not address or address == "local" or ray.is_initialized():
+        return
+    try:
+        place = services.canonicalize_bootstrap_address(address) if address == "auto" else address
+    except ConnectionError as error:
+        raise _no_answer(address) from error
+    host, colon, port = str(place).removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ConfigError(
+            "is no address of a Ray cluster", f"RAY_ADDRESS={address}", "give HOST:PORT, ray://HOST:PORT, auto or local"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _no_answer(address, reason) from error
+
+
+def _start(start: Callable[[], object]) -> None:
+    """Start Ray; a start that takes too long, as on a busy machine, is tried once more.
+
+    Raises:
+        ConfigError: it took too long again.
+    """
+    for last in (False, True):
+        try:
+            start()
+            return
+        except Exception as error:  # of no class of its own
+            if not any(words in str(error) for words in TIMED_OUT):
+                raise
+            ray.shutdown()
+            if last:
+                raise ConfigError(
+                    "did not start, tried twice",
+                    "Ray",
+                    "see its logs in /tmp/ray/session_latest/logs; free memory and processors, or give RAY_ADDRESS",
+                ) from error
+            warn("Ray did not start in time; trying once more")
+
+
+def _warn_of_small_shared_memory(folder: Path = Path("/dev/shm")) -> None:
+    """Print a line where Ray's objects do not fit into shared memory and go to a disk instead."""
+    if not folder.is_dir():
+        return
+    free = shutil.disk_usage(folder).free
+    if free < SHARED_MEMORY_BYTES:
+        warn(
+            f"{folder} has only {free / 1e6:.0f} MB free, so Ray keeps its objects in /tmp, which is slower; "
+            "free some of it, or start the container with --shm-size=2g"
+        )
 
 
 def gpus() -> int:

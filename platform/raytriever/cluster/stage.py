@@ -7,16 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from raytriever.cluster.opening import OpenStage
+from raytriever.cluster.opening import OpenStage, used_config
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
 from raytriever.cluster.train import train_on_cluster
-from raytriever.config import Config, to_dict
+from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.hard_negatives import hard_negatives
-from raytriever.tracking.tracker import DatasetRecord, LastingTracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.run_directory import CONFIG, RunDirectory
 from raytriever.training.validation_record import FOLDER as EVALUATIONS
@@ -118,8 +118,8 @@ def train_as_child(
         if left_out.total:
             say(str(left_out))
         record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
-        tags = {"config_hash": config.hash, "run_directory": str(run.path.resolve())}
-        tracker.describe(to_dict(config), record, tags)
+        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(run.path.resolve())}
+        tracker.describe(used_config(config, stage.description), record, tags)
         recorder = train_into(run.path, stage, config, negatives, tracker, here)
         tracker.log_file(run.path / CONFIG)
         # A call that was killed when all steps were done may have kept none of them.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from raytriever.cluster.session import gpus, ray_session
+from raytriever.cluster.session import check_cluster, gpus, ray_session
 from raytriever.cluster.study_arm import Arms, arm_folder, is_finished
 from raytriever.cluster.study_drawings import FIGURES
 from raytriever.cluster.study_outcome import LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
@@ -29,7 +29,7 @@ from raytriever.retrieval.study_results import StudyResults
 from raytriever.storage import disk_errors, write_atomically
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.spool import Spool, send_what_waits
-from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Point, closing
 
 Say = Callable[[str], None]
 
@@ -76,6 +76,7 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
         results = write_study(study, output, scale, seeds)
         send_what_waits(output, tracking_uri(), say)
         return Studied(output, results, anew=False)
+    check_cluster()
     server = MlflowServer(tracking_uri())
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
         tracker.describe(
             {"study": study.name, "scale": scale, "arms": len(study.arms)},
             record,
-            {"run_directory": str(output.resolve()), "raytriever.stage": "study", "config_hash": hash_of(settings)},
+            {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
         )
         arms = Arms(output, run_name, tracker, record, say)
         workers = [arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum]

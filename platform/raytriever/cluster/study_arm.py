@@ -34,7 +34,7 @@ from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import UserError
 from raytriever.models.quiet import quiet_transformers
 from raytriever.retrieval.file_names import safe_name
-from raytriever.tracking.tracker import DatasetRecord, LastingTracker, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.run_directory import CONFIG, METRICS, RunDirectory
 
@@ -108,7 +108,7 @@ class Arms:
         with closing(tracker):
             dataset = opened.dataset
             record = DatasetRecord(dataset.name, curriculum.base.data.dataset, dataset.digest, dataset.counts())
-            tracker.describe(curriculum.to_dict(), record, _tags(run) | {"config_hash": curriculum.hash})
+            tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
             here = torch.cuda.is_available() or not gpus()
             stages = Stages(run, opened, lambda line: None, here)
             if not (run.path / MODEL).is_dir():
@@ -163,7 +163,7 @@ def _training(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict
 
 
 def _tags(run: RunDirectory) -> dict[str, str]:
-    return {"run_directory": str(run.path.resolve()), "raytriever.stage": "study"}
+    return {"run_directory": str(run.path.resolve()), STAGE: "study"}
 
 
 def _known(figures: Mapping[str, float]) -> dict[str, float | None]:

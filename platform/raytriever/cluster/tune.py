@@ -21,7 +21,7 @@ from typing import Any
 import ray
 import yaml
 
-from raytriever.cluster.session import gpus, ray_session
+from raytriever.cluster.session import check_cluster, gpus, ray_session
 from raytriever.cluster.tune_best import measure_best, measured_best
 from raytriever.cluster.tune_conductor import Conductor
 from raytriever.cluster.tune_material import SweepMaterial, config_of
@@ -35,8 +35,9 @@ from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
 from raytriever.retrieval.sweep import BOOKS, FAILED, FINISHED, STOPPED, Trial, best_of, read_trials
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
+from raytriever.tracking.mlflow_uri import check_uri
 from raytriever.tracking.spool import Spool, send_what_waits
-from raytriever.tracking.tracker import closing
+from raytriever.tracking.tracker import STAGE, closing
 from raytriever.training.run_directory import METRICS, RunDirectory
 
 COORDINATORS = 2  # logical processors that a session has beside the workers it is asked for
@@ -93,13 +94,15 @@ def run_sweep(
         send_what_waits(output, tracking_uri(), say)
         return Swept(output, trials, plan.metric, best, rows, anew=False)
 
+    check_uri(tracking_uri())
+    check_cluster()
     material = SweepMaterial(say)
     material.make_ready(base, space)
     server = MlflowServer(tracking_uri())
     run.begin(_dump(sweep_settings(base, search, space)))
     tracker = Spool.open(server, output, run_name)
     with closing(tracker):
-        tags = {"run_directory": str(output.resolve())}
+        tags = {STAGE: "tune", "run_directory": str(output.resolve())}
         tracker.describe(sweep_settings(base, search, space), material.record(), tags)
         workers = base.training.workers[1]
         wanted = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))

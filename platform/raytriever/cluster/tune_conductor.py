@@ -26,7 +26,7 @@ from raytriever.config.search_sampler import OPTUNA, Past, Sampler
 from raytriever.errors import UserError
 from raytriever.retrieval.sweep import FAILED, FINISHED, RUNNING, STOPPED, Trial, best_of, write_trials
 from raytriever.tracking.steps import curve
-from raytriever.tracking.tracker import LastingTracker, Point
+from raytriever.tracking.tracker import STAGE, LastingTracker, Point
 from raytriever.training.run_directory import RunDirectory
 
 STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
@@ -199,8 +199,8 @@ class Conductor:
         job = self._material.job(number, config, str(folder.resolve()))
         run.begin(dump_config(config))
         tracker = self._tracker.child(f"{self._run_name}/{trial.name}", folder)
-        tags = {"config_hash": config.hash, "run_directory": str(folder.resolve())}
-        tracker.describe(to_dict(config), self._material.record(), tags)
+        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
+        tracker.describe(self._material.used_config(config), self._material.record(), tags)
         recorder = TrialRecorder(tracker, folder, trial.name, self._say)
         self._running[number] = _Running(recorder, tracker, time.monotonic())
         self._say(f"trial {trial.name} of {self._plan.trials}: {told(trial.settings)}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from raytriever.cluster.lexical import LexicalIndexes
-from raytriever.cluster.opening import OpenStage, open_run
+from raytriever.cluster.opening import OpenStage, open_run, used_config
 from raytriever.cluster.stage import find_negatives
 from raytriever.cluster.tune_trial import TrialJob
 from raytriever.config import Config, Curriculum, check_config, lay
@@ -69,6 +70,11 @@ class SweepMaterial:
         check_refresh(config.refresh, data, total_steps)
         places = tuple(dataset.place for dataset in material.datasets if dataset.place)
         return TrialJob(number, config, places, stage.dev_sets, table, total_steps, folder)
+
+    def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
+        """Return the settings of a trial as they are used, for the tracker."""
+        stage, _ = self._stages[_key(config)]
+        return used_config(config, stage.description)
 
     def record(self) -> DatasetRecord:
         """The data set that all trials are compared on, for the tracker."""

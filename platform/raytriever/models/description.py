@@ -35,6 +35,11 @@ class Description:
     truncate_dim: int | None = None
 
 
+def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
+    """Return the settings of an encoder as they are used: those that are not given come from its description."""
+    return {name: value for name, value in (asdict(config) | asdict(description)).items() if value is not None}
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file of a model; a broken one is a `ModelError` naming it."""
     try:

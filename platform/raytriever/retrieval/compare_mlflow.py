@@ -15,7 +15,8 @@ from raytriever.masking import masked
 from raytriever.retrieval.compare_read import CURVES, read_queries
 from raytriever.retrieval.compare_run import Figures, FinishedRun
 from raytriever.retrieval.report_evaluation import PER_QUERY
-from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, tracking_uri
+from raytriever.tracking.mlflow_tracker import EXPERIMENT, tracking_uri
+from raytriever.tracking.mlflow_uri import SQLITE, check_uri
 
 SYSTEMS = ("bm25", "before", "after")
 MOST = 20  # runs of a filter
@@ -37,6 +38,7 @@ class MlflowRuns:
         if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
             # MLflow would make an empty one.
             raise ConfigError("no such database", self._shown, "name the server or database by MLFLOW_TRACKING_URI")
+        check_uri(self._uri)
         from mlflow import MlflowClient
 
         with self._telling("does not answer"):

@@ -33,7 +33,7 @@ from raytriever.retrieval.measurements import Measurements
 from raytriever.retrieval.protocol import Protocol, absent_count, own_judgements
 from raytriever.retrieval.systems import DenseSystem, Workers, evaluate_bm25
 from raytriever.storage import check_writable, committed_directory
-from raytriever.tracking.tracker import DatasetRecord, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
 
 def run_evaluation(
@@ -98,7 +98,7 @@ def run_evaluation(
                     if left_out.total and left_out.path:
                         told = replace(left_out, path=output / left_out.path.relative_to(aside))
                         results.quarantined.append(str(told))
-                run.describe(asked, _record(measured), {"raytriever.stage": "evaluate"})
+                run.describe(_used(asked, encoders, device), _record(measured), {STAGE: "evaluate"})
             results.significance = significance_rows(values, job.baselines)
             results.best = best_rows(best_models(results.models, values))
             write_whole(aside, results, asked, job.sets[0].split, job.baselines)
@@ -200,6 +200,17 @@ def _take(
         **{count: sum(one[count] for one in counts) for count in counts[0]},
         **({"parts": [measured.label(part) for part in measured.parts]} if about.is_divided else {}),
     }
+
+
+def _used(asked: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
+    """Return what was asked, each encoder with the settings that are used, for the tracker."""
+    models = {
+        name: {setting: value for setting, value in (given | encoders.systems[name]).items() if value is not None}
+        if isinstance(given, dict)
+        else given
+        for name, given in asked["models"].items()
+    }
+    return {**asked, "models": models, "device": device.type}
 
 
 def _record(measured: MeasuredSet) -> DatasetRecord:

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raytriever.activity import activity
 from raytriever.errors import ConfigError, StorageError
 from raytriever.masking import masked
-from raytriever.storage import check_writable
+from raytriever.tracking.mlflow_uri import check_uri
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 EXPERIMENT = "raytriever"
@@ -24,7 +25,6 @@ PARENT = "mlflow.parentRunId"
 KEY = "raytriever.key"
 METRICS_A_REQUEST = 1000
 PARAMS_A_REQUEST = 100
-SQLITE = "sqlite:///"
 PARAM_CHARACTERS = 6000  # more are refused
 REASON_CHARACTERS = 300
 # Whoever asks decides whether to ask again: a request that is repeated below could make a run twice.
@@ -56,9 +56,7 @@ class MlflowServer:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         for name, value in REQUESTS.items():
             os.environ.setdefault(name, value)
-        if uri.startswith(SQLITE):
-            # MLflow would ask a database that cannot be opened for minutes.
-            check_writable(Path(uri.removeprefix(SQLITE)).parent)
+        check_uri(uri)
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
@@ -67,7 +65,7 @@ class MlflowServer:
         self.not_known = MlflowException
         self._uri = uri
         self.shown = masked(uri)
-        with self.telling():
+        with activity(f"opening MLflow at {self.shown}"), self.telling():
             self.client = MlflowClient(tracking_uri=uri)
             self.client.get_experiment_by_name(EXPERIMENT)
 

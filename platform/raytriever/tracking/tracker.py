@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+# The tag that says which stage made a run, so that the UI can be filtered by it.
+STAGE = "raytriever.stage"
+
 
 @dataclass(frozen=True)
 class DatasetRecord:

@@ -38,6 +38,8 @@ class Kept:
 
     points: dict[str, float] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
     status: str = ""
     run_id: str = "kept"
 
@@ -46,6 +48,7 @@ class Kept:
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         assert dataset.counts["test_queries"]
+        self.settings, self.tags = dict(config), dict(tags)
 
     def log(self, points: Sequence[Point]) -> None:
         self.points |= {point.name: point.value for point in points}
@@ -183,6 +186,15 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     assert done.tracker.status == "FINISHED"
     assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
     assert {"results.json", "table.md", "table.tex", "runs", "mteb", "per_query"} <= set(done.tracker.files)
+    assert done.tracker.tags == {"raytriever.stage": "evaluate"}
+    used = done.tracker.settings["models"]["tiny"]
+    assert (used["pooling"], used["passage_length"], used["precision"]) == (
+        "mean",
+        64,
+        done.tracker.settings["precision"],
+    )
+    assert done.tracker.settings["device"] in ("cpu", "cuda")
+    assert None not in used.values()
 
 
 def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done) -> None:

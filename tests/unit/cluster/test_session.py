@@ -1,0 +1,137 @@
+"""What stands between a run and Ray: a cluster that does not answer, one that does not start, too little memory."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from raytriever.cluster import session
+from raytriever.cluster.session import ray_session
+from raytriever.errors import ConfigError
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that never accepts: its queue of connections is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = int(server.getsockname()[1])
+        waiting = []
+        for _ in range(4):
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+            waiting.append(client)
+        yield port
+        for client in waiting:
+            client.close()
+
+
+def refusal(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught, ray_session(1):
+        raise AssertionError("there is no cluster")
+    assert time.monotonic() - began < 15
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_is_gone_is_named_at_once(
+    scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{scheme}127.0.0.1:{closed_port}"
+    line = refusal(address, monkeypatch)
+    assert line.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (Connection refused); start it with")
+
+
+def test_a_cluster_that_accepts_nothing_is_named(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ANSWER_SECONDS", 0.2)
+    assert "no Ray cluster answers (timed out)" in refusal(f"127.0.0.1:{silent_port}", monkeypatch)
+
+
+def test_auto_without_a_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start it")
+
+
+def test_auto_of_a_cluster_that_is_gone_is_named(
+    tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
+    assert "no Ray cluster answers" in refusal("auto", monkeypatch)
+
+
+@pytest.mark.parametrize("address", ["head", "127.0.0.1", "127.0.0.1:port", "ray://head:"])
+def test_what_is_no_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = refusal(address, monkeypatch)
+    assert line == (
+        f"RAY_ADDRESS={address}: is no address of a Ray cluster; give HOST:PORT, ray://HOST:PORT, auto or local"
+    )
+
+
+def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no Ray cluster answers (" in refusal("no-such-host.invalid:6379", monkeypatch)
+
+
+def starts(failures: list[Exception], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A start that fails so often; nothing of Ray runs."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    def start() -> None:
+        if failures:
+            raise failures.pop(0)
+
+    return start
+
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
+
+
+def test_a_start_that_takes_too_long_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = [Exception(SLOW)]
+    session._start(starts(failures, monkeypatch))
+    assert failures == []
+    assert capsys.readouterr().err == "Ray did not start in time; trying once more\n"
+
+
+def test_a_second_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [Exception(SLOW), RuntimeError("Failed to start GCS.  Last 0 lines of error files:"), Exception(SLOW)]
+    with pytest.raises(ConfigError, match=r"^Ray: did not start, tried twice; see its logs in /tmp/ray/session_latest"):
+        session._start(starts(failures, monkeypatch))
+    assert len(failures) == 1
+
+
+def test_another_failure_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[Exception] = [ValueError("a defect"), ValueError("again")]
+    with pytest.raises(ValueError, match="a defect"):
+        session._start(starts(failures, monkeypatch))
+    assert len(failures) == 1
+
+
+def test_small_shared_memory_is_named(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small_disk.is_mount():
+        monkeypatch.setattr(session, "SHARED_MEMORY_BYTES", 1 << 62)
+    session._warn_of_small_shared_memory(small_disk)
+    line = capsys.readouterr().err
+    assert line.startswith(f"{small_disk} has only ")
+    assert line.endswith("or start the container with --shm-size=2g\n")
+    session._warn_of_small_shared_memory(tmp_path / "none")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,136 @@
+"""MLflow's address is checked before anything else: each mistake is one line, at once, and no password is shown."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.errors import UserError
+from raytriever.tracking.mlflow_uri import check_uri
+
+
+def refusal(uri: str) -> str:
+    with pytest.raises(UserError) as caught:
+        check_uri(uri)
+    return str(caught.value)
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("uri", "package"),
+    [
+        ("postgresql+psycopg2://user:hushhush@127.0.0.1/db", "psycopg2"),
+        ("mysql://user:hushhush@127.0.0.1/db", "MySQLdb"),
+        ("mysql+pymysql://user:hushhush@127.0.0.1/db", "pymysql"),
+        ("mssql+pyodbc://user:hushhush@127.0.0.1/db", "pyodbc"),
+    ],
+)
+def test_a_missing_driver_is_named(uri: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # also where it is installed
+    line = refusal(uri)
+    assert f"needs the Python package {package}, which is not installed; pip install {package}" in line
+    assert line.startswith(f"{uri.partition('://')[0]}://***@127.0.0.1/db: ")
+    assert "hushhush" not in line
+
+
+def test_a_folder_is_no_database(tmp_path: Path) -> None:
+    line = refusal(f"sqlite:///{tmp_path}")
+    assert line == (f"sqlite:///{tmp_path}: is a folder; name a file in it, as sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    assert f"the folder {tmp_path}/none does not exist; make it" in refusal(f"sqlite:///{tmp_path}/none/m.db")
+
+
+def test_another_file_is_no_database_and_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("dear diary, today I trained")
+    assert "is no SQLite database; name another file" in refusal(f"sqlite:///{file}")
+    assert file.read_text() == "dear diary, today I trained"
+
+
+def test_a_database_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table t (x)")
+    connection.close()
+    real = Path.open
+
+    def refuse(path: Path, *words: str) -> object:
+        if path == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *words)
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may write every file
+    assert "m.db" in refusal(f"sqlite:///{file}")
+
+
+@pytest.mark.parametrize("uri", ["sqlite://", "sqlite:///", "sqlite:mlflow.db", "sqlite://mlflow.db"])
+def test_an_address_without_a_file_is_refused(uri: str) -> None:
+    assert "write sqlite:///FILE, with three slashes" in refusal(uri)
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    line = refusal("postgre://host/db")
+    assert "has the unknown scheme 'postgre'; use one of sqlite:///FILE, postgresql://, mysql://, mssql://" in line
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_is_dead_is_named(scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    line = refusal(f"{scheme}://user:hushhush@127.0.0.1:{closed_port}")
+    assert f"MLflow does not answer (Connection refused at 127.0.0.1:{closed_port}); start the server, or" in line
+    assert "hushhush" not in line
+
+
+def test_what_only_a_proxy_reaches_is_left_to_mlflow(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    check_uri(f"http://tracking.example:{closed_port}")
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    assert "is no address (" in refusal("http://host:port")
+
+
+@pytest.mark.parametrize("uri", ["databricks", "mlruns", "file:///tmp/mlruns"])
+def test_what_only_mlflow_can_judge_passes(uri: str) -> None:
+    check_uri(uri)
+
+
+def test_a_database_and_a_file_that_is_to_be_one_pass(tmp_path: Path) -> None:
+    check_uri(f"sqlite:///{tmp_path}/new.db")
+    (tmp_path / "empty.db").touch()
+    check_uri(f"sqlite:///{tmp_path}/empty.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.db"]
+
+
+@pytest.mark.parametrize("stage", ["train", "tune", "evaluate"])
+def test_a_stage_refuses_before_it_opens_anything(
+    stage: str,
+    tiny_encoder: Path,
+    tmp_path: Path,
+    closed_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{closed_port}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    words = ["--model", str(tiny_encoder), "--output", "out"]
+    assert run(stage, words if stage != "evaluate" else [*words, "--datasets", "pydocs"]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert len(err) == 1
+    assert "MLflow does not answer (Connection refused at 127.0.0.1" in err[0]
+    assert not (tmp_path / "cache" / "datasets").exists()

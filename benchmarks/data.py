@@ -77,7 +77,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
         texts = [*opened.passages(), *opened.queries.texts]
         grown = peak_megabytes() - before
         bare = Tokenizer.from_str(made.tokenizer)
-        whole = AutoTokenizer.from_pretrained(resolve_model("minilm", None))
+        whole = AutoTokenizer.from_pretrained(resolve_model("minilm", None), trust_remote_code=False)
         windows = [texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW)]
         ways = {
             "prepare": prepared,

@@ -22,8 +22,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,9 +105,7 @@ class Lock:
             if _read(self._file).token == self.owner.token:
                 self._file.unlink()
         self.close()
-        for folder in self._made:
-            with suppress(OSError):
-                folder.rmdir()
+        _remove_empty(self._made)
 
     def close(self) -> None:
         """Close the file: in the owner that releases the lock, in a forked child the owner keeps it."""
@@ -181,6 +179,17 @@ def acquire(
         time.sleep(POLL_SECONDS)
 
 
+@contextmanager
+def released_at_end() -> Iterator[None]:
+    """A block at whose end every lock is released that was taken in it."""
+    before = set(_held)
+    try:
+        yield
+    finally:
+        for lock in [lock for token, lock in _held.items() if token not in before]:
+            lock.release()
+
+
 def claims() -> tuple[Claim, ...]:
     """Return what this process may write, to be sent to its workers."""
     return (*_claims, *(lock.claim for lock in _held.values()))
@@ -188,7 +197,7 @@ def claims() -> tuple[Claim, ...]:
 
 def join(of_driver: Sequence[Claim]) -> None:
     """Write on a driver's behalf: from now on `check_owner` compares its claims in this process."""
-    _claims[:] = of_driver
+    _claims[:] = [claim for claim in of_driver if claim.token not in _held]
 
 
 def check_owner(path: Path | str) -> None:
@@ -240,6 +249,11 @@ def _try(path: Path | str) -> Lock | Owner:
         os.fsync(descriptor)
         keep = True
         return Lock(directory, file, descriptor, owner, made)
+    except OSError:  # a full disk, perhaps: leave nothing
+        if is_new:
+            file.unlink(missing_ok=True)
+            _remove_empty(made)
+        raise
     finally:
         if not keep:
             os.close(descriptor)
@@ -320,9 +334,18 @@ def _is_at(descriptor: int, file: Path) -> bool:
 
 def _make_parents(folder: Path) -> list[Path]:
     """Make a folder with its parents; the ones that were missing, deepest first."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    above = missing[-1].parent if missing else folder
+    if not above.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     folder.mkdir(parents=True, exist_ok=True)
     return missing
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _remedy(owner: Owner, path: Path | str, remedy: str | None) -> str:

@@ -151,6 +151,17 @@ def committed_directory(
 
 
 @contextmanager
+def lock_errors(path: Path | str) -> Iterator[None]:
+    """`disk_errors` of taking a lock: a user knows the path, not its lock file."""
+    with disk_errors(path):
+        try:
+            yield
+        except OSError as error:
+            error.filename = None
+            raise
+
+
+@contextmanager
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
@@ -160,12 +171,9 @@ def one_writer(
         InUseError: another process is writing it, and `wait` is false.
         StorageError: the lock cannot be made there.
     """
-    with disk_errors(path):
-        try:
-            lock = acquire(path, wait=wait, report=report, remedy=remedy)
-        except OSError as error:
-            error.filename = None  # a user knows the path, not its lock
-            raise
+    with lock_errors(path):
+        Path(os.path.abspath(path)).parent.mkdir(parents=True, exist_ok=True)
+        lock = acquire(path, wait=wait, report=report, remedy=remedy)
     try:
         yield
     finally:

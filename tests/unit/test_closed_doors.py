@@ -46,6 +46,8 @@ REQUIRED = {"torch.load": {"weights_only": True}}
 # Weights: `from_pretrained` of these classes reads them.
 MODELS = re.compile(r"^(transformers\.)?Auto(Model\w*)\.from_pretrained$")
 MODEL_WORDS = {"use_safetensors": True, "trust_remote_code": False}
+# Code of a model: unless it is forbidden, transformers asks a person at the terminal whether it may run.
+PARTS = re.compile(r"^(transformers\.)?Auto((Tokenizer|Config)\.from_pretrained|Model\w*\.from_config)$")
 # File, and what is let through there.
 ALLOWED = {
     # Behind `index.store.read_index`, which holds every byte against its digest before.
@@ -109,6 +111,8 @@ def of_call(call: ast.Call) -> Iterator[str]:
     required = dict(REQUIRED.get(name, {}))
     if MODELS.match(name):
         required |= MODEL_WORDS
+    elif PARTS.match(name):
+        required |= {"trust_remote_code": False}
     yield from (f"{name} without {word}={right}" for word, right in required.items() if says(call, word) is not right)
 
 
@@ -147,6 +151,9 @@ def test_a_file_opens_no_door(file: Path) -> None:
         "AutoModel.from_pretrained(place, use_safetensors=True)",
         "AutoModel.from_pretrained(place, use_safetensors=True, trust_remote_code=True)",
         "AutoTokenizer.from_pretrained(place, trust_remote_code=True)",
+        "AutoTokenizer.from_pretrained(place)",
+        "AutoConfig.from_pretrained(place)",
+        "AutoModel.from_config(config)",
         "np.load(path, allow_pickle=True)",
         "shutil.unpack_archive(path, folder)",
         "import tarfile",
@@ -171,6 +178,7 @@ def test_the_lint_sees_an_open_door(line: str) -> None:
         "np.load(path, allow_pickle=False)",
         "subprocess.run(command)",
         "AutoModel.from_pretrained(place, use_safetensors=True, trust_remote_code=False)",
+        "AutoTokenizer.from_pretrained(place, trust_remote_code=False)",
     ],
 )
 def test_the_lint_lets_through_what_is_shut(line: str) -> None:

@@ -12,16 +12,16 @@ line whose sum is wrong is passed over, and its request is asked again.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError
-from raytriever.storage import disk_errors, fsync
+from raytriever.locking import acquire
+from raytriever.storage import disk_errors, fsync, lock_errors
 
 FILE = "answers.log"
 Entry = dict[str, Any]
@@ -32,28 +32,30 @@ class AnswerLog:
 
     Args:
         folder: made if it is not there.
+        wait: whether to wait for another process that holds it.
+        say: hears for whom.
 
     Raises:
-        StorageError: another process holds it, or it cannot be written.
+        InUseError: another process holds it, and `wait` is false.
+        StorageError: it cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, wait: bool = False, say: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE
-        self.damaged = 0
+        self.damaged = self._end = 0
+        self._file = -1
         self._places: dict[bytes, tuple[int, int]] = {}
         self._unsynced: list[tuple[bytes, int, int, asyncio.Future[None]]] = []
         self._syncing: asyncio.Task[None] | None = None
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                self._lock()
-                fsync(folder)
-                self._end = self._read()
-                os.ftruncate(self._file, self._end)
-            except BaseException:
-                os.close(self._file)
-                raise
+        with lock_errors(folder):
+            remedy = "wait for it with --wait, or give other --answers"
+            self._lock = acquire(folder, wait=wait, report=say, remedy=remedy)
+        try:
+            with disk_errors(folder):
+                self._open(folder)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __len__(self) -> int:
         return len(self._places)
@@ -95,6 +97,7 @@ class AnswerLog:
                 os.fsync(self._file)
         finally:
             os.close(self._file)
+            self._lock.release()
 
     def _append(self, line: bytes) -> int:
         """Write a line, at once and whole: from here on no kill of this process takes it. Answers where it stands."""
@@ -128,13 +131,16 @@ class AnswerLog:
                 else:
                     synced.set_exception(StorageError(f"cannot be written ({failure.strerror})", str(self.path)))
 
-    def _lock(self) -> None:
+    def _open(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StorageError(
-                "another run is writing its answers there", str(self.path), "wait for it, or give other --answers"
-            ) from error
+            fsync(folder)
+            self._end = self._read()
+            os.ftruncate(self._file, self._end)
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def _read(self) -> int:
         """Learn where each entry stands; answers where the last whole line ends."""

@@ -26,9 +26,10 @@ from raytriever.storage import cache_folder, check_writable
 
 
 def run_annotation(
-    job: AnnotationJob, output: Path, dry_run: bool, say: Callable[[str], None]
+    job: AnnotationJob, output: Path, dry_run: bool, say: Callable[[str], None], wait: bool = False
 ) -> tuple[str, Annotated | None]:
-    """Annotate, and commit the data set to `output`; a dry run ends with the estimate.
+    """Annotate, and commit the data set to `output`; a dry run ends with the estimate. `wait` is for
+    another job that holds the answers.
 
     Returns:
         The estimate, and what came of it.
@@ -46,7 +47,7 @@ def run_annotation(
     check_writable(output)
     prompts = load_prompts(job.annotation.prompts)
     key = None if dry_run else key_of_service(job.service, say)
-    log = AnswerLog(job.answers or cache_folder() / "answers")
+    log = AnswerLog(job.answers or cache_folder() / "answers", wait, say)
     try:
         if log.damaged:
             say(f"{log.path}: {log.damaged:,} damaged answers are asked for again")

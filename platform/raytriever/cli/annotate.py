@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -36,12 +36,14 @@ def main(words: list[str]) -> None:
     check_paths(annotation, model, data)
     if arguments.embeddings is not None:
         EMBEDDINGS.check(arguments.embeddings, "--embeddings")
+    output = Path(arguments.output)
+    if not arguments.dry_run:
+        lock_output(arguments, output)
 
     from raytriever.annotation.job import run_annotation
     from raytriever.annotation.summary import summary
     from raytriever.annotation.work import AnnotationJob
 
-    output = Path(arguments.output)
     job = AnnotationJob(
         data.dataset,
         arguments.split,
@@ -53,7 +55,7 @@ def main(words: list[str]) -> None:
         Path(arguments.embeddings) if arguments.embeddings is not None else None,
         Path(arguments.answers) if arguments.answers is not None else None,
     )
-    estimate, annotated = run_annotation(job, output, arguments.dry_run, warn)
+    estimate, annotated = run_annotation(job, output, arguments.dry_run, warn, arguments.wait)
     if annotated is None:
         show(estimate)
         return
@@ -95,6 +97,7 @@ def _parser() -> Parser:
         metavar="DIR",
         help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")

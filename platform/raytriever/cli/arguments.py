@@ -11,13 +11,16 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from raytriever.errors import ConfigError
+from raytriever.locking import acquire
 from raytriever.masking import refuse_secrets
 from raytriever.options import did_you_mean, flag_of, read_option
 from raytriever.paths import PathKind
-from raytriever.terminal import show
+from raytriever.storage import lock_errors
+from raytriever.terminal import show, warn
 
 
 class Parser(argparse.ArgumentParser):
@@ -145,6 +148,26 @@ def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
         for field in dataclasses.fields(kind)
         if hasattr(arguments, field.name)
     }
+
+
+def add_wait(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add `--wait`, for a stage that calls `lock_output`."""
+    parser.add_argument("--wait", action="store_true", help="wait for another command that is writing to --output")
+
+
+def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--output") -> None:
+    """Be the only command that writes a directory until this one ends; called before anything heavy is imported.
+
+    Args:
+        arguments: of a parser with `add_wait`.
+        output: the directory, which need not exist.
+        flag: names it.
+
+    Raises:
+        InUseError: another command is writing it, and `--wait` is not given.
+    """
+    with lock_errors(output):
+        acquire(output, wait=arguments.wait, report=warn, remedy=f"wait for it with --wait, or give another {flag}")
 
 
 def _typed(kind: type, flag: str) -> Any:

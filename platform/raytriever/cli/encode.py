@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
@@ -26,10 +26,11 @@ def main(words: list[str]) -> None:
         check_options(settings)
     check_encode(config)
     check_paths(data, model)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.cluster.encoding import run_encoding
 
-    output = Path(arguments.output)
     found = run_encoding(data.dataset, model, config, training.precision, data.max_bad_rows, output, warn)
     meta = found.store.meta
     size = sum(file.stat().st_size for file in found.store.path.rglob("*.npy"))
@@ -48,6 +49,7 @@ def _parser() -> Parser:
         metavar="DIR",
         help="where the embeddings shall stand",
     )
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -29,6 +29,8 @@ def main(words: list[str]) -> None:
         check_options(settings)
     check_encode(encoding)
     check_paths(config)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.cluster.evaluating import evaluate_in_session
     from raytriever.retrieval.beir_suite import named
@@ -46,7 +48,6 @@ def main(words: list[str]) -> None:
     if not arguments.datasets and not config.suite:
         raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
     models = pinned_models(evaluated_models(arguments.models, model))
-    output = Path(arguments.output)
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     job = EvaluationJob(
         models=models,
@@ -108,6 +109,7 @@ def _parser() -> Parser:
         help="where results go (default: results)",
     )
     parser.add_argument("--fresh", action="store_true", help="replace another evaluation that stands there")
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, EvaluationConfig, "measuring")
     add_settings(parser, ModelConfig, "models, all of them", only=[name for name in READING if name != "model"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
@@ -21,11 +21,12 @@ def main(words: list[str]) -> None:
     for settings in (model, asked):
         check_options(settings)
     check_paths(model, asked)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.retrieval.export import export
     from raytriever.retrieval.push import push_to_hub
 
-    output = Path(arguments.output)
     for parity in export(model, asked, output, warn):
         show(str(parity))
     if asked.push_to_hub:
@@ -38,6 +39,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--output", type=path_of(OUTPUT, "--output"), required=True, metavar="DIR", help="a new directory"
     )
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, ExportConfig, "handing over")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -30,8 +30,10 @@ def main(words: list[str]) -> None:
         raise ConfigError("is empty", "--query", 'give a few words, such as "read a file line by line"')
     if arguments.top < 1:
         raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
-
     check_paths(data, model)
+    output = Path(arguments.output)
+    if not output.exists():  # a finished index is only read
+        lock_output(arguments, output)
 
     from raytriever.retrieval.index_answers import answers, measured
     from raytriever.retrieval.index_job import IndexJob, run_index
@@ -46,7 +48,6 @@ def main(words: list[str]) -> None:
         arguments.split,
         Path(arguments.embeddings) if arguments.embeddings else None,
     )
-    output = Path(arguments.output)
     found = run_index(job, output, warn)
     index = found.index
     how = "opened" if found.seconds is None else f"built in {found.seconds:,.1f} s"
@@ -83,6 +84,7 @@ def _parser() -> Parser:
     parser.add_argument("--split", metavar="NAME", help="hold the index against exact search by this split's queries")
     parser.add_argument("--query", metavar="TEXT", help="print the best passages for it")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)

@@ -19,6 +19,7 @@ from raytriever.activity import activity
 from raytriever.cluster.submitted import settle
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
+from raytriever.locking import released_at_end
 from raytriever.options import did_you_mean
 from raytriever.storage import disk_errors
 from raytriever.terminal import one_line, open_missing_streams, show, warn
@@ -57,7 +58,7 @@ def entry() -> None:
 
 def _run_stage(stage: str, arguments: list[str]) -> None:
     arguments = settle(arguments, warn)
-    with activity(f"raytriever {stage} is working"):
+    with activity(f"raytriever {stage} is working"), released_at_end():
         importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -34,10 +34,11 @@ def main(words: list[str]) -> None:
     if not 0 <= arguments.round < 2**31:
         raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
     check_paths(data, model, mining)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.retrieval.mine_job import MiningJob, counts_table, run_mining
 
-    output = Path(arguments.output)
     job = MiningJob(
         data.dataset,
         arguments.split,
@@ -91,6 +92,7 @@ def _parser() -> Parser:
         metavar="DIR",
         help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, MiningConfig, "mining")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])

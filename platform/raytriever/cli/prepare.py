@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options
@@ -23,10 +23,12 @@ def main(words: list[str]) -> None:
     for settings in (model, data):
         check_options(settings)
     check_paths(data, model)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.cluster.preparation import run_preparation
 
-    found = run_preparation(data.dataset, arguments.format, model, data.max_bad_rows, Path(arguments.output), warn)
+    found = run_preparation(data.dataset, arguments.format, model, data.max_bad_rows, output, warn)
     width = max(map(len, found.lines))
     show("\n".join(f"{name:<{width}}  {value}" for name, value in found.lines.items()))
     if found.quarantined:
@@ -44,6 +46,7 @@ def _parser() -> Parser:
         help="where the prepared data set shall stand",
     )
     parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=_MODEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
@@ -23,10 +23,11 @@ def main(words: list[str]) -> None:
     for settings in (config, data, training):
         check_options(settings)
     check_paths(data, config)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.retrieval.score_job import ScoringJob, run_scoring
 
-    output = Path(arguments.output)
     job = ScoringJob(data.dataset, arguments.split, config, training.precision, data.max_bad_rows)
     done = run_scoring(job, output, warn)
     show(f"{'':<12}{'pairs':>12}{'mean':>10}{'deviation':>12}")
@@ -55,6 +56,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="whose queries are asked about (default: train)"
     )
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, ScoreConfig, "teacher")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])

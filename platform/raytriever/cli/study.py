@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser, path_of
+from raytriever.cli.arguments import Parser, add_wait, lock_output, path_of
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
@@ -35,6 +35,7 @@ def main(words: list[str]) -> None:
     if not NAME.fullmatch(run_name):
         raise ConfigError(f"{run_name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
     root = Path(arguments.data_root) if arguments.data_root else None
+    lock_output(arguments, output)
 
     from raytriever.cluster.study import has_gpu, run_study
     from raytriever.cluster.study_outcome import PAGE, TABLE
@@ -79,6 +80,7 @@ def _parser() -> Parser:
         help="the folder of the data packs, by name: squad, scifact, ...",
     )
     parser.add_argument("--run-name", metavar="NAME", help="the study's name in MLflow")
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.options import check_options, did_you_mean
@@ -32,6 +32,8 @@ def main(words: list[str]) -> None:
         if value < least:
             raise ConfigError(f"{value} is out of range", flag, f"give at least {least:,}")
     check_paths(data)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
 
     from raytriever.retrieval.file_names import distinct_names
     from raytriever.retrieval.ood_job import OodJob, run_ood
@@ -48,7 +50,6 @@ def main(words: list[str]) -> None:
         data.max_bad_rows,
         training.seed,
     )
-    output = Path(arguments.output)
     for name, text in run_ood(job, output, dict(zip(models, distinct_names(models), strict=True)), warn).items():
         show(f"{name}\n{text}")
     show(str(output))
@@ -89,6 +90,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--documents", type=int, default=100_000, metavar="N", help="of the control set (default: 100000)"
     )
+    add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])

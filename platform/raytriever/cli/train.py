@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import did_you_mean, flag_of
-from raytriever.paths import OUTPUT, SETTINGS, check_paths
+from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -45,15 +45,16 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     check_curriculum_paths(curriculum)
+    output = Path(arguments.output) if arguments.output else runs_folder() / name
+    lock_output(arguments, output)
 
-    from raytriever.cluster.experiment import default_output, run_experiment
+    from raytriever.cluster.experiment import run_experiment
     from raytriever.retrieval.table import metrics_table, outcome_notes
     from raytriever.tracking.mlflow_tracker import tracking_uri
     from raytriever.training.run_directory import RunDirectory
 
     for line in _without_effect(curriculum, _flags(arguments)):
         warn(line)
-    output = Path(arguments.output) if arguments.output else default_output(name)
     finished = run_experiment(curriculum, output, name, arguments.fresh, warn)
     if not finished.anew:
         warn(f"{finished.path} is finished; --fresh trains anew")
@@ -151,6 +152,7 @@ def _parser() -> Parser:
         help="YAML settings laid over the recipe; flags win over them, `stages:` over flags",
     )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in --output")
+    add_wait(run)
     run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser
 

@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.cli.train import SECTIONS, check_curriculum_paths, resolve
 from raytriever.config import NAME, Config
 from raytriever.config.search_config import SearchConfig
 from raytriever.errors import ConfigError
-from raytriever.paths import OUTPUT, SETTINGS, check_paths
+from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
 
@@ -30,8 +30,9 @@ def main(words: list[str]) -> None:
 
     check_curriculum_paths(curriculum)
     check_paths(search)
+    output = Path(arguments.output) if arguments.output else runs_folder() / name
+    lock_output(arguments, output)
 
-    from raytriever.cluster.experiment import default_output
     from raytriever.cluster.tune import run_sweep
     from raytriever.config.search_names import short_name
     from raytriever.retrieval.sweep import TrialError
@@ -39,7 +40,6 @@ def main(words: list[str]) -> None:
     from raytriever.retrieval.table import metrics_table, outcome_notes
     from raytriever.training.run_directory import RunDirectory
 
-    output = Path(arguments.output) if arguments.output else default_output(name)
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)
     if not swept.anew:
         warn(f"{swept.path} is finished; more --trials go on, --fresh begins anew")
@@ -85,6 +85,7 @@ def _parser() -> Parser:
         help="YAML settings laid over the recipe; flags win over them",
     )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier sweep left in --output")
+    add_wait(run)
     run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser
 

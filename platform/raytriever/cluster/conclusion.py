@@ -63,7 +63,7 @@ def conclude(
     ]
     absent = absent_count(dataset, base.data.test_split, Protocol())
     points += significance_points(tests, steps, now, several=False)
-    points += [Point(name, float(count), steps, now) for name, count in absent.items()]
+    points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - began, steps, now))
     tracker.log(points)
     for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):

@@ -23,6 +23,7 @@ from ray.data import ActorPoolStrategy
 from raytriever.cluster.ingest import quiet_context
 from raytriever.cluster.mistakes import mistake_of, told
 from raytriever.errors import UserError
+from raytriever.locking import Claim, claims, join
 from raytriever.retrieval.corpus import Runner
 from raytriever.retrieval.encode_shard import ShardEncoder
 
@@ -59,7 +60,7 @@ def in_actors(pool: ActorPool) -> Runner:
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
             shards = numbers.map_batches(
                 _Actor,
-                fn_constructor_args=(sent, pool),
+                fn_constructor_args=(sent, pool, claims()),
                 compute=ActorPoolStrategy(
                     min_size=min(pool.fewest, len(missing)),
                     max_size=min(pool.most, len(missing)),
@@ -80,7 +81,8 @@ def in_actors(pool: ActorPool) -> Runner:
 class _Actor:
     """Encodes shards. Mistakes travel as values: raised, Ray would wrap them."""
 
-    def __init__(self, encoder: ShardEncoder, pool: ActorPool) -> None:
+    def __init__(self, encoder: ShardEncoder, pool: ActorPool, of_driver: tuple[Claim, ...]) -> None:
+        join(of_driver)
         torch.set_num_threads(pool.cpus)
         if not pool.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one that was not asked for is somebody else's

@@ -22,7 +22,6 @@ from raytriever.cluster.session import check_cluster
 from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
-from raytriever.paths import runs_folder
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
@@ -115,8 +114,3 @@ class _Experiment:
         if commit:
             tags["mlflow.source.git.commit"] = commit
         tracker.describe(self.opened.settings(), record, tags)
-
-
-def default_output(run_name: str) -> Path:
-    """Where a run goes when nothing is said: `runs/NAME`."""
-    return runs_folder() / run_name

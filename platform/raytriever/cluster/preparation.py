@@ -17,6 +17,7 @@ from raytriever.data.statistics import describe
 from raytriever.data.tokenise import Tokenisation
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe as describe_model
+from raytriever.models.description import tower_directory
 from raytriever.models.source import resolve_model
 from raytriever.models.template import Template
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
@@ -48,7 +49,7 @@ def run_preparation(
     check_writable(output)
     directory = resolve_model(model.model, model.revision)
     description = describe_model(directory, model)
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(tower_directory(directory, "query"))
     template = Template.of(tokenizer)
     tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prefix, description.passage_prefix)
     request = Request(dataset, tokenisation, format, max_bad_rows)

@@ -8,7 +8,6 @@ is told to, and goes on with the table it has when a round fails.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import torch
 from raytriever.cluster.gauges import Gauges, run_of
 from raytriever.cluster.refresh_encoders import Encoders
 from raytriever.cluster.refresh_round import EMBEDDINGS, MiningRounds
+from raytriever.cluster.session import Workplace
 from raytriever.config import Config
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.errors import UserError
@@ -41,9 +41,9 @@ class Miner:
     """Does one round after another."""
 
     def __init__(
-        self, config: Config, places: list[str], folder: str, first: NegativesTable | None, directory: str
+        self, config: Config, places: list[str], folder: str, first: NegativesTable | None, workplace: Workplace
     ) -> None:
-        os.chdir(directory)
+        workplace.enter()
         # Searching takes as many cores as encoding does, which is over then; Ray leaves a process one thread.
         torch.set_num_threads(config.refresh.pool[1])
         self._rounds = MiningRounds(config, places, Path(folder), first)
@@ -116,7 +116,7 @@ def mining(config: Config, places: Sequence[str], negatives: Any, folder: Path) 
     # Rows of other origins stay beside those that are mined where shares are asked for by origin.
     first = negatives if config.data.negatives_mix else None
     where = str(folder.resolve() / FOLDER)
-    miner = Miner.remote(config, list(places), where, first, os.getcwd())  # type: ignore[attr-defined]
+    miner = Miner.remote(config, list(places), where, first, Workplace())  # type: ignore[attr-defined]
     try:
         yield miner
     finally:

@@ -7,7 +7,6 @@ kills over and over is ended by the marks of `retrieval.encode_shard`.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import ray
 
 from raytriever.cluster.refresh_round import SnapshotLoader
+from raytriever.cluster.session import Workplace
 from raytriever.errors import UserError
 from raytriever.retrieval.embedding_work import EmbeddingWork
 from raytriever.retrieval.encode_shard import ShardEncoder
@@ -42,8 +42,8 @@ class Task:
 class Encoder:
     """Encodes shards, one at a time, of one task after another."""
 
-    def __init__(self, directory: str) -> None:
-        os.chdir(directory)
+    def __init__(self, workplace: Workplace) -> None:
+        workplace.enter()
         self._task = -1
         self._encode: ShardEncoder | None = None
 
@@ -86,7 +86,7 @@ class Encoders:
         task = Task(self._tasks, work, load, place)
         encoder = Encoder.options(num_gpus=self._gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
         while len(self._actors) < min(self._most, len(missing)):
-            self._actors.append(encoder.remote(os.getcwd()))
+            self._actors.append(encoder.remote(Workplace()))
         idle, left = list(self._actors), list(reversed(missing))
         working: dict[Any, Any] = {}
         while left or working:

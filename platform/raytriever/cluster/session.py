@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from raytriever.activity import activity
 from raytriever.cluster.launch_doors import tighten_token
 from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
+from raytriever.locking import Claim, claims, join
 from raytriever.terminal import warn
 
 # In which a cluster that is joined must accept a connection.
@@ -146,6 +148,25 @@ def _warn_of_small_shared_memory(folder: Path = Path("/dev/shm")) -> None:
             f"{folder} has only {free / 1e6:.0f} MB free, so Ray keeps its objects in /tmp, which is slower; "
             "free some of it, or start the container with --shm-size=2g"
         )
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a driver works, for the Ray workers that write on its behalf; made by the driver, entered by each worker.
+
+    Args:
+        directory: relative paths are meant from it.
+        claims: what the driver has locked. A worker that outlives a killed driver commits nothing there once another
+            command has taken it.
+    """
+
+    directory: str = field(default_factory=os.getcwd)
+    claims: tuple[Claim, ...] = field(default_factory=claims)
+
+    def enter(self) -> None:
+        """Work there, in this process."""
+        os.chdir(self.directory)
+        join(self.claims)
 
 
 def gpus() -> int:

@@ -24,7 +24,7 @@ from raytriever.cluster.inline import inline
 from raytriever.cluster.monitor import listening
 from raytriever.cluster.news import GivenUp, News, Notice
 from raytriever.cluster.refresh import mining
-from raytriever.cluster.session import gpus
+from raytriever.cluster.session import Workplace, gpus
 from raytriever.cluster.validation import validating
 from raytriever.cluster.validation_sets import DevSet
 from raytriever.cluster.worker import train_worker
@@ -113,7 +113,7 @@ def train_on_cluster(
             "total_steps": total_steps,
             "folder": str(folder.resolve()),
             "mailbox": listener.mailbox,
-            "directory": os.getcwd(),
+            "workplace": Workplace(),
             "beside": beside,
         }
 

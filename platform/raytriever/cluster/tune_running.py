@@ -12,7 +12,7 @@ from ray import tune
 from raytriever.activity import activity
 from raytriever.cluster.fit_thread import FitThread
 from raytriever.cluster.monitor import listening
-from raytriever.cluster.session import gpus
+from raytriever.cluster.session import Workplace, gpus
 from raytriever.cluster.tune_conductor import Conductor, Plan
 from raytriever.cluster.tune_material import SweepMaterial
 from raytriever.cluster.tune_planning import watched_metric
@@ -42,7 +42,7 @@ def run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material:
     with listening(conductor.hear) as listener, TemporaryDirectory(prefix="raytriever-") as state:
         around = Circumstances(
             listener.mailbox,
-            os.getcwd(),
+            Workplace(),
             math.ceil(plan.at_once / nodes),
             watched_metric(plan.base, search),
             plan.metric != DEV_LOSS,

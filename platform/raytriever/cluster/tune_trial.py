@@ -7,7 +7,6 @@ that trials beside each other cannot each hold half of what they need.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from ray import tune
 
 from raytriever.cluster.news import Evaluated, News, Saving, StepNews
-from raytriever.cluster.session import gpus
+from raytriever.cluster.session import Workplace, gpus
 from raytriever.cluster.train import train_on_cluster
 from raytriever.cluster.validation_sets import DevSet
 from raytriever.config import Config
@@ -75,14 +74,14 @@ class Circumstances:
 
     Args:
         mailbox: of the driver.
-        directory: in which relative places are meant.
+        workplace: of the driver.
         beside: trials that share a node's cores.
         reported: what Tune hears of at every look; nothing where no trial is stopped early.
         metrics: whether the whole corpus is searched in the end, or the dev loss suffices.
     """
 
     mailbox: Any
-    directory: str
+    workplace: Workplace
     beside: int
     reported: str | None
     searches: bool
@@ -97,7 +96,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
         around: see `Circumstances`.
     """
     job: TrialJob = config["job"]
-    os.chdir(around.directory)
+    around.workplace.enter()
     folder = Path(job.folder)
     told = max((step for step, _ in curve(folder, "loss")), default=0)
     voice = _Voice(job.number, around)
@@ -172,13 +171,14 @@ def _measured(job: TrialJob) -> dict[str, float]:
         return measure_on_dev(job)
     # The workers' places are free again; those of the trial, to which its tasks are bound by default, hold nothing.
     task = ray.remote(num_cpus=1, num_gpus=min(1, gpus()), scheduling_strategy="DEFAULT")(measure_on_dev)
-    found: dict[str, float] = ray.get(task.remote(job, os.getcwd()))
+    found: dict[str, float] = ray.get(task.remote(job, Workplace()))
     return found
 
 
-def measure_on_dev(job: TrialJob, directory: str | None = None) -> dict[str, float]:
+def measure_on_dev(job: TrialJob, workplace: Workplace | None = None) -> dict[str, float]:
     """The metrics of a trial's model on the dev split of its first data set, the whole corpus searched."""
-    os.chdir(directory or os.getcwd())
+    if workplace is not None:
+        workplace.enter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(job.places[0], [job.config.data.dev_split])
     model = ModelConfig(model=str(Path(job.folder) / "model"))

@@ -18,6 +18,7 @@ import torch
 
 from raytriever.cluster.gauges import Gauges, run_of
 from raytriever.cluster.monitor import Sender
+from raytriever.cluster.session import Workplace
 from raytriever.cluster.validation_round import Validations
 from raytriever.cluster.validation_sets import DevSet, digest_of
 from raytriever.config import Config
@@ -36,8 +37,8 @@ NICENESS = 10
 class CheckpointEvaluator:
     """Does one evaluation after another."""
 
-    def __init__(self, config: Config, sets: Sequence[DevSet], folder: str, directory: str) -> None:
-        os.chdir(directory)
+    def __init__(self, config: Config, sets: Sequence[DevSet], folder: str, workplace: Workplace) -> None:
+        workplace.enter()
         with suppress(OSError):
             os.nice(NICENESS)
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # Ray leaves a process one
@@ -108,7 +109,7 @@ def validating(config: Config, sets: Sequence[DevSet], folder: Path, say: Callab
     elif not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
         say("checkpoints are evaluated on the cores that train, at a lower priority: steps are slower meanwhile")
     evaluator = CheckpointEvaluator.options(num_gpus=gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
-    actor = evaluator.remote(config, tuple(sets), str(folder.resolve() / FOLDER), os.getcwd())
+    actor = evaluator.remote(config, tuple(sets), str(folder.resolve() / FOLDER), Workplace())
     try:
         yield actor
     finally:

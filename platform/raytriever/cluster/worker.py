@@ -76,7 +76,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
     config: Config = job["config"]
     folder = Path(job["folder"])
     # Ray starts workers elsewhere; data sets and models may be named by relative paths.
-    os.chdir(job["directory"])
+    job["workplace"].enter()
     workers = current_workers()
     if device.type == "cpu":
         # Ray leaves one thread to a process; the cores of a node are shared among the workers on it.

@@ -30,7 +30,8 @@ from raytriever.data.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardW
 from raytriever.data.source import Source
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import cache_folder, committed_directory
+from raytriever.storage import cache_folder, committed_directory, one_writer
+from raytriever.terminal import warn
 
 # Changes whenever more is read out of the same files: the cache makes it anew, and what was prepared before is read on.
 _READS = "absent"
@@ -106,27 +107,36 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     plan = recognise(source, request.format)
     key = request.key(source, plan)
     place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
-    found = prepared_meta(place) if output is not None else _cached(place, say)
-    if found is not None and found["key"] == key and (output is not None or _is_whole(place, say)):
+    if output is not None:
+        found = prepared_meta(output)  # its command holds the lock
+    else:
+        found = _cached(place, key, quietly)
+        if found is None:
+            with one_writer(place, wait=True, report=warn):
+                found = _cached(place, key, say)  # made by another command meanwhile
+                if found is None:
+                    _make(place, request, source, plan, key, run, say, replace=place.exists())
+                    return place
+    if found is not None and found["key"] == key:
         check_files(found["files"], request.max_bad_rows, request.splits)
         say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
     if found is not None and found["source"] != source.where:
         raise StorageError(f"holds {found['source']}, prepared", str(place), "give another --output, or remove it")
+    _make(place, request, source, plan, key, run, say, replace=found is not None)
+    return place
+
+
+def _make(
+    place: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, say: Say, replace: bool
+) -> None:
+    name = PYDOCS if request.dataset == PYDOCS else source.name
     read = {part.where for part in plan.parts}
     total = sum(file.size for file in source.files if file.where in read)
     say(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
-    try:
-        replace = found is not None or (output is None and place.exists())
-        with activity(f"{name}: preparing"), committed_directory(place, meta, replace=replace) as aside:
-            _fill(aside, request, name, plan, total, run, meta, say)
-    except StorageError:
-        # Another process may have prepared the same meanwhile: what stands there is as good.
-        other = prepared_meta(place)
-        if output is not None or other is None or other["key"] != key:
-            raise
-    return place
+    with activity(f"{name}: preparing"), committed_directory(place, meta, replace=replace) as aside:
+        _fill(aside, request, name, plan, total, run, meta, say)
 
 
 def _fill(
@@ -161,26 +171,19 @@ def _fill(
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
 
 
-def _cached(place: Path, say: Say) -> DatasetMeta | None:
-    """What the cache has; an entry without a manifest, or with a torn one, is made again rather than complained of."""
+def _cached(place: Path, key: str, say: Say) -> DatasetMeta | None:
+    """What the cache has, undamaged; an entry without a manifest, or a damaged one, is made again."""
     try:
         found = prepared_meta(place)
+        if found is not None and found["key"] == key:
+            check_directory(place)
+            return found
     except StorageError as damage:
         say(f"{damage.where}: {damage.what}; preparing again")
         return None
-    if found is None and place.exists():
+    if place.exists():
         say(f"{place}: has no manifest of a prepared data set; preparing again")
-    return found
-
-
-def _is_whole(place: Path, say: Say) -> bool:
-    """Whether what the cache has is undamaged; what is damaged there is made again rather than complained of."""
-    try:
-        check_directory(place)
-    except StorageError as damage:
-        say(f"{damage.where}: {damage.what}; preparing again")
-        return False
-    return True
+    return None
 
 
 def _size(count: int) -> str:

@@ -24,7 +24,8 @@ from raytriever.data.prose import normalised, question_and_answer
 from raytriever.data.public_names import PublicNames
 from raytriever.data.python_sources import installed_versions, modules_of, source_roots
 from raytriever.errors import StorageError
-from raytriever.storage import cache_folder, committed_directory, read_manifest
+from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
+from raytriever.terminal import warn
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +58,12 @@ def pydocs_folder(cache: Path | None = None) -> Path:
     folder = cache / f"pydocs-{key[:16]}"
     if _is_whole(folder):
         return folder
-    log.info("building pydocs from the docstrings of %d installed packages", len(versions) - 1)
-    try:
+    with one_writer(folder, wait=True, report=warn):
+        if _is_whole(folder):  # built by another command meanwhile
+            return folder
+        log.info("building pydocs from the docstrings of %d installed packages", len(versions) - 1)
         with committed_directory(folder, {"versions": versions}, replace=folder.exists()) as aside:
             write_pairs(distinct(pairs_of(source_roots())), aside)
-    except StorageError:
-        # Another process built the same meanwhile: the first to commit wins, and both are equal.
-        if not _is_whole(folder):
-            raise
     return folder
 
 

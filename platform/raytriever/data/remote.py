@@ -15,7 +15,8 @@ from typing import Any
 from raytriever.data.content import check_directory
 from raytriever.data.files import is_uri, open_raw
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import MANIFEST, cache_folder, committed_directory, disk_errors
+from raytriever.storage import MANIFEST, cache_folder, committed_directory, disk_errors, one_writer
+from raytriever.terminal import warn
 
 _BLOCK = 1 << 22
 
@@ -42,13 +43,22 @@ def fetched(uri: str) -> Path | None:
     for name in (*files, str(meta["name"])):
         _check_name(name, uri)
     place = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
+    if _is_whole(place):
+        return place
+    with one_writer(place, wait=True, report=warn):
+        if not _is_whole(place):  # another command has not fetched it meanwhile
+            with committed_directory(place, meta, replace=place.exists()) as aside:
+                for name, (size, digest) in files.items():
+                    _copy(_below(uri, name), aside / name, size, digest)
+    return place
+
+
+def _is_whole(place: Path) -> bool:
     try:
         check_directory(place)
     except StorageError:
-        with committed_directory(place, meta, replace=place.exists()) as aside:
-            for name, (size, digest) in files.items():
-                _copy(_below(uri, name), aside / name, size, digest)
-    return place
+        return False
+    return True
 
 
 def _check_name(name: str, uri: str) -> None:

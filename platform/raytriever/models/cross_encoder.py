@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,12 +20,14 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import ModelError
-from raytriever.models.quiet import quiet_transformers
+from raytriever.models.files import read_model_file, stored_tensors
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
+from raytriever.models.weights import check_loaded, check_sizes, check_tokens, load_config, loading
 from raytriever.paths import expanded
 from raytriever.storage import sha256_of
 
+T = TypeVar("T")
 # Tokens of a batch, padding included.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
 ACTIVATIONS = ("Identity", "Sigmoid")
@@ -48,30 +50,27 @@ class CrossEncoder:
 
     @activity("loading the cross-encoder")
     def __init__(self, directory: Path | str, device: torch.device, precision: str, length: int | None = None) -> None:
-        from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification
 
         self.directory = directory = expanded(directory)
-        if not (directory / "config.json").is_file():
-            raise ModelError("holds no config.json", str(directory), _REMEDY)
+        config = load_config(directory, _REMEDY)
         beside = _beside(directory)
-        try:
-            with quiet_transformers(warnings=False):
-                model, told = AutoModelForSequenceClassification.from_pretrained(
-                    directory,
-                    local_files_only=True,
-                    use_safetensors=True,
-                    trust_remote_code=False,
-                    dtype=torch.float32,
-                    output_loading_info=True,
-                )
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ModelError(f"cannot be loaded ({reason})", str(directory), _REMEDY) from error
-        if told["missing_keys"]:
-            # transformers would go on with random weights in their stead.
-            missing = sorted(told["missing_keys"])[0]
-            raise ModelError(f"has no trained weights for {missing}", str(directory), _REMEDY)
+        stored = stored_tensors(directory)
+        with loading(directory, _REMEDY):
+            with torch.device("meta"):
+                empty = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+            check_sizes(empty, stored, directory)
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                directory,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        check_loaded(model, report, directory)
         if model.config.num_labels != 1:
             raise ModelError(
                 f"tells {model.config.num_labels} labels apart", str(directory), "name a cross-encoder of one score"
@@ -82,6 +81,7 @@ class CrossEncoder:
                 f"puts its score through {self.activation!r}", str(directory), f"known are {' and '.join(ACTIVATIONS)}"
             )
         self._tokenizer = load_tokenizer(directory)
+        check_tokens(self._tokenizer, model, directory)
         reads = min(self._tokenizer.model_max_length, _positions(model.config))
         if length is not None and not _SMALLEST <= length <= reads:
             raise ModelError(
@@ -132,28 +132,20 @@ def _beside(directory: Path) -> dict[str, Any]:
     Raises:
         ModelError: it has more modules than a transformer, or puts a prompt before its texts.
     """
-    modules = _json(directory / "modules.json", [])
+    modules: list[dict[str, Any]] = _optional(directory / "modules.json", list[dict[str, Any]], [])
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if len(kinds) > 1:
         raise ModelError(f"is made of {', '.join(kinds)}, no plain cross-encoder", str(directory), _REMEDY)
-    told = _json(directory / "config_sentence_transformers.json", {})
+    told: dict[str, Any] = _optional(directory / "config_sentence_transformers.json", dict[str, Any], {})
     if told.get("default_prompt_name"):
         raise ModelError(
             f"asks for the prompt {told['default_prompt_name']!r}", str(directory), "name a cross-encoder without one"
         )
-    return dict(told)
+    return told
 
 
-def _json(file: Path, otherwise: Any) -> Any:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, type(otherwise)) or not all(isinstance(each, str | dict) for each in found):
-            raise ValueError("of another form")
-    except FileNotFoundError:
-        return otherwise
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot be read ({error})", str(file), "copy it anew") from error
-    return found
+def _optional(file: Path, kind: type[T], otherwise: T) -> T:
+    return read_model_file(file, kind) if file.is_file() else otherwise
 
 
 def _positions(config: Any) -> int:

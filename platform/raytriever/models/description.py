@@ -6,16 +6,19 @@ transformers checkpoint, for which mean pooling and cosine similarity are assume
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.models.config import ModelConfig
+from raytriever.models.files import check_config, check_modules, read_model_file
+from raytriever.options import check_options
 
-OWN_FILE = "raytriever.json"
+OWN_FILE, MODULES = "raytriever.json", "modules.json"
+TOWERS = {"query": "query_0_Transformer", "passage": "document_0_Transformer"}  # of a Router with two routes
 DEFAULT_LENGTH = 512
+_SWITCHES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,35 @@ def used_settings(config: ModelConfig, description: Description) -> dict[str, ob
     return {name: value for name, value in (asdict(config) | asdict(description)).items() if value is not None}
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file of a model; a broken one is a `ModelError` naming it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"cannot be read ({error})", str(path), "copy the model anew") from error
+class _Settings(TypedDict, total=False):
+    """`sentence_bert_config.json` of a Transformer module."""
+
+    max_seq_length: int | None
+
+
+class _OwnSettings(TypedDict, total=False):
+    """`config_sentence_transformers.json`."""
+
+    prompts: dict[str, str | None] | None
+    truncate_dim: int | None
+
+
+class _Pooling(TypedDict, total=False):
+    """`config.json` of a Pooling module."""
+
+    pooling_mode: str | None
+    pooling_mode_mean_tokens: bool
+    pooling_mode_cls_token: bool
+    pooling_mode_lasttoken: bool
+    word_embedding_dimension: int
 
 
 def describe(directory: Path, config: ModelConfig) -> Description:
     """Read a model directory's own description and lay the user's settings over it."""
     if (directory / OWN_FILE).is_file():
-        described = _own(directory / OWN_FILE)
-    elif (directory / "modules.json").is_file():
-        described = _sentence_transformers(directory)
+        described = _checked(read_model_file(directory / OWN_FILE, Description), directory / OWN_FILE)
+    elif (directory / MODULES).is_file():
+        described = _checked(_sentence_transformers(directory), directory)
     else:
         described = Description(query_length=_position_limit(directory), passage_length=_position_limit(directory))
     given = {name: value for name in asdict(described) if (value := getattr(config, name)) is not None}
@@ -62,40 +80,49 @@ def describe(directory: Path, config: ModelConfig) -> Description:
     return replace(described, **given)
 
 
-def _own(path: Path) -> Description:
-    fields = read_json(path)
+def tower_directory(directory: Path, side: str) -> Path:
+    """Return the transformers directory of one side's tower: the model's own, or one in it that its layout names."""
+    own = directory / TOWERS[side]
+    if own.is_dir():
+        return own
+    if not (directory / OWN_FILE).is_file() and (directory / MODULES).is_file():
+        return check_modules(directory).get("Transformer", directory)
+    return directory
+
+
+def _checked(described: Description, where: Path) -> Description:
+    """Hold what files say to the ranges of the flags that say the same; raises `ModelError`."""
     try:
-        return Description(**fields)
-    except TypeError as error:
-        raise ModelError(
-            f"unknown or missing field ({error})",
-            str(path),
-            "it was written by another version of raytriever",
-        ) from error
+        check_options(replace(ModelConfig(), **asdict(described)))
+    except ConfigError as error:
+        raise ModelError(f"sets what {error.where} sets: {error.what}", str(where), error.remedy) from error
+    return described
 
 
 def _sentence_transformers(directory: Path) -> Description:
-    modules = read_json(directory / "modules.json")
-    kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
-    unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
+    modules = check_modules(directory)
+    unknown = sorted(modules.keys() - {"Transformer", "Pooling", "Normalize"})
     if unknown:
         raise ModelError(
             f"has a {unknown[0]} module, which raytriever does not train",
-            str(directory / "modules.json"),
+            str(directory / MODULES),
             "use a model of Transformer, Pooling and Normalize modules",
         )
-    length = _position_limit(directory)
-    settings = directory / kinds.get("Transformer", "") / "sentence_bert_config.json"
+    if "Transformer" not in modules:
+        raise ModelError("names no Transformer module", str(directory / MODULES), "copy the model again")
+    length = _position_limit(modules["Transformer"])
+    settings = modules["Transformer"] / "sentence_bert_config.json"
     if settings.is_file():
-        length = read_json(settings).get("max_seq_length") or length
-    prompts: dict[str, str] = {}
+        own_length = read_model_file(settings, _Settings).get("max_seq_length")
+        length = length if own_length is None else own_length
+    prompts: dict[str, str | None] = {}
     truncate_dim = None
     if (directory / "config_sentence_transformers.json").is_file():
-        own = read_json(directory / "config_sentence_transformers.json")
+        own = read_model_file(directory / "config_sentence_transformers.json", _OwnSettings)
         prompts, truncate_dim = own.get("prompts") or {}, own.get("truncate_dim")
     return Description(
-        pooling=_pooling_mode(directory / kinds["Pooling"] / "config.json") if "Pooling" in kinds else "mean",
-        similarity="cosine" if "Normalize" in kinds else "dot",
+        pooling=_pooling_mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "mean",
+        similarity="cosine" if "Normalize" in modules else "dot",
         query_prefix=prompts.get("query") or "",
         passage_prefix=prompts.get("document") or prompts.get("passage") or "",
         query_length=length,
@@ -105,12 +132,11 @@ def _sentence_transformers(directory: Path) -> Description:
 
 
 def _pooling_mode(path: Path) -> str:
-    settings = read_json(path)
+    settings = read_model_file(path, _Pooling)
     modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
     named = settings.get("pooling_mode")
     if named is None:  # files older than sentence-transformers 6 hold one switch a mode
-        switches = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
-        on = [mode for mode, switch in switches.items() if settings.get(f"pooling_mode_{switch}")]
+        on = [mode for mode, switch in _SWITCHES.items() if settings.get(switch)]
         named = on[0] if len(on) == 1 else None
     if named not in modes:
         raise ModelError(f"pooling mode {named!r} is not supported", str(path), "choose --pooling mean, cls or last")
@@ -119,8 +145,8 @@ def _pooling_mode(path: Path) -> str:
 
 def _position_limit(directory: Path) -> int:
     """The longest input the weights allow; RoBERTa-like models lose the positions up to their padding index."""
-    config = read_json(directory / "config.json") if (directory / "config.json").is_file() else {}
-    positions = config.get("max_position_embeddings", DEFAULT_LENGTH)
+    config = check_config(directory)
+    positions: int = config.get("max_position_embeddings") or DEFAULT_LENGTH
     if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         positions -= (config.get("pad_token_id") or 0) + 1
-    return int(min(positions, DEFAULT_LENGTH))
+    return min(positions, DEFAULT_LENGTH)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
+from raytriever.models.files import stored_tensors
 from raytriever.models.lora import DROPOUT
 from raytriever.models.pooling import POOLING
-from raytriever.models.quiet import quiet_transformers
+from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
 
+_REMEDY = "give a directory with config.json and model.safetensors"
 TokenBatch = dict[str, Tensor]
 
 
@@ -53,27 +57,47 @@ class Encoder(nn.Module):
 
 
 def load_backbone(directory: Path) -> nn.Module:
-    """A transformers model from a local directory, safetensors only, never with the repository's own code."""
-    from safetensors import SafetensorError
+    """A transformers model from a local directory, safetensors only, never with the repository's own code.
+
+    A pooler without weights in the files is left out, as in a model that was made without one.
+
+    Raises:
+        ModelError: its files are missing, broken, or of no text encoder, or do not hold all of its weights.
+    """
     from transformers import AutoModel
 
-    try:
-        with quiet_transformers():
-            model: nn.Module = AutoModel.from_pretrained(
-                directory,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-            )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"cannot be loaded ({reason})",
-            str(directory),
-            "name a directory with config.json and model.safetensors",
-        ) from error
-    return model
+    config, stored = load_config(directory, _REMEDY), stored_tensors(directory)
+    with loading(directory, _REMEDY):
+        with torch.device("meta"):
+            empty = AutoModel.from_config(config, trust_remote_code=False)
+        _check_text_encoder(empty, directory)
+        check_sizes(empty, stored, directory)
+        model, report = AutoModel.from_pretrained(
+            directory,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    backbone: nn.Module = model
+    pooler = {name for name, _ in backbone.named_parameters() if name.startswith("pooler.")}
+    if pooler and pooler <= report["missing_keys"] and "add_pooling_layer" in signature(type(backbone)).parameters:
+        backbone.pooler = None  # type: ignore[assignment]
+        report["missing_keys"] -= pooler
+    check_loaded(backbone, report, directory)
+    return backbone
+
+
+def _check_text_encoder(model: Any, directory: Path) -> None:
+    """Refuse a model that does not read tokens, or does not answer with a state of each; raises `ModelError`."""
+    config = model.config
+    reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
+    if config.is_encoder_decoder or not reads_tokens:
+        kind = "an encoder with a decoder" if config.is_encoder_decoder else "no text encoder"
+        raise ModelError(f"is {kind} ({config.model_type})", str(directory), "give a text encoder, such as a BERT")
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:

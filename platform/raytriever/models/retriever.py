@@ -20,11 +20,12 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import Description, describe
+from raytriever.models.description import Description, describe, tower_directory
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
 from raytriever.models.source import resolve_model
 from raytriever.models.template import Template
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
+from raytriever.models.weights import check_tokens
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")
@@ -114,7 +115,7 @@ def load_retriever(config: ModelConfig) -> Retriever:
     """
     directory = resolve_model(config.model, config.revision)
     description = describe(directory, config)
-    places = {side: _tower_directory(directory, side) for side in SIDES}
+    places = {side: tower_directory(directory, side) for side in SIDES}
     if description.towers == "shared" and places["query"] != places["passage"]:
         raise ModelError("has two towers", str(directory), "drop --towers shared")
     tokenizer = load_tokenizer(places["query"])
@@ -132,6 +133,9 @@ def load_retriever(config: ModelConfig) -> Retriever:
 
     query = tower("query")
     passage = query if description.towers == "shared" else tower("passage")
+    check_tokens(tokenizer, query.backbone, directory)
+    for each, length in ((query, description.query_length), (passage, description.passage_length)):
+        _check_length(each.backbone, length, directory)
     return Retriever(query, passage, tokenizer, description).eval()
 
 
@@ -140,6 +144,15 @@ def hidden_size(backbone: nn.Module) -> int:
     return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
-def _tower_directory(directory: Path, side: Side) -> Path:
-    own = directory / {"query": "query_0_Transformer", "passage": "document_0_Transformer"}[side]
-    return own if own.is_dir() else directory
+def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
+    """Refuse texts longer than the learned positions of a model; raises `ModelError`."""
+    for name, module in backbone.named_modules():
+        if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
+            # RoBERTa and its relatives begin to count after the position of padding.
+            positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+            if length > positions:
+                raise ModelError(
+                    f"has {positions} positions, but texts are cut at {length} tokens",
+                    str(directory),
+                    f"give --query-length and --passage-length of at most {positions}",
+                )

@@ -6,10 +6,15 @@ but the tokenizer and the text, so it can be stored; `template` makes inputs of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import ModelError
+from raytriever.models.files import CONFIG, check_tokenizer_files, first_line
+from raytriever.models.quiet import quiet_transformers
+from raytriever.models.weights import load_config
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,19 +27,42 @@ TOKENIZER_FILES = (
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The transformers tokenizer of a model directory; a missing or broken one is a `ModelError`."""
-    from transformers import AutoTokenizer
+    """Load the transformers tokenizer of a model directory, never with the repository's own code.
 
+    Raises:
+        ModelError: its files are missing or broken.
+    """
     # Without any of these transformers makes a tokenizer with an empty vocabulary and says nothing.
-    if any((directory / name).is_file() for name in TOKENIZER_FILES):
-        try:
-            return AutoTokenizer.from_pretrained(directory, local_files_only=True, use_fast=True)
-        except (OSError, ValueError) as error:
-            reason = f"has a tokenizer that cannot be loaded ({str(error).splitlines()[0]})"
-            raise ModelError(reason, str(directory), "copy tokenizer.json and tokenizer_config.json anew") from error
-    raise ModelError(
-        "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
-    )
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
+        )
+    check_tokenizer_files(directory)
+    remedy = "give a directory with config.json and model.safetensors"
+    config = load_config(directory, remedy) if (directory / CONFIG).is_file() else None
+    with _tokenizer_errors(directory), quiet_transformers(warnings=False):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            directory, config=config, local_files_only=True, use_fast=True, trust_remote_code=False
+        )
+
+
+@contextmanager
+def _tokenizer_errors(directory: Path) -> Iterator[None]:
+    """Turn what the libraries raise for a broken tokenizer into a `ModelError`."""
+    try:
+        yield
+    except Exception as error:
+        # The library `tokenizers` raises nothing more exact than Exception itself.
+        known = (OSError, ValueError, KeyError, ImportError)
+        if type(error) is not Exception and not isinstance(error, known):
+            raise
+        raise ModelError(
+            f"has a tokenizer that cannot be loaded ({first_line(error)})",
+            str(directory),
+            "copy tokenizer.json and tokenizer_config.json anew",
+        ) from error
 
 
 def content_tokenizer_json(tokenizer: Any) -> str:

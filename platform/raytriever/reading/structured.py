@@ -254,9 +254,9 @@ def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
     """The keys that must be there, and the type of each."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
-        needed = [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
-        plain = {name: hint if name in needed else get_args(hint)[0] for name, hint in hints.items()}
-        return frozenset(needed), plain
+        optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
+        plain = {name: get_args(hint)[0] if name in optional else hint for name, hint in hints.items()}
+        return frozenset(kind.__required_keys__ - optional), plain
     fields = [one for one in dataclasses.fields(kind) if one.init]
     missing = dataclasses.MISSING
     needed = [one.name for one in fields if one.default is missing and one.default_factory is missing]

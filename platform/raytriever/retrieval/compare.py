@@ -20,6 +20,7 @@ from raytriever.activity import activity
 from raytriever.retrieval.compare_run import Figures, FinishedRun
 from raytriever.retrieval.evaluation_significance import best_models, significance_rows
 from raytriever.retrieval.figures_models import save_curves
+from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.report import Page, Picture, Table, write_page
 from raytriever.retrieval.report_evaluation import gain_pictures
 from raytriever.retrieval.report_queries import chosen_queries
@@ -168,6 +169,6 @@ def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
         differ = [name for name in every if len({run.settings.get(name) for run in members}) > 1]
         rows = [[name, *(run.settings.get(name, "") for run in members)] for name in differ]
         note = "" if rows else "They have the same settings."
-        columns = ["setting", *(run.name for run in members)]
+        columns = unique_names(["setting", *(run.name for run in members)])
         tables.append(Table(f"Settings of {kind} that differ", columns, rows, note))
     return tables

@@ -21,6 +21,7 @@ import torch
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
+from raytriever.locking import owner_of
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, Side
 from raytriever.models.source import resolve_model
@@ -30,6 +31,7 @@ from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode_shard import Corpus, ShardEncoder, in_this_process
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.storage import cache_folder, one_writer, sha256_of
+from raytriever.terminal import warn
 from raytriever.tracking.progress import Progress
 
 CACHE_BYTES = 4 * 2**30
@@ -54,7 +56,10 @@ def embed_corpus(
     folder = cache_folder() / "embeddings"
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     place = folder / plan.key[:32]
-    store = embed(EmbeddingWork(place, plan), config, retriever, dataset, run)
+    store = _store_of(plan, place)
+    if store is None:
+        with one_writer(place, wait=True, report=warn):
+            store = embed(EmbeddingWork(place, plan), config, retriever, dataset, run)
     os.utime(place)
     _prune(folder, keep=place)
     return store
@@ -105,10 +110,10 @@ def embed(
     dataset: RetrievalDataset,
     run: Runner = in_this_process,
 ) -> EmbeddingStore:
-    """The store of a plan: found whole, gone on with, or made; another process that is making it is waited for.
+    """The store of a plan: found whole, gone on with, or made.
 
     Args:
-        work: where, and what.
+        work: where, and what; no other process may be making it.
         config, retriever, dataset: what the plan was made of.
         run: who encodes; `cluster.encode` knows of actors.
 
@@ -116,24 +121,29 @@ def embed(
         ModelError: an embedding is not finite, or the encoder's process dies over and over.
         StorageError: the directory holds something else, or cannot be written.
     """
-    with one_writer(work.path, wait=True):
-        try:
-            store = EmbeddingStore.open(work.path)
-            if store.meta["key"] == work.plan.key:
-                return store
-        except StorageError:
-            pass  # not finished, or damaged: the shards that are whole are kept
-        work.begin()
-        plan = work.plan
-        corpus = Corpus(dataset, plan.side)
-        missing = work.missing()
-        there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
-        load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
-        encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)))
-        encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
-        with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
-            run(encoder, missing, progress.advance)
-        return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
+    store = _store_of(work.plan, work.path)
+    if store is not None:
+        return store
+    work.begin()
+    plan = work.plan
+    corpus = Corpus(dataset, plan.side)
+    missing = work.missing()
+    there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
+    load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
+    encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)))
+    encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
+    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
+        run(encoder, missing, progress.advance)
+    return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
+
+
+def _store_of(plan: EmbeddingPlan, place: Path) -> EmbeddingStore | None:
+    """The finished store of a plan; None where it is not finished, or damaged: the shards that are whole are kept."""
+    try:
+        store = EmbeddingStore.open(place)
+    except StorageError:
+        return None
+    return store if store.meta["key"] == plan.key else None
 
 
 def _from_anywhere(name: str) -> str:
@@ -147,5 +157,5 @@ def _prune(folder: Path, keep: Path) -> None:
     total = 0
     for path in entries:
         total += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        if total > CACHE_BYTES and path != keep:
+        if total > CACHE_BYTES and path != keep and owner_of(path) is None:
             shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,7 @@ from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import commit_of
 from raytriever.options import did_you_mean
-from raytriever.retrieval.file_names import distinct_names, safe_name
+from raytriever.retrieval.file_names import distinct_names, safe_name, unique_names
 
 BM25 = "bm25"
 
@@ -41,9 +41,11 @@ def evaluated_models(given: Sequence[str], settings: ModelConfig) -> list[Evalua
         labels.append(safe_name(label) if named else None)
         places.append(place if named else one)
     names = [label or name for label, name in zip(labels, distinct_names(places), strict=True)]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two models are called {name!r}", "--model", f"call one otherwise: OTHER={name}")
+    for row, name in enumerate(names):
+        for other in range(row):
+            if name == names[other] and (labels[row] or labels[other] or places[row] == places[other]):
+                raise ConfigError(f"two models are called {name!r}", "--model", f"call one otherwise: OTHER={name}")
+    names = unique_names(names)
     return [
         EvaluatedModel(name, None if place == BM25 else dataclasses.replace(settings, model=place))
         for name, place in zip(names, places, strict=True)

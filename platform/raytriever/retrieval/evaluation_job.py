@@ -26,7 +26,7 @@ from raytriever.retrieval.evaluation_encoders import Encoders
 from raytriever.retrieval.evaluation_files import write_set, write_whole
 from raytriever.retrieval.evaluation_request import EvaluationJob, Say, open_set
 from raytriever.retrieval.evaluation_results import Results, check_output
-from raytriever.retrieval.evaluation_sets import EvaluationSet, check_names
+from raytriever.retrieval.evaluation_sets import EvaluationSet, distinct_sets
 from raytriever.retrieval.evaluation_significance import best_models, best_rows, significance_points, significance_rows
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
 from raytriever.retrieval.measurements import Measurements
@@ -63,8 +63,8 @@ def run_evaluation(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
+    job = replace(job, sets=distinct_sets(job.sets))
     asked = job.asked(precision)
-    check_names(job.sets)
     check_output(output, asked, fresh)
     check_writable(output)
     opened = [open_set(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.sets]

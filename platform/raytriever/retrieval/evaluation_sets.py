@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raytriever.data.source import IR_DATASETS
 from raytriever.errors import ConfigError
 from raytriever.paths import expanded
-from raytriever.retrieval.file_names import distinct_names, safe_name
+from raytriever.retrieval.file_names import distinct_names, safe_name, unique_names
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 
@@ -40,24 +40,50 @@ class EvaluationSet:
         """Whether metrics are means over parts."""
         return list(self.parts) != [self.name]
 
+    @property
+    def places(self) -> list[str]:
+        """Where the parts are, as paths that do not depend on how they were written."""
+        return [os.path.abspath(expanded(one)) if expanded(one).exists() else one for one in self.parts.values()]
+
+    @property
+    def folder(self) -> str:
+        """Where the data set is, of a divided one the folder of its parts."""
+        return os.path.dirname(self.places[0]) if self.is_divided else self.places[0]
+
+    def called(self, name: str) -> EvaluationSet:
+        """Return the data set under another name."""
+        return replace(
+            self, name=name, parts=self.parts if self.is_divided else {name: next(iter(self.parts.values()))}
+        )
+
 
 def sets_of(sources: Sequence[str], split: str) -> list[EvaluationSet]:
     """The data sets that were named, one by one; nothing is opened."""
     return [_set_of(source, split) for source in sources]
 
 
-def check_names(sets: Sequence[EvaluationSet]) -> None:
-    """Refuse data sets that could not be told apart in tables and file names.
+def distinct_sets(sets: Sequence[EvaluationSet]) -> list[EvaluationSet]:
+    """Return the data sets with names that differ in tables and file names.
+
+    Of data sets with one name each has the folders before it in its name, as far as they differ, and a number where
+    they do not. A name of a data set is also none of a part of another one.
 
     Raises:
-        ConfigError: two of them have the same name.
+        ConfigError: one of them was given twice.
     """
-    names = [one.name for one in sets]
-    for name in names:
-        if names.count(name) > 1:
+    for place, one in enumerate(sets):
+        if any((one.places, one.split) == (other.places, other.split) for other in sets[:place]):
             raise ConfigError(
-                f"two data sets are called {name!r}", "--datasets", "give them one by one, each with its own --output"
+                f"two data sets are called {one.name!r}",
+                "--datasets",
+                "give them one by one, each with its own --output",
             )
+    names = [one.name for one in sets]
+    longer = distinct_names([one.folder for one in sets])
+    wanted = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
+    parts = [f"{name}-{part}" for name, one in zip(wanted, sets, strict=True) if one.is_divided for part in one.parts]
+    unique = unique_names([*parts, *wanted])[len(parts) :]
+    return [one if one.name == name else one.called(name) for one, name in zip(sets, unique, strict=True)]
 
 
 def parts_of(source: str) -> list[str]:
@@ -79,7 +105,7 @@ def _set_of(source: str, split: str) -> EvaluationSet:
     places = parts_of(source)
     if not places:
         return EvaluationSet(name, {name: source}, split)
-    return EvaluationSet(name, dict(zip(distinct_names(places), places, strict=True)), split)
+    return EvaluationSet(name, dict(zip(unique_names(distinct_names(places)), places, strict=True)), split)
 
 
 def _forums(name: str) -> list[str]:

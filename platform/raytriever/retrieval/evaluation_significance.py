@@ -72,7 +72,8 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
                             "p_holm": one.corrected_t,
                             "p_randomisation": one.randomisation.p_value,
                             "p_randomisation_holm": one.corrected_randomisation,
-                            "effect": one.effect.cohen,
+                            # Infinite where all queries differ by the same: JSON has no such number.
+                            "effect": one.effect.cohen if np.isfinite(one.effect.cohen) else None,
                             "queries": one.queries,
                             "mark": mark(one, marks),
                         }

@@ -76,7 +76,7 @@ def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str
         PaperTable(
             f"{metric_title(metric)}. {caption}",
             [],
-            ["Data set", *models],
+            unique_names(["Data set", *models]),
             [(names[one], _column(models, one, metric, marks, best)) for one in averaged],
         )
         for metric in metrics

@@ -34,7 +34,9 @@ def latex(tables: Sequence[PaperTable]) -> str:
 def _markdown(table: PaperTable) -> str:
     columns = [markdown_cell(title) for title in table.columns]
     if table.groups:
-        over = [group if place == 0 else "" for group, width in table.groups for place in range(width)]
+        # One line of titles: of several groups each title has its group's name, so that no two are alike.
+        several = len(table.groups) > 1
+        over = [group if several or place == 0 else "" for group, width in table.groups for place in range(width)]
         columns = [
             columns[0],
             *(f"{markdown_cell(group)} {title}".strip() for group, title in zip(over, columns[1:], strict=True)),

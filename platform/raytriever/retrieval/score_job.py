@@ -28,7 +28,7 @@ from raytriever.models.source import commit_of, resolve_model
 from raytriever.retrieval.score_config import ScoreConfig
 from raytriever.retrieval.score_pairs import Pairs, pairs_of
 from raytriever.retrieval.score_work import PART_PAIRS, ScorePlan, ScoreWork, plan_of
-from raytriever.storage import check_writable, committed_directory, one_writer
+from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.progress import Progress
 
 
@@ -107,14 +107,13 @@ def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> Sc
     )
     work = ScoreWork(output, plan)
     began, scored = time.monotonic(), 0
-    with one_writer(output, wait=True):
-        if work.begin():
-            say(f"{output} is finished: nothing is scored again")
-            scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
-        else:
-            say(f"{dataset.name}: {len(pairs):,} pairs by {job.config.model} ({precision} on {device})")
-            scored = _score(work, teacher, dataset, pairs)
-            scores = _finish(work, dataset, pairs, teacher.activation)
+    if work.begin():
+        say(f"{output} is finished: nothing is scored again")
+        scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
+    else:
+        say(f"{dataset.name}: {len(pairs):,} pairs by {job.config.model} ({precision} on {device})")
+        scored = _score(work, teacher, dataset, pairs)
+        scores = _finish(work, dataset, pairs, teacher.activation)
     above = _above(pairs, scores)
     return ScoringDone(
         len(np.unique(pairs.queries)),

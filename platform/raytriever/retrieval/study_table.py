@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raytriever.retrieval.evaluation_significance import BEST_RULE
+from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.paper_table import AVERAGE, WIDE, Figure, PaperTable
 from raytriever.retrieval.study_marks import Block, best_of_block, marks_of_block, metrics_of
@@ -99,7 +100,7 @@ def _behind(results: StudyResults, row: str, dataset: str, metric: str, paper: f
 def _arranged(columns: Mapping[tuple[str, str], list[Figure]], block: Block, caption: str) -> list[PaperTable]:
     datasets = list(dict.fromkeys(dataset for dataset, _ in columns))
     metrics = list(dict.fromkeys(metric for _, metric in columns))
-    names = list(block.rows.values())
+    names = unique_names(list(block.rows.values()))
     if len(datasets) <= WIDE:
         groups = [(one, sum(dataset == one for dataset, _ in columns)) for one in datasets]
         rows = [(name, [column[place] for column in columns.values()]) for place, name in enumerate(names)]
@@ -108,7 +109,7 @@ def _arranged(columns: Mapping[tuple[str, str], list[Figure]], block: Block, cap
         PaperTable(
             f"{title_of(metric)}. {caption}",
             [],
-            ["Data set", *names],
+            unique_names(["Data set", *names]),
             [(one, columns[one, metric]) for one in datasets if (one, metric) in columns],
         )
         for metric in metrics

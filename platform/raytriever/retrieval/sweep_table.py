@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.sweep import DEV_LOSS, FINISHED, Trial
 from raytriever.retrieval.table import markdown_cell
@@ -33,7 +34,7 @@ def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]
     found = {name for trial in trials for name in trial.metrics}
     metrics = [metric, *(name for name in SHOWN if name in found and name != metric)]
     titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
-    rows = [["trial", *(names(key) for key in keys), *titles, "steps", "seconds", "status"]]
+    rows = [unique_names(["trial", *(names(key) for key in keys), *titles, "steps", "seconds", "status"])]
     for trial in ranked(trials, metric):
         values = [_figure(trial.metrics[name]) if name in trial.metrics else "-" for name in metrics]
         status = trial.status if trial.status == FINISHED else f"{trial.status}: {trial.reason}".removesuffix(": ")

@@ -78,7 +78,7 @@ def test_a_line_cut_short_is_cut_off_and_one_damaged_passed_over(tmp_path: Path)
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path)
-    with pytest.raises(StorageError, match="another run is writing"):
+    with pytest.raises(StorageError, match=r"in use by .* or give other --answers"):
         AnswerLog(tmp_path)
     log.close()
     AnswerLog(tmp_path).close()

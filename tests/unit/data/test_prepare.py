@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,13 +229,16 @@ def test_the_digest_is_that_of_the_texts(small: Path) -> None:
     assert replace(dataset.queries, stored_digest=None).digest == dataset.queries.digest
 
 
-def test_two_at_once_end_with_one(small: Path, words: Tokenisation) -> None:
+def test_of_several_at_once_one_prepares_and_the_others_use_it(small: Path, words: Tokenisation) -> None:
     request = Request(str(small), words)
-    inner: list[Path] = []
+    makes: list[int] = []
 
-    def while_another_does_the_same(writer: object, total: int) -> object:
-        inner.append(prepare(request))
+    def slowly(writer: object, total: int) -> object:
+        makes.append(total)
+        time.sleep(0.2)
         yield from in_this_process(writer, total)
 
-    assert prepare(request, while_another_does_the_same) == inner[0]
-    assert len(read_prepared(inner[0]).documents) == 40
+    with ThreadPoolExecutor(3) as pool:
+        places = {future.result() for future in [pool.submit(prepare, request, slowly) for _ in range(3)]}
+    assert len(places) == len(makes) == 1
+    assert len(read_prepared(places.pop()).documents) == 40

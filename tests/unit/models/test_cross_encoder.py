@@ -123,7 +123,7 @@ def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path:
         ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Pooling"}], "is made of Transformer, Pooling, no"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "asks for the prompt 'query'"),
         ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "puts its score through 'Tanh'"),
-        ("config_sentence_transformers.json", [1], "cannot be read (of another form)"),
+        ("config_sentence_transformers.json", [1], "the content is a list, expected an object"),
     ):
         other = Path(shutil.copytree(judge, tmp_path / told[:9]))
         (other / name).write_text(json.dumps(content))

@@ -185,6 +185,12 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
     assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
     assert done.tracker.status == "FINISHED"
     assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
+    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "auc")]
+    assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row["p_holm"]
+    assert done.tracker.points["absent_relevant/letters"] == 0
+    # `compare` reads names of three parts as MODEL/DATASET/METRIC.
+    models = {name.split("/")[0] for name in done.tracker.points if name.count("/") == 2}
+    assert models == {"bm25", "tiny"}
     assert {"results.json", "table.md", "table.tex", "runs", "mteb", "per_query"} <= set(done.tracker.files)
     assert done.tracker.tags == {"raytriever.stage": "evaluate"}
     used = done.tracker.settings["models"]["tiny"]

@@ -13,9 +13,9 @@ from raytriever.models.config import ModelConfig
 from raytriever.retrieval.beir_suite import BEIR, beir_suite
 from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models
 from raytriever.retrieval.evaluation_calibration import read_aims
-from raytriever.retrieval.evaluation_sets import EvaluationSet, sets_of
+from raytriever.retrieval.evaluation_sets import EvaluationSet, distinct_sets, sets_of
 from raytriever.retrieval.evaluation_significance import marks_of, significance_rows
-from raytriever.retrieval.file_names import distinct_names
+from raytriever.retrieval.file_names import distinct_names, unique_names
 from raytriever.retrieval.metric_words import deciding_metric, metric_title, read_metrics
 
 
@@ -47,6 +47,32 @@ def test_a_metric_without_a_cutoff_has_that_of_the_run_files() -> None:
     assert read_metrics("map,mrr,ndcg,recall,map@100") == ("map_at_100", "mrr_at_100", "ndcg_at_100", "recall_at_100")
     assert deciding_metric("map") == "map_at_100"
     assert metric_title("map") == "MAP"  # of results that an earlier version wrote
+
+
+def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:
+    for name in ("a/letters", "b/letters", "forums/one", "forums/t wo", "forums/t_wo"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "corpus.jsonl").touch()
+    given = ["a/letters", "b/letters", "forums", "hf://x/forums-one", "c d", "c_d"]
+    sets = distinct_sets(sets_of([str(tmp_path / one) if "://" not in one else one for one in given], "test"))
+    names = [one.name for one in sets]
+    assert names == [
+        "a_letters",
+        "b_letters",
+        "forums",
+        "forums-one-2",
+        "c_d",
+        "c_d-2",
+    ]
+    assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
+    assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
+    with pytest.raises(ConfigError, match="two data sets are called 'letters'; give them one by one"):
+        distinct_sets(sets_of([str(tmp_path / "a" / "letters"), str(tmp_path / "b" / ".." / "a" / "letters")], "test"))
+    models = evaluated_models(["org/a b", "org/a_b", "runs/one/model"], ModelConfig())
+    assert len({model.name for model in models}) == 3
+    with pytest.raises(ConfigError, match="two models are called 'x'"):
+        evaluated_models(["x=org/a", "org/x"], ModelConfig())
+    assert unique_names(["a", "a", "a-2", "a"]) == ["a", "a-3", "a-2", "a-4"]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_one_model_needs_no_rule_and_a_data_set_may_be_called_average() -> None:
 def test_both_languages_say_the_same() -> None:
     tables = paper_tables(MODELS, MARKS, "test", ["one", "three"], BEST)
     text = markdown(tables)
-    assert "| Model | a nDCG@10 | AUC | b_c nDCG@10 | AUC | Average nDCG@10 | AUC |" in text
+    assert "| Model | a nDCG@10 | a AUC | b_c nDCG@10 | b_c AUC | Average nDCG@10 | Average AUC |" in text
     assert "| two | **60.00**<sup>+◇</sup> | 90.00 | 20.00<sup>-</sup> | 70.00 | **40.00** |" in text
     assert "| one | <u>50.00</u> | 90.00 | 25.00 | **80.00** |" in text
     tex = latex(tables)

@@ -1,0 +1,232 @@
+"""Files of a model directory, compared with what they should hold before a library builds a model of them.
+
+transformers and tokenizers answer a file of another form with whatever exception their code meets first, and build a
+model of any size that `config.json` names. What is checked here is what they take for granted: types, ranges, and
+paths that stay inside the directory. No file of a model can run code: weights are safetensors, and `auto_map`, which
+names Python files, is never followed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+from raytriever.errors import ModelError
+from raytriever.reading.arrays import open_tensors
+from raytriever.reading.structured import read_json
+
+T = TypeVar("T")
+
+CONFIG, WEIGHTS, INDEX, ADAPTER = (
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+)
+# Types of stored tensors that are numbers of a float parameter; others need a scale that transformers alone lacks.
+FLOATS = ("F64", "F32", "F16", "BF16")
+# Names of sizes in the configurations of transformers, and the largest that is believed: a directory that names more
+# is broken, and building a model of it would end in a full memory or take hours.
+_MOST = {
+    1_000: ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
+    100_000: ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_key_value_heads", "type_vocab_size"),
+    1_000_000: ("hidden_size", "dim", "d_model", "n_embd", "intermediate_size", "hidden_dim", "d_ff", "head_dim"),
+    100_000_000: ("vocab_size", "max_position_embeddings", "n_positions"),
+}
+_TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+_REMEDY = "copy the model again"
+
+
+class Module(TypedDict):
+    """One entry of `modules.json`."""
+
+    type: str
+    path: str
+
+
+class _Config(TypedDict, total=False):
+    """Settings of `config.json` whose types transformers takes for granted."""
+
+    model_type: str | None
+    pad_token_id: int | None
+    dtype: str | None
+    torch_dtype: str | None
+    quantization_config: dict[str, Any] | None
+    sentence_transformers: dict[str, Any] | None
+
+
+class _Token(TypedDict):
+    content: str
+
+
+class _TokenizerConfig(TypedDict, total=False):
+    tokenizer_class: str | None
+    added_tokens_decoder: dict[str, dict[str, Any]]
+    extra_special_tokens: dict[str, Any] | list[Any]
+    model_max_length: Any  # numbers of more than 64 bits are usual; the range is checked apart
+    pad_token: str | _Token | None
+    unk_token: str | _Token | None
+    cls_token: str | _Token | None
+    sep_token: str | _Token | None
+    mask_token: str | _Token | None
+    bos_token: str | _Token | None
+    eos_token: str | _Token | None
+
+
+class _Tokenizer(TypedDict):
+    model: dict[str, Any]
+    added_tokens: list[dict[str, Any]]
+
+
+class _Index(TypedDict):
+    weight_map: dict[str, str]
+
+
+_TOKENIZER_FILES: dict[str, Any] = {
+    "tokenizer.json": _Tokenizer,
+    "tokenizer_config.json": _TokenizerConfig,
+    "special_tokens_map.json": dict[str, Any],
+    "added_tokens.json": dict[str, int],
+}
+
+
+def read_model_file(file: Path, kind: type[T]) -> T:
+    """Read a JSON file of a model as a type; see `reading.conform`.
+
+    Raises:
+        ModelError: it cannot be read, is not JSON, or is of another type.
+    """
+    try:
+        return read_json(file, kind, _REMEDY, error=ModelError)
+    except OSError as error:
+        raise ModelError(f"cannot be read ({error.strerror})", str(file), _REMEDY) from error
+
+
+def check_config(directory: Path) -> dict[str, Any]:
+    """Return the settings in `config.json` of a transformers directory.
+
+    Raises:
+        ModelError: there is none, a setting is of another type, or a size is below 1 or larger than any model's.
+    """
+    file = directory / CONFIG
+    if not file.is_file():
+        raise ModelError("holds no config.json", str(directory), "give the directory of a transformers model")
+    config: dict[str, Any] = dict(read_model_file(file, _Config))
+    for most, names in _MOST.items():
+        for name in names:
+            _check_size(file, name, config.get(name), most)
+    for name in ("dtype", "torch_dtype"):
+        if config.get(name) is not None and config[name].removeprefix("torch.") not in _TYPES:
+            raise ModelError(f"{name} is {config[name]!r}, expected one of {', '.join(_TYPES)}", str(file), _REMEDY)
+    padding, words = config.get("pad_token_id"), config.get("vocab_size")
+    if padding is not None and words is not None and padding >= words:
+        raise ModelError(f"pad_token_id is {padding}, but vocab_size is {words}", str(file), _REMEDY)
+    return config
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """Refuse files of a tokenizer whose content is of another type; raises `ModelError`."""
+    for name, kind in _TOKENIZER_FILES.items():
+        if not (directory / name).is_file():
+            continue
+        content: dict[str, Any] = read_model_file(directory / name, kind)
+        length = content.get("model_max_length", 1)
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int | float) or length < 1):
+            raise ModelError(
+                f"model_max_length is {length!r}, expected a number of tokens", str(directory / name), _REMEDY
+            )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a safetensors file: its type, such as `F32`, and its shape."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+
+def stored_tensors(directory: Path) -> dict[str, Stored]:
+    """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
+
+    Raises:
+        ModelError: there are no such files, or one is missing, torn or no safetensors file.
+    """
+    if (directory / ADAPTER).is_file():
+        raise ModelError(
+            f"holds adapters of another model ({ADAPTER}), no whole model",
+            str(directory),
+            "merge them into their model with merge_and_unload() of peft, save it, and give that directory",
+        )
+    stored: dict[str, Stored] = {}
+    for file in _weight_files(directory):
+        if not file.is_file():
+            raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), _REMEDY)
+        with open_tensors(file, _REMEDY, ModelError) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                one = tensors.get_slice(name)
+                stored[name] = Stored(str(one.get_dtype()), tuple(one.get_shape()))
+    return stored
+
+
+def check_modules(directory: Path) -> dict[str, Path]:
+    """Return the directory of each module that `modules.json` names, by the last part of its class.
+
+    Raises:
+        ModelError: an entry is of another form, a module is given twice, there is no Transformer, or a directory is
+            missing or outside of the model's.
+    """
+    file = directory / "modules.json"
+    folders: dict[str, Path] = {}
+    for module in read_model_file(file, list[Module]):
+        kind, path = module["type"].rsplit(".", 1)[-1], module["path"]
+        if kind in folders:
+            raise ModelError(f"names two {kind} modules", str(file), _REMEDY)
+        if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
+            raise ModelError(f"path {path!r} leaves the model's directory", str(file), _REMEDY)
+        folders[kind] = directory / path
+        # A Normalize module has nothing to read, and copying loses its empty directory.
+        if kind != "Normalize" and not _is_folder(folders[kind]):
+            raise ModelError(f"names the directory {path!r}, which is missing", str(file), _REMEDY)
+    return folders
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's message, on which it says what is wrong."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _check_size(file: Path, name: str, value: Any, most: int) -> None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+        return
+    expected = f"expected a whole number from 1 to {most:,}"
+    shown = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+    raise ModelError(f"{name} is {shown[:80]}, {expected}", str(file), _REMEDY)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that transformers reads, in their order."""
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    if (directory / INDEX).is_file():
+        names = sorted(set(read_model_file(directory / INDEX, _Index)["weight_map"].values()))
+        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        if outside or not names:
+            reason = f"names {outside[0]!r}, no safetensors file next to it" if outside else "names no file"
+            raise ModelError(reason, str(directory / INDEX), _REMEDY)
+        return [directory / name for name in names]
+    pickles = sorted(file.name for file in directory.glob("*.bin"))
+    reason = f"only {pickles[0]}, a pickle, which may run code and is never read" if pickles else f"no {WEIGHTS}"
+    raise ModelError(
+        f"cannot be loaded ({reason})",
+        str(directory),
+        "give a directory with config.json and model.safetensors",
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that no file can have
+        return False

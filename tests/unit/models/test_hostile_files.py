@@ -1,0 +1,361 @@
+"""Model directories that are broken or made to harm: each ends in one line, and none runs code or random weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from raytriever.errors import ModelError
+from raytriever.models.config import ModelConfig
+from raytriever.models.cross_encoder import CrossEncoder
+from raytriever.models.layout import write_model
+from raytriever.models.retriever import Retriever, load_retriever
+
+Change = Callable[[Path], object]
+LAST = "encoder.layer.1.output.dense.weight"
+ST = "sentence_transformers.models."
+
+
+def put(name: str, content: str | bytes) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return change
+
+
+def settings(name: str, **values: Any) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / name
+        held = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**held, **values}))
+
+    return change
+
+
+def modules(*entries: Any, **files: Any) -> Change:
+    """`modules.json` of a Transformer in the directory itself and a Pooling, or of the entries; and other files."""
+    usual = [{"type": ST + "Transformer", "path": ""}, {"type": ST + "Pooling", "path": "1_Pooling"}]
+
+    def change(folder: Path) -> None:
+        put("modules.json", json.dumps(entries or usual))(folder)
+        put("1_Pooling/config.json", '{"pooling_mode_mean_tokens": true}')(folder)
+        for name, content in files.items():
+            file = {"pooling": "1_Pooling/config.json", "own": "config_sentence_transformers.json"}.get(name)
+            put(file or "sentence_bert_config.json", json.dumps(content))(folder)
+
+    return change
+
+
+def tensors(edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        save_file(edit(load_file(file)), file, {"format": "pt"})
+
+    return change
+
+
+def without(*parts: str) -> Change:
+    return tensors(lambda held: {name: one for name, one in held.items() if not any(p in name for p in parts)})
+
+
+def index(content: Any) -> Change:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        put("model.safetensors.index.json", json.dumps(content))(folder)
+
+    return change
+
+
+def vocabulary(**words: int) -> Change:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"]["vocab"].update(words)
+        put("tokenizer.json", json.dumps(content))(folder)
+
+    return change
+
+
+def header(length: int) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
+
+    return change
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def remove(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def no_padding(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer_config.json").read_text())
+    del content["pad_token"]
+    put("tokenizer_config.json", json.dumps(content))(folder)
+
+
+def config(**values: Any) -> Change:
+    return settings("config.json", **values)
+
+
+def tokens(**values: Any) -> Change:
+    return settings("tokenizer_config.json", **values)
+
+
+WHOLE = r"expected a whole number from 1 to "
+# What is done to a good directory, and what the one line says.
+CASES: list[tuple[str, Change, str]] = [
+    ("a size that is text", config(hidden_size="abc"), "config.json: hidden_size is 'abc', " + WHOLE),
+    ("a negative size", config(hidden_size=-32), "hidden_size is -32, " + WHOLE),
+    ("a size of 0", config(num_attention_heads=0), "num_attention_heads is 0, " + WHOLE),
+    ("a fractional size", config(hidden_size=32.5), "hidden_size is 32.5, " + WHOLE),
+    ("a size that is a list", config(hidden_size=[32]), "hidden_size is list, " + WHOLE),
+    ("a huge size", config(hidden_size=10**9), "hidden_size is 1000000000, " + WHOLE),
+    ("a large wrong size", config(hidden_size=100_000), r"has the shape \[192, 32\], but config.json asks for"),
+    ("a huge vocabulary", config(vocab_size=10**12), "vocab_size is 1000000000000, " + WHOLE),
+    ("a billion layers", config(num_hidden_layers=10**9), "num_hidden_layers is 1000000000, " + WHOLE),
+    ("no layers", config(num_hidden_layers=0), "num_hidden_layers is 0, " + WHOLE),
+    ("a layer too many", config(num_hidden_layers=3), r"no trained weights for encoder\.layer\.2\..*\(16 tensors\)"),
+    ("a hundred layers too many", config(num_hidden_layers=100), r"no trained weights for .*\(1568 tensors\)"),
+    ("heads that do not divide", config(num_attention_heads=3), "not a multiple of the number of attention heads"),
+    ("another width", config(hidden_size=64), "has the shape .*, but config.json asks for"),
+    ("another vocabulary", config(vocab_size=10), r"has the shape \[192, 32\], but config.json asks for \[10, 32\]"),
+    ("positions that are text", config(max_position_embeddings="x"), "max_position_embeddings is 'x', " + WHOLE),
+    ("fewer positions", config(max_position_embeddings=8), "has the shape .*, but config.json asks for"),
+    ("an unknown activation", config(hidden_act="nope"), "cannot be loaded .*nope"),
+    ("an activation that is a number", config(hidden_act=3), "'hidden_act' expected str"),
+    ("an unknown model type", config(model_type="nope"), "cannot be loaded .*`nope`"),
+    ("a model type that is a number", config(model_type=3), "'model_type' is 3"),
+    ("an encoder with a decoder", lambda f: put("config.json", '{"model_type": "t5"}')(f), "encoder with a decoder"),
+    ("no text encoder", lambda f: put("config.json", '{"model_type": "vit_mae"}')(f), 'is no text encoder .vit_mae.'),
+    ("padding outside", config(pad_token_id=10**6), "pad_token_id is 1000000, but vocab_size is 192"),
+    ("padding that is text", config(pad_token_id="x"), "'pad_token_id' is a text"),
+    ("dropout above 1", config(hidden_dropout_prob=7), "dropout probability"),
+    ("an unknown dtype", config(dtype="nope"), "dtype is 'nope', expected one of float32"),
+    ("a broken quantisation", config(quantization_config="x"), "'quantization_config' is a text"),
+    ("a tie that is text", config(tie_word_embeddings="x"), "'tie_word_embeddings' expected bool"),
+    ("an empty config.json", put("config.json", ""), "config.json: is torn or changed: it is not JSON"),
+    ("a config.json of nothing", put("config.json", "{}"), "model_type"),
+    ("a list as config.json", put("config.json", "[]"), "config.json: is torn or changed: the content is a list"),
+    ("a torn config.json", put("config.json", '{"a": '), "it is not JSON"),
+    ("a binary config.json", put("config.json", b"\xff\xfe\x00"), "it is not JSON"),
+    ("a deep config.json", put("config.json", "[" * 100_000), "nested more than 100 deep"),
+    ("no config.json", remove("config.json"), "holds no config.json"),
+    ("tokenizer.json of {}", put("tokenizer.json", "{}"), "tokenizer.json: is torn or changed: 'model' is missing"),
+    ("tokenizer.json of []", put("tokenizer.json", "[]"), "tokenizer.json: .* the content is a list"),
+    ("tokenizer.json of null", put("tokenizer.json", "null"), "tokenizer.json: .* the content is null"),
+    ("a torn tokenizer.json", put("tokenizer.json", '{"model": {"vocab": {"a'), "tokenizer.json: .* not JSON"),
+    ("a binary tokenizer.json", put("tokenizer.json", b"\x80\x04\x95"), "tokenizer.json: .* not JSON"),
+    ("an unknown model of tokens", settings("tokenizer.json", model={"type": "Q"}), "tokenizer that cannot be loaded"),
+    ("a deep tokenizer.json", put("tokenizer.json", "[" * 100_000), "nested more than 100 deep"),
+    ("no tokenizer", remove("tokenizer.json"), "has no tokenizer"),
+    ("a list as tokenizer_config.json", put("tokenizer_config.json", "[]"), "tokenizer_config.json: .* a list"),
+    ("special tokens in a list", put("special_tokens_map.json", "[]"), "special_tokens_map.json: .* a list"),
+    ("added tokens of null", put("added_tokens.json", "null"), "added_tokens.json: .* null"),
+    ("a length that is text", tokens(model_max_length="x"), "model_max_length is 'x', expected a number of tokens"),
+    ("a negative length", tokens(model_max_length=-1), "model_max_length is -1, expected a number of tokens"),
+    ("padding that is a number", tokens(pad_token=3), "'pad_token' is 3"),
+    ("padding without content", tokens(pad_token={"a": 1}), "'pad_token.content' is missing"),
+    ("padding on no side", tokens(padding_side="up"), "has a tokenizer that cannot be loaded"),
+    ("a class that is a number", tokens(tokenizer_class=3), "'tokenizer_class' is 3"),
+    ("no padding token", no_padding, "the tokenizer has no padding token"),
+    ("a token more than embeddings", vocabulary(zz=192), r"the token 'zz' with the number 192, but .* embeds 192"),
+    ("a token far outside", vocabulary(a=10**5), "the token 'a' with the number 100000"),
+    ("a new padding token", tokens(pad_token="[NEW]"), r"the token '\[NEW\]' with the number 192"),
+    ("modules.json of [null]", modules(None), "modules.json: is torn or changed: '0' is null, expected an object"),
+    ("modules.json of []", put("modules.json", "[]"), "names no Transformer module"),
+    ("modules.json of {}", put("modules.json", "{}"), "modules.json: .* is an object, expected a list"),
+    ("a module without a type", modules({"path": ""}), "'0.type' is missing"),
+    ("a module without a path", modules({"type": ST + "Transformer"}), "'0.path' is missing"),
+    ("an unknown module", modules({"type": "os.system", "path": ""}), "has a system module"),
+    ("a path that leaves", modules({"type": ST + "Transformer", "path": "../.."}), "'../..' leaves the model's direc"),
+    ("an absolute path", modules({"type": ST + "Transformer", "path": "/etc"}), "'/etc' leaves the model's directory"),
+    ("a path with a zero byte", modules({"type": ST + "Transformer", "path": "a\0b"}), "leaves the model's directory"),
+    ("a long path", modules({"type": ST + "Transformer", "path": "a" * 300}), "names the directory 'aa.*missing"),
+    ("a missing sub-folder", modules({"type": ST + "Transformer", "path": "0_T"}), "names the directory '0_T', which"),
+    ("a module twice", modules(*[{"type": ST + "Transformer", "path": ""}] * 2), "names two Transformer modules"),
+    ("no pooling mode", modules(pooling={}), "pooling mode None is not supported"),
+    ("two pooling modes", modules(pooling=dict.fromkeys(["pooling_mode_mean_tokens", "pooling_mode_cls_token"], True)),
+     "pooling mode None is not supported"),
+    ("a pooling mode in a list", modules(pooling={"pooling_mode": ["mean"]}), "'pooling_mode' is a list"),
+    ("a pooling switch of text", modules(pooling={"pooling_mode_mean_tokens": "x"}), "is a text, expected true or fal"),
+    ("a pooling width of text", modules(pooling={"word_embedding_dimension": "x"}), "'word_embedding_dimension' is a"),
+    ("a length of text", modules(sbert={"max_seq_length": "x"}), "'max_seq_length' is a text"),
+    ("a length below zero", modules(sbert={"max_seq_length": -3}), "sets what --query-length sets: -3 is out of range"),
+    ("a length of zero", modules(sbert={"max_seq_length": 0}), "sets what --query-length sets: 0 is out of range"),
+    ("more tokens than positions", modules(sbert={"max_seq_length": 65}), "has 64 positions, but texts are cut at 65"),
+    ("prompts that are a number", modules(own={"prompts": 3}), "'prompts' is 3"),
+    ("a prompt that is a number", modules(own={"prompts": {"query": 3}}), "'prompts.query' is 3"),
+    ("a cut that is text", modules(own={"truncate_dim": "x"}), "'truncate_dim' is a text"),
+    ("our pooling, unknown", settings("raytriever.json", pooling="zz"), "sets what --pooling sets: unknown value 'zz'"),
+    ("our pooling, a list", settings("raytriever.json", pooling=["mean"]), "'pooling' is a list"),
+    ("our length, text", settings("raytriever.json", query_length="x"), "'query_length' is a text"),
+    ("our length, too long", settings("raytriever.json", query_length=9999), "has 64 positions, but .* at 9999"),
+    ("our file with more", settings("raytriever.json", query_length=9, foo=1), "'foo' is unknown"),
+    ("no weights", remove("model.safetensors"), r"cannot be loaded \(no model.safetensors\)"),
+    ("a pickle alone", only_pickle, r"only pytorch_model.bin, a pickle, which may run code and is never read"),
+    ("empty weights", put("model.safetensors", ""), "model.safetensors: is torn or changed"),
+    ("torn weights", lambda f: put("model.safetensors", (f / "model.safetensors").read_bytes()[:-1])(f), "is torn or"),
+    ("a header too large", header(2**40), "is torn or changed"),
+    ("a header of nothing", header(0), "is torn or changed"),
+    ("a missing tensor", without(LAST), f"has no trained weights for {LAST}, and would work with random numbers"),
+    ("missing embeddings", without("word_embeddings"), "no trained weights for embeddings.word_embeddings.weight"),
+    ("a missing layer", without("layer.1."), r"no trained weights for encoder\.layer\.1\..*, \.\.\. \(16 tensors\)"),
+    ("half a pooler", without("pooler.dense.bias"), "has no trained weights for pooler.dense.bias"),
+    ("other names", tensors(lambda held: {f"x.{name}": one for name, one in held.items()}), "no trained weights for"),
+    ("a tensor of nothing", tensors(lambda held: {"a": torch.zeros(1)}), "no trained weights for"),
+    ("another shape", tensors(lambda held: {**held, LAST: torch.zeros(3, 3)}),
+     rf"{LAST} has the shape \[3, 3\], but config.json asks for \[32, 64\]"),
+    ("whole numbers", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int64)}),
+     f"{LAST} is stored as I64, not as a float"),
+    ("quantised", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int8)}), "is stored as I8"),
+    ("a missing shard", index({"weight_map": {"a": "model-1.safetensors"}}), "names model-1.safetensors, which is mis"),
+    ("a shard outside", index({"weight_map": {"a": "../../x.safetensors"}}), "no safetensors file next to it"),
+    ("a shard that is a pickle", index({"weight_map": {"a": "pytorch_model.bin"}}), "no safetensors file next to it"),
+    ("a shard that is a number", index({"weight_map": {"a": 3}}), "'weight_map.a' is 3"),
+    ("an index of nothing", index({"weight_map": {}}), "names no file"),
+    ("an index of a number", index({"weight_map": 3}), "'weight_map' is 3"),
+    ("adapters", put("adapter_config.json", '{"base_model_name_or_path": "/nowhere"}'), "holds adapters of another mo"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "line"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_a_broken_model_ends_in_one_line(tiny_encoder: Path, tmp_path: Path, change: Change, line: str) -> None:
+    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "model"))
+    change(folder)
+    with pytest.raises(ModelError, match=line) as error:
+        load_retriever(ModelConfig(str(folder)))
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_is_no_model(tiny_encoder: Path) -> None:
+    with pytest.raises(ModelError, match="is a file, not a directory"):
+        load_retriever(ModelConfig(str(tiny_encoder / "config.json")))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_never_runs(tiny_encoder: Path, tmp_path: Path, name: str, monkeypatch: Any) -> None:
+    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "model"))
+    auto = dict.fromkeys(["AutoConfig", "AutoModel"], "evil.Evil")
+    tokenizer = {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}
+    settings(name, **({"auto_map": auto, "model_type": "evil"} if name == "config.json" else tokenizer))(folder)
+    put("evil.py", f"open({str(tmp_path / 'evil')!r}, 'w')\nclass Evil: pass\n")(folder)
+    # transformers asks at the terminal where it is not told that code may not run.
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a person was asked to run code"))
+    if name == "config.json":
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            load_retriever(ModelConfig(str(folder)))
+    else:
+        load_retriever(ModelConfig(str(folder)))  # the tokenizer that the files describe, without the code
+    assert not (tmp_path / "evil").exists()
+
+
+def embedding(retriever: Retriever) -> np.ndarray:
+    with torch.no_grad():
+        return retriever.encode(retriever.pad(retriever.token_ids(["what is ab"], "query")), "query").numpy()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    with caplog.at_level(logging.WARNING):
+        yield lambda: [record.getMessage() for record in caplog.records if record.name.startswith("raytriever")]
+
+
+@pytest.mark.parametrize(
+    ("change", "reported"),
+    [
+        (without("pooler"), []),
+        (
+            tensors(lambda held: {f"bert.{name}": one for name, one in held.items()} | {"cls.bias": torch.zeros(3)}),
+            ["holds cls.bias, which BertModel does not use."],
+        ),
+        (tensors(lambda held: held | {"embeddings.position_ids": torch.arange(64)}), []),
+        (
+            tensors(lambda held: held | {f"more.{i}": torch.zeros(1) for i in range(5)}),
+            ["holds more.0, more.1, more.2, ... (5 tensors), which BertModel does not use."],
+        ),
+    ],
+    ids=["no pooler", "a masked language model", "position ids", "more tensors"],
+)
+def test_what_is_usual_loads_as_it_was(
+    tiny_encoder: Path, tmp_path: Path, change: Change, reported: list[str], lines: Callable[[], list[str]]
+) -> None:
+    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "model"))
+    change(folder)
+    loaded = load_retriever(ModelConfig(str(folder)))
+    load_retriever(ModelConfig(str(folder)))
+    np.testing.assert_array_equal(embedding(loaded), embedding(load_retriever(ModelConfig(str(tiny_encoder)))))
+    assert lines() == [f"{folder}: {line}" for line in reported]
+
+
+def test_a_model_without_a_pooler_is_written_without_one(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "model"))
+    without("pooler")(folder)
+    (tmp_path / "written").mkdir()
+    write_model(load_retriever(ModelConfig(str(folder))), tmp_path / "written")
+    assert not any("pooler" in name for name in load_file(tmp_path / "written" / "model.safetensors"))
+    load_retriever(ModelConfig(str(tmp_path / "written")))
+
+
+def test_the_second_of_two_towers_is_checked(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    folder.mkdir()
+    write_model(load_retriever(ModelConfig(str(tiny_encoder), towers="separate")), folder)
+    without(LAST)(folder / "document_0_Transformer")
+    with pytest.raises(ModelError, match=f"document_0_Transformer: has no trained weights for {LAST}"):
+        load_retriever(ModelConfig(str(folder)))
+
+
+def test_a_transformer_may_be_in_a_folder_of_its_own(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_encoder, folder / "0_Transformer")
+    entries = [{"type": ST + "Transformer", "path": "0_Transformer"}, {"type": ST + "Pooling", "path": "1_Pooling"}]
+    modules(*entries)(folder)
+    np.testing.assert_allclose(
+        embedding(load_retriever(ModelConfig(str(folder), similarity="cosine"))),
+        embedding(load_retriever(ModelConfig(str(tiny_encoder)))),
+    )
+
+
+@pytest.mark.parametrize("side", ["query", "passage"])
+def test_a_length_beyond_the_positions_is_refused(tiny_encoder: Path, side: str) -> None:
+    with pytest.raises(ModelError, match=r"has 64 positions, but texts are cut at 65 tokens.*of at most 64"):
+        load_retriever(ModelConfig(str(tiny_encoder), **{f"{side}_length": 65}))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (config(hidden_size="abc"), "hidden_size is 'abc', " + WHOLE),
+        (put("modules.json", "[null]"), "modules.json: .* '0' is null"),
+        (put("tokenizer.json", "{}"), "'model' is missing"),
+        (vocabulary(zz=192), "the token 'zz' with the number 192"),
+        (without(f"bert.{LAST}"), f"has no trained weights for bert.{LAST}"),
+        (tensors(lambda held: {**held, "classifier.weight": torch.zeros(3, 3)}), r"classifier.weight has the shape \["),
+        (only_pickle, "a pickle, which may run code and is never read"),
+    ],
+)
+def test_a_broken_cross_encoder_ends_in_one_line(tiny_encoder: Path, tmp_path: Path, change: Change, line: str) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    folder = Path(shutil.copytree(tiny_encoder, tmp_path / "judge"))
+    BertForSequenceClassification(BertConfig.from_pretrained(tiny_encoder, num_labels=1)).save_pretrained(folder)
+    change(folder)
+    with pytest.raises(ModelError, match=line):
+        CrossEncoder(folder, torch.device("cpu"), "fp32")

@@ -22,6 +22,7 @@ from raytriever.data.run_files import read_run
 from raytriever.index.exact import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
+from raytriever.negatives.analyser import Analysis
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.negatives.texts import normalised
 from raytriever.retrieval.corpus import embed_corpus
@@ -61,6 +62,8 @@ def find_candidates(
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
         say(f"{dataset.name}: ranking with BM25")
+        if warning := Analysis.of(dataset.passages()).warning:
+            say(warning)
         rankings[BM25] = _by_bm25(dataset, queries, depth)
     if DENSE in retrievers:
         rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, say)

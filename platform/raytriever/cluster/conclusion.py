@@ -11,6 +11,7 @@ from raytriever.cluster.stage import chosen
 from raytriever.cluster.validation_sets import DEV
 from raytriever.config import dump_config
 from raytriever.metrics.registry import DEFAULT_METRICS
+from raytriever.negatives.analyser import Analysis
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluation_significance import significance_points
 from raytriever.retrieval.outcome import outcome_tests, write_outcome
@@ -40,7 +41,7 @@ def conclude(
         began: `time.monotonic()` when the command began.
     """
     base, dataset = opened.curriculum.base, opened.dataset
-    tests = outcome_tests(dataset, found)
+    tests, analysis = outcome_tests(dataset, found), Analysis.of(dataset.passages())
     write_outcome(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
@@ -52,6 +53,7 @@ def conclude(
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
         tests,
+        analysis.warning,
     )
     rows = {name: evaluation.metrics for name, evaluation in found.items()}
     now = time.time_ns() // 1_000_000
@@ -70,7 +72,7 @@ def conclude(
         tracker.log_file(run.path / name)
     best = chosen(folders[-1], opened.curriculum.parts[-1].config)
     figures = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
-    run.finish(figures | {"significance": tests, "judged": absent})
+    run.finish(figures | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:

@@ -22,6 +22,7 @@ from raytriever.cluster.session import check_cluster
 from raytriever.cluster.stages import Stages
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.models.config import ModelConfig
+from raytriever.negatives.analyser import Analysis
 from raytriever.retrieval.loading import load_for_encoding
 from raytriever.retrieval.systems import evaluate_bm25, evaluate_retriever
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
@@ -89,6 +90,8 @@ class _Experiment:
         self._describe(tracker)
 
         self.say("BM25")
+        if warning := Analysis.of(dataset.passages()).warning:
+            self.say(warning)
         indexes = LexicalIndexes()
         found = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
         stages = Stages(self.run, opened, self.say)

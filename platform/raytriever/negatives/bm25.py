@@ -1,7 +1,7 @@
 """BM25 over passages: the yardstick of the tables, and the first source of hard negatives.
 
-bm25s weighs the terms when the index is built (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): English
-stop words out, Snowball stems. The ranking is compiled (`bm25_compiled`), its ties broken by position.
+bm25s weighs the terms when the index is built (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009); `analyser` says
+what the terms are. The ranking is compiled (`bm25_compiled`), its ties broken by position.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import bm25s
 import numpy as np
-import Stemmer
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.negatives.analyser import analyse
 from raytriever.negatives.bm25_compiled import pick, rank
 
 K1, B = 0.9, 0.4
@@ -35,8 +34,7 @@ class Bm25Index:
     @activity("indexing the documents for BM25")
     def __init__(self, texts: Sequence[str]) -> None:
         self._size = len(texts)
-        self._stemmer = Stemmer.Stemmer("english")
-        tokens = self._tokenize(texts, ids=True)
+        tokens = analyse(texts, ids=True)
         self._vocabulary: dict[str, int] = tokens.vocab
         self._postings = (np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64))
         # bm25s cannot index texts without a single term; nothing can match them either.
@@ -84,7 +82,7 @@ class Bm25Index:
         """Let compiled work fill its rows, some queries in each thread; it holds no lock of the interpreter."""
         terms = [
             [self._vocabulary[term] for term in found if term in self._vocabulary]
-            for found in (self._tokenize(queries, ids=False) if queries else [])
+            for found in (analyse(queries, ids=False) if queries else [])
         ]
 
         def fill(start: int) -> None:
@@ -96,6 +94,3 @@ class Bm25Index:
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))
-
-    def _tokenize(self, texts: Sequence[str], ids: bool) -> Any:
-        return bm25s.tokenize(texts, stopwords="en", stemmer=self._stemmer, return_ids=ids, show_progress=False)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from raytriever.models.retriever import Retriever
+from raytriever.negatives.analyser import ANALYSER
 from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
 from raytriever.retrieval.loading import load_for_encoding
 
@@ -37,7 +38,7 @@ class Encoders:
         self.systems: dict[str, dict[str, Any]] = {}  # how each model reads texts, and the width of its embeddings
         for model in models:
             if model.config is None:
-                self.systems[model.name] = {"model": BM25}
+                self.systems[model.name] = {"model": BM25, "analyser": ANALYSER}
                 continue
             retriever = self[model.name]
             system = {"model": model.config.model, "width": retriever.width, "precision": precision}

@@ -6,7 +6,7 @@ What is measured is kept at once (`measurements`): an interrupted evaluation goe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.models.precision import choose_precision
+from raytriever.negatives.analyser import Analysis
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.corpus import plan_embeddings
 from raytriever.retrieval.evaluate import Evaluation
@@ -81,6 +82,10 @@ def run_evaluation(
                 if own := sum(own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
                     found = f"{own} queries are judged relevant to the document with their own id, which is left out"
                     say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
+                bm25 = _analyses(job, one, datasets)
+                for label, analysis in bm25.items():
+                    if analysis["warning"]:
+                        say(f"{label}: {analysis['warning']}")
                 seconds: dict[str, float] = {}
                 parts = [
                     _measure(job, one, name, dataset, encoders, workers or Workers(), kept, seconds)
@@ -89,6 +94,8 @@ def run_evaluation(
                 measured = MeasuredSet(one, parts)
                 write_set(aside, measured, job.protocol, seconds)
                 _take(results, measured, values, job.protocol)
+                if bm25:
+                    results.about[one.name]["bm25"] = bm25
                 if hear is not None:
                     for model in job.models:
                         hear(model.name, one.name, results.models[model.name][one.name])
@@ -139,6 +146,14 @@ def _measure(
         if job.aims:
             part.choosing[model.name] = measured(job.calibration_split, choosing)
     return part
+
+
+def _analyses(job: EvaluationJob, one: EvaluationSet, datasets: Sequence[RetrievalDataset]) -> dict[str, Any]:
+    """What BM25's analyser makes of each part, where BM25 is measured."""
+    if all(model.config is not None for model in job.models):
+        return {}
+    labels = [f"{one.name}-{part}" if one.is_divided else one.name for part in one.parts]
+    return {label: Analysis.of(dataset.passages()).content() for label, dataset in zip(labels, datasets, strict=True)}
 
 
 def _timed(system: _System, split: str, protocol: Protocol) -> tuple[Evaluation, float]:

@@ -29,7 +29,8 @@ class Results:
     Args:
         models: metrics by model and data set.
         parts: metrics by model and part, of divided data sets.
-        about: of each data set its queries, documents and split, and its parts.
+        about: of each data set its queries, documents, split and parts, how many relevant documents are not in the
+            corpus, and where BM25 is measured what its analyser makes of the documents.
         significance: a row for each data set, metric, model and baseline.
         best: a row for each data set and metric that has a significant best, see `evaluation_significance.best_rows`.
         calibration: a row for each data set, model and aim.
@@ -51,6 +52,15 @@ class Results:
         parts = ("models", "parts", "about", "significance", "best", "calibration", "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(asked)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
+
+
+def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
+    """Return the lines that warn of BM25's figures on a data set, one a part; see `negatives.analyser.Analysis`."""
+    analyses = about.get("bm25", {})
+    several = len(analyses) > 1
+    return [
+        f"{part}: {one['warning']}" if several else one["warning"] for part, one in analyses.items() if one["warning"]
+    ]
 
 
 def read_results(folder: Path) -> dict[str, Any]:

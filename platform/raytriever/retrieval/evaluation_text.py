@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from raytriever.negatives.analyser import analyser_line
 from raytriever.retrieval.evaluation_calibration import calibration_table
-from raytriever.retrieval.evaluation_results import Results
+from raytriever.retrieval.evaluation_results import Results, bm25_warnings
 from raytriever.retrieval.evaluation_significance import marks_of
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.protocol import absent_line
@@ -20,9 +21,11 @@ def evaluation_text(results: Results) -> str:
         here = {(model, metric): mark for (name, model, metric), mark in marks.items() if name == dataset}
         over = f", the mean over {len(about['parts'])} parts" if "parts" in about else ""
         table = metrics_table(rows, titles, here)
-        lines = [f"\n{about['split']} split of {dataset}{over}", table, absent_line(about)]
+        lines = [f"\n{about['split']} split of {dataset}{over}", table, absent_line(about), *bm25_warnings(about)]
         blocks.append("\n".join(filter(None, lines)))
     notes = [_systems_note(results)] if len(results.systems) > 1 else []
+    if any("analyser" in system for system in results.systems.values()):
+        notes.append(analyser_line())
     if against := dict.fromkeys(row["against"] for row in results.significance):
         signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")

@@ -18,6 +18,7 @@ from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision
+from raytriever.negatives.analyser import Analysis
 from raytriever.negatives.config import BY_ENCODER, MiningConfig, check_mining
 from raytriever.negatives.filters import REASONS
 from raytriever.retrieval.corpus import embed_corpus
@@ -75,6 +76,8 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
     dataset = _open(job, say)
     check_data(dataset, job.split, job.mining)
+    if "bm25" in job.mining.methods and (warning := Analysis.of(dataset.passages()).warning):
+        say(warning)
     embeddings = documents = None
     if set(BY_ENCODER) & set(job.mining.methods):
         retriever = load_for_encoding(job.model, precision, device)

@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.negatives.analyser import analyser_line
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluation_sets import EvaluationSet
 from raytriever.retrieval.evaluation_significance import best_models, significance_rows, tested_values
@@ -41,6 +42,7 @@ def write_outcome(
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     tests: Sequence[Mapping[str, Any]],
+    warning: str,
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
@@ -55,6 +57,7 @@ def write_outcome(
         dev_metrics: what checkpoints were worth on dev data, by step and metric; drawn where there are any.
         config_yaml: the resolved settings, shown on the page.
         tests: rows of `outcome_tests`, shown on the page.
+        warning: of BM25's figures, shown on the page; may be empty.
     """
     for name, evaluation in found.items():
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
@@ -90,6 +93,7 @@ def write_outcome(
                 [
                     f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
                     absent_line(absent_count(dataset, split, Protocol())),
+                    f"{analyser_line()}. {warning}".strip(),
                 ],
             )
         ),

@@ -14,7 +14,8 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError
-from raytriever.retrieval.evaluation_results import read_results
+from raytriever.negatives.analyser import analyser_line
+from raytriever.retrieval.evaluation_results import bm25_warnings, read_results
 from raytriever.retrieval.evaluation_significance import best_of_rows
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_gains, save_thresholds
@@ -62,7 +63,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     of_gains = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
     page = Page(
         title,
-        [*_about(results["about"]), *map(str, results.get("missing", ()))],
+        [*about_lines(results["about"]), *map(str, results.get("missing", ()))],
         [*result_tables(models, significance, best_of_rows(results.get("best") or ())), *threshold_table(calibration)],
         [*of_gains, *of_scores, *threshold_pictures(folder / FIGURES, calibration)],
         queries,
@@ -165,9 +166,14 @@ def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, An
     return [name for name in named if name in models] or list(models)[:1]
 
 
-def _about(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{name}: {one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents. "
-        f"{absent_line(one)}".strip()
-        for name, one in about.items()
-    ]
+def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Describe the data sets in a line each, with what their figures leave out, and then BM25's analyser."""
+    lines = []
+    for name, one in about.items():
+        measured = (
+            f"{one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
+        )
+        lines.append(" ".join(filter(None, [f"{name}: {measured}", absent_line(one), *bm25_warnings(one)])))
+    if any(one.get("bm25") for one in about.values()):
+        lines.append(f"{analyser_line()}.")
+    return lines

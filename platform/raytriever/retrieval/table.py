@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.metrics.comparison import LEVEL
+from raytriever.negatives.analyser import analyser_line
 from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.protocol import absent_line
 from raytriever.terminal import one_line
@@ -75,6 +76,8 @@ def outcome_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     if rows:
         lines.append(f"{names['after']} - {names['before']}, {rows[0]['queries']:,} queries, paired t-test:")
         lines.append(difference_lines(rows))
+    if analysis := figures.get("bm25_analyser"):
+        lines += [analyser_line(), analysis["warning"]]
     return "\n".join(filter(None, lines))
 
 

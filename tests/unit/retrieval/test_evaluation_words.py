@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from raytriever.models.config import ModelConfig
 from raytriever.retrieval.beir_suite import BEIR, beir_suite
 from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models
 from raytriever.retrieval.evaluation_calibration import read_aims
+from raytriever.retrieval.evaluation_job import run_evaluation
+from raytriever.retrieval.evaluation_request import EvaluationJob
 from raytriever.retrieval.evaluation_sets import EvaluationSet, distinct_sets, sets_of
 from raytriever.retrieval.evaluation_significance import marks_of, significance_rows
+from raytriever.retrieval.evaluation_text import evaluation_text
 from raytriever.retrieval.file_names import distinct_names, unique_names
 from raytriever.retrieval.metric_words import deciding_metric, metric_title, read_metrics
+from raytriever.retrieval.report_evaluation import about_lines
 
 
 def test_metrics_in_the_words_users_know() -> None:
@@ -196,3 +201,29 @@ def test_tests_are_against_each_baseline_and_corrected_over_data_sets() -> None:
     marks = marks_of(rows_for(2.2, -20))
     assert [marks[name, "model", "map"] for name in ("d0", "d1")] == ["+", "-"]
     assert [marks[name, "base", "map"] for name in ("d0", "d1")] == ["◇", "◆"]
+
+
+def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "中文"
+    (folder / "qrels").mkdir(parents=True)
+    texts = [f"今天天气很好，我们去第{'一二三四五六七八九'[i]}公园散步吧。" for i in range(9)]
+    corpus = "".join(json.dumps({"_id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+    (folder / "corpus.jsonl").write_text(corpus)
+    queries = "".join(json.dumps({"_id": f"q{i}", "text": text[8:14]}) + "\n" for i, text in enumerate(texts))
+    (folder / "queries.jsonl").write_text(queries)
+    rows = "".join(f"q{i}\td{i}\t1\n" for i in range(9))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    job = EvaluationJob(evaluated_models(["bm25"], ModelConfig()), sets_of([str(folder)], "test"), ["bm25"])
+    said: list[str] = []
+    tracker = type("Unheard", (), {name: lambda *_: None for name in ("describe", "log", "log_file", "finish")})
+    results = run_evaluation(job, tmp_path / "out", False, tracker, said.append)
+    [analysis] = results.about["中文"]["bm25"].values()
+    assert analysis["stemmer"] == "Snowball, English"
+    assert analysis["warning"].startswith(f"BM25 finds {analysis['tokens_per_document']:.1f} tokens per document of 1")
+    text, page = evaluation_text(results), "\n".join(about_lines(results.about))
+    for shown in (text, page, "\n".join(said), (tmp_path / "out" / "results.json").read_text()):
+        assert analysis["warning"] in shown
+    assert "stop words: English; stemmer: Snowball, English" in text
+    assert "stemmer: Snowball, English." in page
+    assert results.systems["bm25"]["analyser"]["stop_words"] == "English"

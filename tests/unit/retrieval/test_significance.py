@@ -12,6 +12,7 @@ from scipy.stats import ttest_rel
 
 from raytriever.metrics.holm import holm
 from raytriever.metrics.paired import difference_interval, paired_t_test
+from raytriever.negatives.analyser import analyser_line
 from raytriever.retrieval.evaluation_significance import (
     best_models,
     best_of_rows,
@@ -103,6 +104,8 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
         f"  nDCG@10  {one['difference']:+.4f}  95 % {one['low']:+.4f} to {one['high']:+.4f}  p < 0.0001  significant"
     )
     assert same.endswith(f"p {found['auc']['p']:.4f}  not significant")
+    analyser = {"warning": "BM25 finds 2.0 tokens per document."}
+    assert outcome_notes({"bm25_analyser": analyser}, names).splitlines() == [analyser_line(), analyser["warning"]]
     assert outcome_notes({}, names) == ""  # of a run of an earlier version
     points = {point.name: point.value for point in significance_points(rows, 7, 0, several=False)}
     assert points["significance/after-before/ndcg_at_10_p"] == one["p_holm"]

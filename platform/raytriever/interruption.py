@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM (which `ray job stop` sends), as an end that neither gets lost nor breaks something.
+"""Ctrl-C, SIGTERM (which `ray job stop` sends) and SIGHUP (of a closed terminal), as an end that neither gets lost nor
+breaks something.
 
-1. Both raise KeyboardInterrupt in the main thread wherever it stands; a moment later where Python would print it and go
+1. All raise KeyboardInterrupt in the main thread wherever it stands; a moment later where Python would print it and go
    on, or be left with a lock that is never released.
 2. Not all such places are known, so whoever waits long asks as well.
 """
@@ -24,8 +25,8 @@ _told = threading.Event()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A block that either ends: what can be kept is kept. Where Ctrl-C is ignored, as shells have it for jobs behind,
-    it stays so; nothing outside the main thread."""
+    """A block that each of them ends: what can be kept is kept. Where Ctrl-C is ignored, as shells have it for jobs
+    behind, or SIGHUP, as `nohup` has it, it stays so; nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -34,6 +35,8 @@ def interruptible() -> Iterator[None]:
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _interrupt)
     try:
         yield
     finally:
@@ -41,6 +44,16 @@ def interruptible() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)  # whoever has the signal next knows nothing of it, and would die
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def hangups_blocked() -> Iterator[None]:
+    """Start processes that SIGHUP does not reach: a closed terminal sends it to all; this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def check_interrupted() -> None:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import logging
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from raytriever.interruption import check_interrupted, interruptible
+from raytriever.interruption import check_interrupted, hangups_blocked, interruptible
 
-pytestmark = pytest.mark.usefixtures("heard_interrupts")
+pytestmark = pytest.mark.usefixtures("heard_interrupts", "heard_hangups")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def heard_hangups() -> Iterator[None]:
+    """SIGHUP interrupts, also where the tests were started by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def finaliser(interrupt: Callable[[], None]) -> None:
@@ -44,14 +54,14 @@ def logging_lock(interrupt: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("where", [finaliser, callback, logging_lock])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_where_it_would_break_something_it_comes_a_moment_later(
     where: Callable[[Callable[[], None]], None], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
     reached = []
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    before = [signal.getsignal(one) for one in (*SIGNALS, signal.SIGALRM)]
 
     def block() -> None:
         with interruptible():
@@ -64,7 +74,7 @@ def test_where_it_would_break_something_it_comes_a_moment_later(
         block()
     assert time.monotonic() - began < 4
     assert (reached, lost) == ([1], [])
-    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
+    assert [signal.getsignal(one) for one in (*SIGNALS, signal.SIGALRM)] == before
 
 
 def test_a_block_that_ends_before_the_moment_has_come_leaves_nothing_behind() -> None:
@@ -74,7 +84,7 @@ def test_a_block_that_ends_before_the_moment_has_come_leaves_nothing_behind() ->
     time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_anywhere_else_it_comes_at_once(number: int) -> None:
     with interruptible(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)
@@ -91,11 +101,21 @@ def test_who_asks_is_told_until_another_block_begins() -> None:
         check_interrupted()
 
 
-def test_ctrl_c_that_is_ignored_stays_so() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(number: int) -> None:
+    signal.signal(number, signal.SIG_IGN)
     with interruptible():
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         check_interrupted()
+
+
+def test_a_hangup_of_the_terminal_does_not_reach_what_was_started_without_it() -> None:
+    with hangups_blocked():
+        process = subprocess.Popen([sys.executable, "-c", "input(); print('alive')"], stdin=-1, stdout=-1, text=True)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate("go on\n")[0] == "alive\n"
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGHUP)  # this process is reached
 
 
 def test_other_threads_leave_the_handlers_alone() -> None:

@@ -1,8 +1,8 @@
 """`raytriever STAGE` and `python jobs/STAGE.py`: one entry, one way to end.
 
-A mistake a user can mend ends in one line and exit code 2, an interruption (Ctrl-C, or SIGTERM: `ray job stop` sends
-that) in one line and 130; any other exception keeps its traceback, because it is a defect of ours. `--debug` shows the
-traceback of mistakes too.
+A mistake a user can mend ends in one line and exit code 2, an interruption (Ctrl-C, SIGTERM as `ray job stop` sends it,
+or SIGHUP of a closed terminal) in one line and 130; any other exception keeps its traceback, because it is a defect of
+ours. `--debug` shows the traceback of mistakes too.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
    who have its token.
 2. MLflow answers to its own name only (`--allowed-hosts`, against pages that rebind names), unpickles nothing, has one
    process and one database under an absolute path.
-3. The two end together: by Ctrl-C, by SIGTERM, or because one of them has ended.
+3. The two end together: by Ctrl-C, by SIGTERM or SIGHUP, or because one of them has ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: a host, port or path that cannot be, or a host that would be open to everybody.
         LaunchError: one did not start, or has ended.
-        KeyboardInterrupt: somebody stopped them, in an `interruptible` block by SIGTERM too.
+        KeyboardInterrupt: somebody stopped them, in an `interruptible` block by SIGTERM or SIGHUP too.
     """
     ports = {"--ray-port": asked.ray_port, "--dashboard-port": asked.dashboard_port, "--mlflow-port": asked.mlflow_port}
     if len(set(ports.values())) < len(ports):

@@ -23,6 +23,7 @@ from raytriever.activity import activity
 from raytriever.cluster.launch_doors import tighten_token
 from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
+from raytriever.interruption import hangups_blocked
 from raytriever.locking import Claim, claims, join
 from raytriever.terminal import warn
 
@@ -58,7 +59,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
             _warn_of_small_shared_memory()
             cpus = max(len(os.sched_getaffinity(0)), num_workers + 2)
             # `local` keeps out of any other cluster recorded on this machine.
-            with activity("starting Ray"):
+            with activity("starting Ray"), hangups_blocked():
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **common))
     except ConnectionError as error:
         raise _no_answer(str(address)) from error

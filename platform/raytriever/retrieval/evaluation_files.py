@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from raytriever.retrieval.evaluation_calibration import calibration_table
-from raytriever.retrieval.evaluation_results import RESULTS, Results
+from raytriever.retrieval.evaluation_results import RESULTS, Results, bm25_warnings
 from raytriever.retrieval.evaluation_significance import best_of_rows, marks_of
 from raytriever.retrieval.measured import MeasuredSet
 from raytriever.retrieval.mteb_file import mteb_content
 from raytriever.retrieval.paper_table import paper_tables
 from raytriever.retrieval.paper_table_files import latex, markdown
 from raytriever.retrieval.per_query_file import per_query_content
-from raytriever.retrieval.protocol import Protocol
+from raytriever.retrieval.protocol import Protocol, absent_line
 from raytriever.retrieval.run_file import write_run
 from raytriever.storage import disk_errors, write_atomically
 
@@ -51,6 +51,8 @@ def write_whole(folder: Path, results: Results, asked: Mapping[str, Any], split:
     marks, best = marks_of(results.significance), best_of_rows(results.best)
     tables = paper_tables(results.models, marks, split, baselines, best)
     text = markdown(tables)
+    for name, about in results.about.items():
+        text += "".join(f"\n{name}: {line}\n" for line in [absent_line(about), *bm25_warnings(about)] if line)
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
     if results.missing:

@@ -133,6 +133,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path) -> No
     )
     assert line in evaluation_text(results)
     assert about_lines(results.about)[0].endswith(line)
+    assert f"letters: {line}" in (output / "table.md").read_text()
     told = json.loads((output / "results.json").read_bytes())
     about = told["about"]["letters"]
     assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)

@@ -221,8 +221,9 @@ def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatc
     [analysis] = results.about["中文"]["bm25"].values()
     assert analysis["stemmer"] == "Snowball, English"
     assert analysis["warning"].startswith(f"BM25 finds {analysis['tokens_per_document']:.1f} tokens per document of 1")
+    files = [(tmp_path / "out" / name).read_text() for name in ("results.json", "table.md")]
     text, page = evaluation_text(results), "\n".join(about_lines(results.about))
-    for shown in (text, page, "\n".join(said), (tmp_path / "out" / "results.json").read_text()):
+    for shown in (text, page, "\n".join(said), *files):
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page

@@ -26,6 +26,7 @@ from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.locking import acquire, check_owner, lock_file_of, owner_of
+from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import read_json
 
 MANIFEST = "manifest.json"
@@ -64,7 +65,7 @@ def cache_folder() -> Path:
 
 def sha256_of(file: Path | str) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from raytriever.errors import ConfigError
 from raytriever.paths import PROMPTS, expanded
+from raytriever.reading.regular import open_regular
 from raytriever.storage import disk_errors
 
 STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order in which a query meets them
@@ -105,8 +106,8 @@ def _given(folder: Path) -> dict[str, str]:
 
 
 def _checked(file: Path) -> str:
-    with disk_errors(file, reading=True):
-        raw = file.read_bytes()
+    with disk_errors(file, reading=True), open_regular(file) as stream:
+        raw = stream.read()
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from raytriever.errors import DataError, UserError
 from raytriever.masking import refuse_secrets
+from raytriever.reading.regular import check_regular, open_regular
 from raytriever.storage import disk_errors
 
 HUB = "hf://"
@@ -41,6 +42,7 @@ def open_raw(where: str) -> Any:
         if is_uri(where):
             file_system, path = _file_system(where)
             return file_system.open_input_file(path)
+        check_regular(where.removeprefix(LOCAL))
         return LocalFileSystem().open_input_file(where.removeprefix(LOCAL))
 
 
@@ -56,7 +58,8 @@ def open_stream(where: str) -> BinaryIO:
         return cast(BinaryIO, gzip.open(raw) if packed else raw)
     with disk_errors(where, reading=True), _reaching(where):
         path = where.removeprefix(LOCAL)
-        return cast(BinaryIO, gzip.open(path) if packed else open(path, "rb"))
+        check_regular(path)
+        return cast(BinaryIO, gzip.open(path) if packed else open_regular(path))
 
 
 @contextmanager

@@ -6,7 +6,9 @@ A `Source` lists; `open_stream` and `open_raw` read, in any process, given only 
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,6 +16,7 @@ from urllib.parse import unquote
 from raytriever.data.files import HUB, LOCAL, Listed, is_uri, list_remote
 from raytriever.errors import DataError
 from raytriever.paths import DATASET, expanded
+from raytriever.reading.regular import check_regular
 from raytriever.storage import disk_errors
 
 IR_DATASETS = "ir_datasets:"
@@ -64,16 +67,34 @@ class Source:
 
 
 def _list_local(name: str, path: Path) -> list[Listed]:
-    if path.is_file():
-        return [_local(path.name, path)]
+    with disk_errors(path, reading=True):
+        if path.exists() and not path.is_dir():
+            check_regular(path)
+            return [_local(path.name, path)]
     if not path.is_dir():
         raise DATASET.error_of_missing(name, "--dataset")
     with disk_errors(path, reading=True):
-        return [
-            _local(Path(here, file).relative_to(path).as_posix(), Path(here, file))
-            for here, _, files in os.walk(path, followlinks=True)
-            for file in files
-        ]
+        return [_local(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
+
+
+def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield the files of a folder and of those in it, links followed; names that begin with `.` or `_` are left out.
+
+    Raises:
+        OSError: a folder cannot be read, or links lead in a circle.
+    """
+    status = folder.stat()
+    own = (status.st_dev, status.st_ino)
+    if own in above:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        if not _is_data(name):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, above | {own})
+        else:
+            yield path
 
 
 def _local(relative: str, path: Path) -> Listed:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from raytriever.errors import DataError, StorageError, UserError
+from raytriever.reading.regular import open_regular
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -51,7 +52,7 @@ def read_array(
     """
     import numpy as np
 
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
         dtype, found = _npy_header(stream, str(file), dtypes, shape, remedy)

@@ -32,6 +32,7 @@ from typing import (
 )
 
 from raytriever.errors import StorageError, UserError
+from raytriever.reading.regular import open_regular
 
 T = TypeVar("T")
 # A number that is neither NaN nor infinite.
@@ -77,7 +78,7 @@ def read_json(
         error: the kind of error.
         most: the bytes beyond which the file is refused unread.
     """
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         text = stream.read(most + 1)
     if len(text) > most:
         raise error(f"{wrong}: it is longer than {most >> 20} MB", str(file), remedy)
@@ -162,7 +163,7 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
         UserError: of the kind `error`: the file is not YAML, larger than 1 MB, nested more than 100 deep, has more than
             100,000 values with its aliases written out, or has a key twice.
     """
-    with open(file, "rb") as stream:
+    with open_regular(file) as stream:
         raw = stream.read(MOST_YAML_BYTES + 1)
     if len(raw) > MOST_YAML_BYTES:
         raise error(f"is larger than {MOST_YAML_BYTES >> 20} MB, too large for a file of settings", str(file), remedy)

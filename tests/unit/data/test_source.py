@@ -11,7 +11,7 @@ from raytriever.data.chunks import parse_chunk, read_chunks
 from raytriever.data.files import open_raw, open_stream
 from raytriever.data.formats import recognise
 from raytriever.data.source import Source
-from raytriever.errors import DataError
+from raytriever.errors import DataError, StorageError
 
 BUCKET = {
     "sets/tiny/corpus.jsonl": b'{"_id": "d 1", "text": "one"}\n{"_id": "d2", "text": "two"}\n',
@@ -34,6 +34,19 @@ def test_a_folder_is_listed_by_path(tmp_path: Path) -> None:
     assert source.files[0].modified_ns == (tmp_path / "set" / "a.jsonl").stat().st_mtime_ns
     assert pickle.loads(pickle.dumps(source)) == source  # noqa: S301
     assert Source.open(f"file://{tmp_path}/set") == source
+
+
+def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    for name in ("set/a", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.jsonl").write_text("12345")
+    for name in ("set/linked", "set/twice"):
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    files = [file.path for file in Source.open(tmp_path / "set").files]
+    assert files == ["a/1.jsonl", "linked/1.jsonl", "twice/1.jsonl"]
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+    with pytest.raises(StorageError, match="symbolic links lead in a circle"):
+        Source.open(tmp_path / "set")
 
 
 def test_what_is_listed_means_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,42 @@
+"""Opening of files that are files: a pipe, a socket or a device could be read for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from raytriever.errors import StorageError
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a regular file for reading, without waiting for one who writes to a pipe.
+
+    Raises:
+        StorageError: it is a pipe, a socket or a device.
+        OSError: it cannot be opened, or is a folder.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise _irregular(path) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise _irregular(path)
+
+
+def check_regular(path: Path | str) -> None:
+    """Raise what `open_regular` raises, for a file that a library opens by its path."""
+    open_regular(path).close()
+
+
+def _irregular(path: Path | str) -> StorageError:
+    return StorageError("is a pipe, a socket or a device", str(path), "give a regular file")

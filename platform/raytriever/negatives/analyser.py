@@ -97,4 +97,4 @@ class Analysis:
 def analyser_line() -> str:
     """Describe the analyser in one line."""
     terms, stop_words, stemmer = ANALYSER.values()
-    return f"BM25's analyser: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
+    return f"Analyser of BM25: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"

@@ -74,7 +74,9 @@ def outcome_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     rows = [row for row in figures.get("significance", ()) if (row["model"], row["against"]) == ("after", "before")]
     lines = [absent_line(figures.get("judged", {}))]
     if rows:
-        lines.append(f"{names['after']} - {names['before']}, {rows[0]['queries']:,} queries, paired t-test:")
+        lines.append(
+            f"Difference of {names['after']} - {names['before']}, {rows[0]['queries']:,} queries, paired t-test:"
+        )
         lines.append(difference_lines(rows))
     if analysis := figures.get("bm25_analyser"):
         lines += [analyser_line(), analysis["warning"]]

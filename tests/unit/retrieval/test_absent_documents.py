@@ -108,7 +108,7 @@ def graded(folder: Path) -> RetrievalDataset:
     return opened(folder)
 
 
-def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path) -> None:
+def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_encoder: Path) -> None:
     class Unheard(Tracker):
         def describe(self, config: object, dataset: object, tags: object) -> None:
             assert dataset.counts["test_absent_positives"] == 3  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path) -> No
         def finish(self, status: str) -> None: ...
 
     job = EvaluationJob(
-        evaluated_models(["bm25"], ModelConfig()),
+        evaluated_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
         sets_of([str(folder)], "test"),
         ["bm25"],
         Protocol((*TREC, "auc")),
@@ -137,11 +137,12 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path) -> No
     told = json.loads((output / "results.json").read_bytes())
     about = told["about"]["letters"]
     assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)
-    theirs = by_trec_eval(folder, output / "runs" / "bm25.letters.trec")
-    [mteb] = json.loads((output / "mteb" / "bm25" / "letters.json").read_bytes())["scores"]["test"]
-    for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
-        assert told["models"]["bm25"]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
-        assert mteb[name] == pytest.approx(theirs[name], abs=1e-5)
+    for model in ("bm25", "tiny"):
+        theirs = by_trec_eval(folder, output / "runs" / f"{model}.letters.trec")
+        [mteb] = json.loads((output / "mteb" / model / "letters.json").read_bytes())["scores"]["test"]
+        for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
+            assert told["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
+            assert mteb[name] == pytest.approx(theirs[name], abs=1e-5)
     queries = json.loads((output / "per_query" / "letters.json").read_bytes())
     assert queries["relevant"][queries["queries"].index("q129")] == []
 

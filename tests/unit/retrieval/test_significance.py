@@ -97,7 +97,7 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
     first, head, changed, same = outcome_notes({"significance": rows, "judged": judged}, names).splitlines()
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
-    assert head == "encoder after - encoder before, 50 queries, paired t-test:"
+    assert head == "Difference of encoder after - encoder before, 50 queries, paired t-test:"
     found = {row["metric"]: row for row in rows if row["model"] == "after"}
     one = found["ndcg_at_10"]
     assert changed == (

@@ -7,14 +7,19 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from raytriever.data.open import open_dataset
 from raytriever.data.prepare import Request, prepare
 from raytriever.data.tokenise import Tokenisation
+from raytriever.errors import DataError, StorageError
+from raytriever.reading.arrays import read_arrow
 from raytriever.storage import committed_directory
 
 
@@ -86,3 +91,183 @@ def test_pickled_objects_in_place_of_texts_are_refused_before_they_run(
         f"{prepared}/documents/{file.name}: column 'text' has the extension type 'ray.data.arrow_pickled_object', "
         "expected 'large_string'; prepare the data set again from its source\n"
     )
+
+
+def shard(place: Path, side: str, end: str) -> Path:
+    [file] = (place / side).glob(f"*.{end}")
+    return file
+
+
+def save(file: Path, change: Callable[[np.ndarray], Any]) -> None:
+    np.save(file, change(np.load(file)), allow_pickle=True)
+
+
+def put(row: int, column: int, value: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(table: np.ndarray) -> np.ndarray:
+        table[row, column] = value
+        return table
+
+    return change
+
+
+JUDGED = "judgements/train.npy"
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a position of a query": (lambda p: save(p / JUDGED, put(0, -1, 40)), "the position of a query is 40, expected 0"),
+    "a negative position": (lambda p: save(p / JUDGED, put(1, 0, -1)), "the position of a document is -1, expected 0"),
+    "a source": (lambda p: save(p / JUDGED, put(3, 0, 7)), "a source is 7, expected 0 to 1"),
+    "a rank": (lambda p: save(p / JUDGED, put(4, 0, -3)), "a rank is -3"),
+    "an order": (lambda p: save(p / JUDGED, lambda table: table[:, ::-1].copy()), "the pairs do not ascend"),
+    "a pair twice": (lambda p: save(p / JUDGED, lambda t: t[:, [0, 0, 1]].copy()), "the pairs do not ascend"),
+    "rows": (lambda p: save(p / JUDGED, lambda table: table[:4]), "has the shape 4 x 30, expected 5 x any"),
+    "floats": (lambda p: save(p / JUDGED, lambda t: t.astype(float)), "holds values of type '<f8', expected int64"),
+    "objects": (lambda p: save(p / JUDGED, lambda t: t.astype(object)), r"holds values of type '\|O', expected int64"),
+    "offsets that do not ascend": (
+        lambda p: save(shard(p, "documents", "offsets.npy"), lambda o: np.append(o[:1], np.append(o[-2:0:-1], o[-1]))),
+        "the offsets do not ascend",
+    ),
+    "a last offset": (
+        lambda p: save(shard(p, "documents", "offsets.npy"), lambda o: o + (np.arange(41) == 40)),
+        "begins at 0 and ends at [0-9]+, expected 0 and the number of tokens",
+    ),
+    "the number of offsets": (
+        lambda p: save(shard(p, "queries", "offsets.npy"), lambda o: o[:-1]),
+        "has the shape 40, expected 41",
+    ),
+    "signed tokens": (
+        lambda p: save(shard(p, "queries", "tokens.npy"), lambda ids: ids.astype(np.int64)),
+        "holds values of type '<i8', expected uint16 or uint32",
+    ),
+    "rows beyond the end": (
+        lambda p: np.save(p / "documents.live.npy", np.arange(41)),
+        "documents.live.npy: a row is 40, expected 0 to 39",
+    ),
+    "rows that do not ascend": (
+        lambda p: np.save(p / "queries.live.npy", np.array([3, 3])),
+        "queries.live.npy: the rows do not ascend",
+    ),
+    "origins": (
+        lambda p: (
+            np.save(p / "negatives.npy", np.array([[0], [1], [5], [0]])),
+            np.save(p / "negatives.scores.npy", np.zeros(1, np.float32)),
+        )[0],
+        "negatives.npy: an origin is 5, expected 0 to 4",
+    ),
+    "the number of scores": (
+        lambda p: (
+            np.save(p / "negatives.npy", np.array([[0], [1], [4], [0]])),
+            np.save(p / "negatives.scores.npy", np.zeros(2, np.float32)),
+        )[0],
+        "negatives.scores.npy: has the shape 2, expected 1",
+    ),
+    "answers of no query": (
+        lambda p: rewrite(p / "answers.arrow", {"query": [0, 44], "text": ["a", "b"]}),
+        "answers.arrow: the position of a query is 44, expected 0 to 39",
+    ),
+    "answers that do not ascend": (
+        lambda p: rewrite(p / "answers.arrow", {"query": [2, 0], "text": ["a", "b"]}),
+        "answers.arrow: the queries do not ascend",
+    ),
+    "absent documents of no query": (
+        lambda p: rewrite_absent(p, [50], [1]),
+        "absent/train.arrow: the position of a query is 50, expected 0 to 39",
+    ),
+    "absent documents without a grade": (lambda p: rewrite_absent(p, [5], [0]), "a grade"),
+}
+
+
+def rewrite_absent(place: Path, queries: list[int], scores: list[int]) -> None:
+    (place / "absent").mkdir()
+    documents = pa.array(["d"] * len(queries), pa.large_string())
+    rewrite(place / "absent" / "train.arrow", {"query": queries, "document": documents, "score": scores})
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_files_that_contradict_each_other_are_one_line(prepared: Path, name: str) -> None:
+    change, says = CHANGES[name]
+    change(prepared)
+    seal(prepared)
+    with pytest.raises(StorageError, match=rf"^{prepared}/.*{says}.*; prepare the data set again from its source$"):
+        open_dataset(prepared, ["train"])
+
+
+@pytest.mark.parametrize("place", [60, 99])
+def test_an_altered_offset_of_texts_is_one_line_and_not_the_end_of_the_process(prepared: Path, place: int) -> None:
+    file = shard(prepared, "documents", "arrow")
+    whole = file.read_bytes()
+    lengths = [len(f"text {n} of many") for n in range(40)]
+    offsets = np.cumsum([0, *lengths]).astype("<i8")
+    assert whole.count(offsets.tobytes()) == 1
+    changed = offsets.copy()
+    changed[place % 40] = 1 << 50
+    file.write_bytes(whole.replace(offsets.tobytes(), changed.tobytes()))
+    seal(prepared)
+    with pytest.raises(StorageError, match=r"documents/.*\.arrow: is torn or changed: .*; prepare the data set again"):
+        open_dataset(prepared, ["train"])
+
+
+def test_contents_are_validated_once_and_again_when_a_file_has_changed(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def spied(file: Path, columns: Any, remedy: str, full: bool = False) -> Any:
+        seen.append(full)
+        return read_arrow(file, columns, remedy, full)
+
+    monkeypatch.setattr("raytriever.data.prepared.read_arrow", spied)
+    open_dataset(prepared, ["train"])
+    assert seen == [True, True, False, False]
+    open_dataset(prepared, ["train"])
+    assert seen[4:] == [False, False]
+    os.utime(shard(prepared, "queries", "arrow"), ns=(1, 1))
+    open_dataset(prepared, ["train"])
+    assert seen[6:] == [True, True, False, False]
+
+
+def test_a_file_that_the_manifest_does_not_name_is_not_read(prepared: Path) -> None:
+    (prepared / "documents" / "00000-000009.arrow").write_bytes(b"no Arrow")
+    (prepared / "judgements" / "dev.npy").write_bytes(b"no array")
+    assert len(open_dataset(prepared, ["train"]).documents) == 40
+    with pytest.raises(DataError, match="no split 'other'; there are: test, train"):
+        open_dataset(prepared, ["other"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"files": {}}, "'files' is an object, expected a list"),
+        ({"sides": {"documents": {}}}, "'sides.queries' is missing"),
+        ({"tokenisation": 7}, "'tokenisation' is 7, expected a text or null"),
+        ({"name": None}, "'name' is null, expected a text"),
+    ],
+)
+def test_a_manifest_of_another_form_is_one_line(prepared: Path, change: dict[str, Any], says: str) -> None:
+    content = json.loads((prepared / "manifest.json").read_bytes())
+    content["meta"] |= change
+    (prepared / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(StorageError, match=rf"manifest\.json: is torn or changed: {says}; prepare the data set again"):
+        open_dataset(prepared, ["train"])
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"files": {}}', '{"files": 1, "meta": {}}', "[" * 9999])
+def test_a_torn_manifest_is_one_line(prepared: Path, content: str) -> None:
+    (prepared / "manifest.json").write_text(content)
+    with pytest.raises(StorageError, match=r"manifest\.json: is not a manifest: .*; make the directory again"):
+        open_dataset(prepared, ["train"])
+
+
+@pytest.mark.parametrize("content", [None, "", '{"files": {}, "meta": {"kind": "dataset", "version": 1}}'])
+def test_an_entry_of_the_cache_without_its_manifest_is_made_again(
+    small: Path, words: Tokenisation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    lines: list[str] = []
+    place = prepare(Request(str(small), words))
+    if content is None:
+        (place / "manifest.json").unlink()
+    else:
+        (place / "manifest.json").write_text(content)
+    assert prepare(Request(str(small), words), say=lines.append) == place
+    assert lines[0].startswith(str(place))
+    assert lines[0].endswith("; preparing again")
+    assert len(open_dataset(small, ["train"], tokenisation=words).documents) == 40

@@ -24,7 +24,7 @@ from raytriever.config.search_config import DEV_LOSS, TRIALS
 from raytriever.config.search_names import short_name
 from raytriever.config.search_sampler import OPTUNA, Past, Sampler
 from raytriever.errors import UserError
-from raytriever.retrieval.sweep import FAILED, FINISHED, RUNNING, STOPPED, Trial, best_of, write_trials
+from raytriever.retrieval.sweep import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, best_of, write_trials
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import STAGE, LastingTracker, Point
 from raytriever.training.run_directory import RunDirectory
@@ -207,7 +207,9 @@ class Conductor:
         self._tell_gauges()
         return job
 
-    def _settle(self, number: int, status: str, metrics: Mapping[str, float] | None = None, reason: str = "") -> None:
+    def _settle(
+        self, number: int, status: Status, metrics: Mapping[str, float] | None = None, reason: str = ""
+    ) -> None:
         seconds = self._stop(number, STATUS[status])
         trial, folder = self.trials[number], self.folder_of(number)
         metrics = dict(metrics or {})

@@ -9,30 +9,19 @@ from typing import Any
 from raytriever.config.curriculum import STAGES, Curriculum, lay_stages
 from raytriever.config.settings import Config, from_dict, lay, to_dict
 from raytriever.errors import ConfigError
+from raytriever.reading.structured import read_yaml
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """What stands in a configuration file, unchecked, without the hash that a run's own file has.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or holds no sections.
+        ConfigError: it cannot be read, is not YAML, has a key twice, is nested too deep, or holds no sections.
     """
-    import yaml
-
-    class Plain(yaml.SafeLoader):
-        """Plain values only. YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text."""
-
-    def integer(loader: Any, node: Any) -> Any:
-        return node.value if ":" in node.value else loader.construct_yaml_int(node)
-
-    Plain.add_constructor("tag:yaml.org,2002:int", integer)
     try:
-        content = Plain(path.read_text(encoding="utf-8")).get_single_data()
+        content = read_yaml(path, "correct the line it names", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"is not YAML ({reason})", str(path), "mend the line it names") from error
     if not isinstance(content, Mapping):
         raise ConfigError("holds no sections", str(path), "give `data:`, `model:`, `loss:` or `training:`")
     return {name: value for name, value in content.items() if name != "hash"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from raytriever.errors import StorageError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
+_TRAIN_AGAIN = "train again with --fresh"
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,20 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
     """
     own = dict(module.named_parameters())
     shapes = {name: shape_of(parameter) for name, parameter in own.items()}
-    found = set()
+    found: dict[str, set[str]] = {}
     for name, values in whole_tensors(slices):
         weight, _, kind = name.partition(":")
-        if kind != STEP and shapes.get(weight) != tuple(values.shape):
+        if weight not in own or (kind != STEP and shapes[weight] != tuple(values.shape)):
             _refuse(weight, tuple(values.shape), shapes.get(weight))
-        found.add(weight)
+        found.setdefault(weight, set()).add(kind)
         put(weight, own[weight], kind, values)
-    for name in own.keys() - found:
-        _refuse(name, None, shapes[name])
+    for name in own:
+        kinds = found.get(name, set())
+        if "" not in kinds:
+            _refuse(name, None, shapes[name])
+        if kinds not in ({""}, {"", STEP, *MOMENTS}):
+            held = ", ".join(sorted(kinds - {""}))
+            raise StorageError(f"{name} has the moments {held}, expected all or none", "the checkpoint", _TRAIN_AGAIN)
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
@@ -97,6 +104,11 @@ def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
 
 def _whole(name: str, parts: list[Slice]) -> Tensor:
     shape = parts[0].shape
+    # Before memory for the whole is taken: the shape is what a file says.
+    if not all(part.values.is_floating_point() for part in parts):
+        raise StorageError(f"{name} holds other values than floating-point numbers", "the checkpoint", _TRAIN_AGAIN)
+    if (values := sum(len(part.values) for part in parts)) != prod(shape):
+        raise StorageError(f"{name} has {values} of its {prod(shape)} values", "the checkpoint", _TRAIN_AGAIN)
     whole = torch.empty(shape, dtype=parts[0].values.dtype)
     reached = 0
     for part in sorted(parts, key=lambda part: part.start):

@@ -218,6 +218,8 @@ def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
     """A value of one of JSON's own types; a whole number counts as a number, `true` and `false` never do."""
     kind = type(None) if kind is None else kind
     fits = type(value) is kind or (kind is float and type(value) is int)
+    if kind is dict and fits and (other := [key for key in value if type(key) is not str]):
+        raise _Mismatch(f"{_place(path)} has the key {other[0]!r}, expected a text")
     if not fits:
         raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected {_WORDS[kind]}")
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:

@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.reading.structured import conform, read_json
 from raytriever.storage import disk_errors
 
 RESULTS, FORMAT = "results.json", 1
@@ -63,27 +64,101 @@ def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
     ]
 
 
+class AnalysisAbout(TypedDict):
+    """What BM25's analyser makes of a part, see `negatives.analyser.Analysis`."""
+
+    warning: str | None
+
+
+class About(TypedDict):
+    """One data set of an evaluation."""
+
+    queries: int
+    documents: int
+    split: str
+    absent_relevant: NotRequired[int]  # results of older versions have not counted these three
+    relevant: NotRequired[int]
+    unanswerable_queries: NotRequired[int]
+    bm25: NotRequired[dict[str, AnalysisAbout]]
+
+
+class SignificanceRow(TypedDict):
+    """One test, see `evaluation_significance.significance_rows`."""
+
+    dataset: str
+    metric: str
+    model: str
+    against: str
+    difference: float | None
+    low: NotRequired[float | None]  # results of older versions have no interval
+    high: NotRequired[float | None]
+    p: float | None
+    p_holm: float | None
+    effect: float | None
+    mark: str | None
+
+
+class BestRow(TypedDict):
+    """The models of which one is bold, see `evaluation_significance.best_rows`."""
+
+    dataset: str | None
+    metric: str
+    models: list[str]
+
+
+class CalibrationRow(TypedDict):
+    """One threshold, see `evaluation_calibration.calibration_rows`."""
+
+    dataset: str
+    model: str
+    aim: Literal["precision", "recall"]
+    wanted: float
+    threshold: float | None
+    reached: bool
+    precision: float | None
+    recall: float | None
+    checked: float | None
+    low: float | None
+    high: float | None
+    calibration_error: float | None
+    chosen_on: str
+
+
+class ResultsContent(TypedDict):
+    """The content of `results.json`."""
+
+    models: dict[str, dict[str, dict[str, float | None]]]
+    about: dict[str, About]
+    significance: list[SignificanceRow]
+    best: NotRequired[list[BestRow]]
+    calibration: NotRequired[list[CalibrationRow] | None]
+    parts: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
+    systems: NotRequired[dict[str, dict[str, Any]]]
+    missing: NotRequired[list[str]]
+    asked: NotRequired[dict[str, Any] | None]
+
+
 def read_results(folder: Path) -> dict[str, Any]:
-    """The content of a directory's `results.json`.
+    """The content of a directory's `results.json`; see `ResultsContent`.
 
     Raises:
-        StorageError: there is none, it is torn, or of another format.
+        StorageError: there is none, it is torn, of another format, or names a data set without saying what it is.
     """
-    path = folder / RESULTS
+    path, remedy = folder / RESULTS, "evaluate again into another directory"
     try:
         with disk_errors(path, reading=True):
-            content = json.loads(path.read_bytes())
+            content = read_json(path, dict[str, Any], remedy)
     except FileNotFoundError as error:
         raise StorageError("holds no results.json", str(folder), "name the --output of jobs/evaluate.py") from error
-    except ValueError as error:
-        raise StorageError(f"is not JSON ({error})", str(path), "evaluate again into another directory") from error
-    found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format")
     if found != FORMAT:
         told = f"format {found}" if found else "an older format, without a number"
-        raise StorageError(
-            f"is of {told}; this version reads format {FORMAT}", str(path), "evaluate again into another directory"
-        )
-    return dict(content)
+        raise StorageError(f"is of {told}; this version reads format {FORMAT}", str(path), remedy)
+    conform(content, str(path), ResultsContent, remedy)
+    for name in (name for sets in content["models"].values() for name in sets):
+        if name not in content["about"]:
+            raise StorageError(f"is torn or changed: 'about.{name}' is missing", str(path), remedy)
+    return content
 
 
 def check_output(output: Path, asked: Mapping[str, Any], fresh: bool) -> None:

@@ -6,9 +6,7 @@ its training has told step by step (`losses/distances.py`; out-of-distribution p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from raytriever.index.measure import Point
 from raytriever.retrieval.figures_models import save_curves as save_steps
 from raytriever.retrieval.ood import CUTOFFS
 from raytriever.retrieval.ood_figures import save_curves
-from raytriever.storage import committed_directory, disk_errors
+from raytriever.storage import committed_directory
+from raytriever.tracking.steps import STEPS, curve
 
 DRIFT = "query_positive_distance"
-_STEPS = "steps.jsonl"
 
 
 def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str]) -> None:
@@ -49,17 +47,8 @@ def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], places: 
 
 def drift(model: Path) -> list[tuple[int, float]]:
     """The distance at every step of the run a model is of: its directory, or `model` within; empty where it is none."""
-    file = next((place / _STEPS for place in (model, model.parent) if (place / _STEPS).is_file()), None)
-    if file is None:
-        return []
-    with disk_errors(file, reading=True):
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = {}
-    for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # a line torn by a death is told again later
-            told = json.loads(line)
-            found[int(told["step"])] = float(told["measured"][DRIFT])
-    return sorted(found.items())
+    folder = next((place for place in (model, model.parent) if (place / STEPS).is_file()), None)
+    return [] if folder is None else curve(folder, DRIFT)
 
 
 def _point(told: Mapping[str, Any]) -> Point:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import StorageError
+from raytriever.reading.structured import read_json
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.measured import MeasuredPart, MeasuredSet
 from raytriever.retrieval.protocol import Protocol, judged_queries
+from raytriever.storage import disk_errors
 
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
+_MOST_BYTES = 4 << 30  # a million queries of ten models
 
 
 def per_query_content(measured: MeasuredSet, protocol: Protocol) -> str:
@@ -43,6 +48,59 @@ def per_query_content(measured: MeasuredSet, protocol: Protocol) -> str:
             for name, values in part.evaluations[model].per_query.items():
                 found["metrics"].setdefault(name, []).extend(_numbers(values))
     return json.dumps(whole, ensure_ascii=False) + "\n"
+
+
+class QueryMetrics(TypedDict):
+    """The values a query of one model by metric, and its best documents."""
+
+    metrics: dict[str, list[Any]]
+    top: list[list[Any]]
+
+
+class QueryValues(TypedDict):
+    """The content of the file."""
+
+    queries: list[str]
+    texts: list[str]
+    models: dict[str, QueryMetrics]
+    relevant: list[list[Any]]
+
+
+def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
+    """Read what `per_query_content` made.
+
+    Raises:
+        StorageError: it is not as it was written, or its lists have not one entry a query.
+    """
+    with disk_errors(file, reading=True):
+        found = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
+    models = found["models"].items()
+    lists: dict[str, list[Any]] = {"texts": found["texts"], "relevant": found["relevant"]}
+    lists |= {f"models.{name}.top": model["top"] for name, model in models}
+    lists |= {f"models.{name}.metrics.{key}": held for name, model in models for key, held in model["metrics"].items()}
+    for name, held in lists.items():
+        if len(held) != len(found["queries"]):
+            reason = f"{name!r} has {len(held)} entries for {len(found['queries'])} queries"
+            raise StorageError(f"is torn or changed: {reason}", str(file), remedy)
+    number, documents = (float, int, type(None)), {"relevant": (4, 3, 4), "top": (5, 3, 5)}
+    for name, held in lists.items():
+        if ".metrics." in name:
+            whole = all(type(value) in number for value in held)
+        elif name == "texts":
+            continue
+        else:
+            length, first, last = documents["relevant" if name == "relevant" else "top"]
+            whole = all(
+                type(row) is list
+                and len(row) == length
+                and all(type(text) in (str, type(None)) for text in row[:first])
+                and all(type(value) in number for value in row[first:last])
+                for rows in held
+                for row in rows
+            )
+        if not whole:
+            raise StorageError(f"is torn or changed: {name!r} holds other values", str(file), remedy)
+    return found
 
 
 def _relevant(

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.errors import StorageError
 from raytriever.negatives.analyser import analyser_line
+from raytriever.reading.arrays import read_arrays
 from raytriever.retrieval.evaluation_results import bm25_warnings, read_results
 from raytriever.retrieval.evaluation_significance import best_of_rows
 from raytriever.retrieval.figures import save_calibration, save_roc, save_score_histograms
 from raytriever.retrieval.figures_models import save_gains, save_thresholds
 from raytriever.retrieval.file_names import safe_name
+from raytriever.retrieval.per_query_file import read_per_query
 from raytriever.retrieval.protocol import absent_line
 from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_queries import chosen_queries
@@ -31,8 +30,11 @@ from raytriever.retrieval.report_tables import (
     result_tables,
     threshold_table,
 )
+from raytriever.storage import disk_errors
 
 REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "scores"
+# The type and the shape of the arrays of scores.
+SCORES_KIND = (["float32", "float64"], (None,))
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # those of Figure 4, whatever their cutoffs
 
 
@@ -128,23 +130,15 @@ def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         StorageError: a file is not what an evaluation writes.
     """
-    found = {}
-    for path in sorted((folder / PER_QUERY).glob("*.json")):
-        try:
-            found[path.stem] = chosen_queries(json.loads(path.read_bytes()))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise StorageError("does not hold per-query values", str(path), "evaluate again") from error
-    return found
+    return {path.stem: chosen_queries(read_per_query(path)) for path in sorted((folder / PER_QUERY).glob("*.json"))}
 
 
 def _pools(path: Path) -> StoredPools | None:
     if not path.is_file():
         return None
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return StoredPools(arrays["positives"], arrays["negatives"])
-    except (ValueError, KeyError, OSError, EOFError) as error:
-        raise StorageError("does not hold scores", str(path), "evaluate again") from error
+    with disk_errors(path, reading=True):
+        arrays = read_arrays(path, dict.fromkeys(("positives", "negatives"), SCORES_KIND), "evaluate again")
+    return StoredPools(arrays["positives"], arrays["negatives"])
 
 
 def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:

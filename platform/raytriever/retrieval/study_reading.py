@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,9 +11,15 @@ from numpy import ndarray
 from raytriever.errors import StorageError
 from raytriever.metrics.auc_pseudo import auc_pseudo_values
 from raytriever.metrics.calibration import ScoredPools
+from raytriever.reading.arrays import read_arrays
 from raytriever.retrieval.evaluation_results import read_results
+from raytriever.retrieval.per_query_file import read_per_query
 from raytriever.retrieval.protocol import AUC
+from raytriever.retrieval.report_evaluation import SCORES_KIND
 from raytriever.retrieval.study_results import Found
+from raytriever.storage import disk_errors
+
+_QUERIES = (["int64"], (None,))
 
 
 def read_found(folder: Path, model: str, dataset: str, seed: int, extras: Mapping[str, float]) -> Found:
@@ -29,15 +34,16 @@ def read_found(folder: Path, model: str, dataset: str, seed: int, extras: Mappin
     Raises:
         StorageError: it is torn or changed.
     """
-    metrics = read_results(folder)["models"][model][dataset]
+    results, remedy = read_results(folder), f"remove {folder}; it is measured again"
     path = folder / "per_query" / f"{dataset}.json"
     try:
-        told = json.loads(path.read_bytes())["models"][model]["metrics"]
-    except (OSError, ValueError, KeyError) as error:
-        raise StorageError("is torn or changed", str(path), f"remove {folder}; it is measured again") from error
-    per_query = {name: np.array(values, np.float64) for name, values in told.items()}  # null becomes NaN
+        metrics = results["models"][model][dataset]
+        values = read_per_query(path, remedy)["models"][model]["metrics"]
+    except (KeyError, FileNotFoundError) as error:
+        raise StorageError(f"holds nothing of {model} on {dataset}", str(folder), remedy) from error
+    per_query = {name: np.array(held, np.float64) for name, held in values.items()}  # null becomes NaN
     if AUC in metrics:
-        pools, count = read_pools(folder, model, dataset), _queries(folder, dataset)
+        pools, count = read_pools(folder, model, dataset), int(results["about"][dataset]["queries"])
         per_query[AUC] = auc_pseudo_values(
             pools.positives, pools.negatives, _named(pools.positive_queries), _named(pools.negative_queries), count
         )
@@ -47,16 +53,18 @@ def read_found(folder: Path, model: str, dataset: str, seed: int, extras: Mappin
 
 def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:
     """The pooled scores that an evaluation kept; raises `StorageError`."""
-    path = folder / "scores" / f"{dataset}.{model}.npz"
+    path, remedy = folder / "scores" / f"{dataset}.{model}.npz", f"remove {folder}; it is measured again"
+    sides = ("positives", "negatives")
+    kinds = dict.fromkeys(sides, SCORES_KIND) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            return ScoredPools(**{name: kept[name] for name in kept.files})
-    except (OSError, ValueError, TypeError) as error:
-        raise StorageError("is torn or changed", str(path), f"remove {folder}; it is measured again") from error
-
-
-def _queries(folder: Path, dataset: str) -> int:
-    return int(read_results(folder)["about"][dataset]["queries"])
+        with disk_errors(path, reading=True):
+            kept = read_arrays(path, kinds, remedy)
+    except FileNotFoundError as error:
+        raise StorageError("is missing", str(path), remedy) from error
+    for side in sides:
+        if len(kept[side]) != len(kept[f"{side[:-1]}_queries"]):
+            raise StorageError(f"is torn or changed: not every one of its {side} has a query", str(path), remedy)
+    return ScoredPools(**kept)
 
 
 def _named(queries: ndarray | None) -> ndarray:

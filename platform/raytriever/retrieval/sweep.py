@@ -7,13 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from raytriever.errors import StorageError, UserError
-from raytriever.storage import write_atomically
+from raytriever.reading.structured import read_json
+from raytriever.storage import disk_errors, write_atomically
 
 BOOKS = "trials.json"
-RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
+Status = Literal["running", "finished", "stopped", "failed"]
+RUNNING: Literal["running"] = "running"
+FINISHED: Literal["finished"] = "finished"
+STOPPED: Literal["stopped"] = "stopped"
+FAILED: Literal["failed"] = "failed"
 DEV_LOSS = "dev_loss"
 
 
@@ -37,7 +42,7 @@ class Trial:
 
     number: int
     settings: Mapping[str, Any]
-    status: str = RUNNING
+    status: Status = RUNNING
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps: int = 0
     seconds: float = 0.0
@@ -56,6 +61,10 @@ class Trial:
         return -found if metric == DEV_LOSS else found
 
 
+class _Trials(TypedDict):
+    trials: list[Trial]
+
+
 def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
     """The finished trial of the highest value, the first of equals; None where there is none."""
     valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
@@ -71,11 +80,12 @@ def read_trials(folder: Path) -> list[Trial]:
     file = folder / BOOKS
     if not file.is_file():
         return []
-    try:
-        trials = [Trial(**entry) for entry in json.loads(file.read_bytes())["trials"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise StorageError("is torn or changed", str(file), "give --fresh to begin anew") from error
-    return sorted(trials, key=lambda trial: trial.number)
+    remedy = "give --fresh to begin again"
+    with disk_errors(file, reading=True):
+        trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
+    if [trial.number for trial in trials] != list(range(len(trials))):
+        raise StorageError("is torn or changed: the numbers of its trials are not 0, 1, 2, ...", str(file), remedy)
+    return trials
 
 
 def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:

@@ -17,10 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from raytriever.errors import StorageError
-from raytriever.storage import write_atomically
+from raytriever.reading.structured import conform, read_json
+from raytriever.storage import disk_errors, write_atomically
 from raytriever.tracking.steps import Steps
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker
 
@@ -177,7 +178,8 @@ class Outbox:
                 self._due = time.monotonic() + GATHER_SECONDS
         elif state["files"]:
             path, folder = state["files"][0]
-            if Path(path).is_file():  # else it was removed since, and nobody can send it any more
+            # One that was removed since cannot be sent, and one of elsewhere is none of this run's.
+            if Path(path).is_file() and Path(path).resolve().is_relative_to(self.folder.resolve()):
                 server.log_file(Path(path), folder)
             with self._lock:
                 self._change(files=self._state["files"][1:])
@@ -197,14 +199,33 @@ class Outbox:
             write_atomically(self.folder / IDENTITY, json.dumps(self._state) + "\n")
 
 
+class _Description(TypedDict):
+    params: dict[str, str]
+    dataset: DatasetRecord
+    tags: dict[str, str]
+
+
+class _State(TypedDict, total=False):
+    tracking_id: str | None
+    key: str
+    name: str
+    sent: int
+    descriptions: list[_Description]
+    files: list[list[str]]
+    status: str | None
+    children: list[str]
+
+
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(path.read_bytes())
-        int(content.get("sent", 0))
-    except (ValueError, AttributeError, TypeError):
-        content = None
-    if not isinstance(content, dict):
-        raise StorageError("is torn or changed", str(path), "give --fresh to train anew")
+    remedy = "give --fresh to train again"
+    with disk_errors(path, reading=True):
+        content = read_json(path, dict[str, Any], remedy)
+    state = conform(content, str(path), _State, remedy)
+    if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in state.get("files", [])):
+        raise StorageError("is torn or changed: 'sent' is negative, or 'files' are no pairs", str(path), remedy)
+    for child in state.get("children", []):
+        if Path(child).is_absolute() or ".." in Path(child).parts:
+            raise StorageError(f"is torn or changed: the run {child!r} is not within this one", str(path), remedy)
     return content

@@ -13,12 +13,16 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from raytriever.errors import StorageError
+from raytriever.reading.structured import parse_json
 from raytriever.storage import disk_errors
 from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
+_REMEDY = "remove the line, or train again with --fresh"
+_MOST = (1_000_000_000, 1 << 53)  # of the step, for each of which there is a bit in memory, and of the milliseconds
 
 
 class Stretch(NamedTuple):
@@ -33,6 +37,9 @@ class Steps:
 
     Args:
         folder: the run directory; it need not exist before the first point is added.
+
+    Raises:
+        StorageError: a line is not as it was written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,8 +49,8 @@ class Steps:
         self.size = self.points = 0
         for end, entry in _entries(self._file):
             self.size = end
-            for name in entry.get("measured", ()):
-                self.points += self._mark(name, int(entry["step"]))
+            for name in entry["measured"]:
+                self.points += self._mark(name, entry["step"])
 
     def add(self, points: Iterable[Point]) -> int:
         """Make the points durable whose name and step were not told before; answers how many those were.
@@ -99,30 +106,68 @@ class Steps:
 
 
 def curve(folder: Path, name: str) -> list[tuple[int, float]]:
-    """The values of one metric by step, of a run directory that may still be written."""
-    values = {int(e["step"]): float(e["measured"][name]) for _, e in _entries(folder / STEPS) if name in e["measured"]}
-    return sorted(values.items())
+    """The values of one metric by step, of a run directory that may still be written; raises as `curves`."""
+    return curves(folder, [name])[name]
 
 
-def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The whole lines from a byte on, each with the byte behind it; lines that hold no points are passed over."""
+def curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
+    """Return the values of metrics by step, of a run directory that may still be written.
+
+    Raises:
+        StorageError: a line is not as it was written.
+    """
+    values: dict[str, dict[int, float]] = {name: {} for name in names}
+    for _, entry in _entries(folder / STEPS):
+        for name in names:
+            if name in entry["measured"]:
+                values[name][entry["step"]] = float(entry["measured"][name])
+    return {name: sorted(found.items()) for name, found in values.items()}
+
+
+class _Entry(TypedDict):
+    step: int
+    milliseconds: NotRequired[int]  # runs of older versions have none
+    measured: dict[str, float]
+
+
+def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
+    """The whole lines from a byte on, each with the byte behind it.
+
+    Lines that are no JSON are passed over: versions that did not cut off what a death tore have left such.
+    """
     if not file.is_file():
         return
-    with file.open("rb") as stream:
+    with disk_errors(file, reading=True), file.open("rb") as stream:
         stream.seek(offset)
         for line in stream:
-            offset += len(line)
+            start, offset = offset, offset + len(line)
             if not line.endswith(b"\n") or (size is not None and offset > size):
                 return
             try:
-                entry = json.loads(line)
+                found = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(entry, dict) and isinstance(entry.get("measured"), dict) and "step" in entry:
-                yield offset, entry
+            except RecursionError:
+                found = None
+            if not _is_entry(found):
+                where = f"{file} at byte {start}"
+                found = parse_json(line, where, _Entry, _REMEDY)
+                raise StorageError("is torn or changed: its step or time is out of range", where, _REMEDY)
+            yield offset, found
 
 
-def _points(entry: dict[str, Any]) -> Sequence[Point]:
+def _is_entry(found: Any) -> bool:
+    """Whether a line fits `_Entry`: what `conform` finds too, in a tenth of its time, for there may be millions."""
+    if type(found) is not dict or type(found.get("measured")) is not dict:
+        return False
+    for number, most in zip((found.get("step"), found.get("milliseconds", 0)), _MOST, strict=True):
+        if type(number) is not int or not 0 <= number <= most:
+            return False
+    values = found["measured"].values()
+    return all(type(value) is float or (type(value) is int and abs(value) < 1 << 63) for value in values)
+
+
+def _points(entry: _Entry) -> Sequence[Point]:
     # Runs of older versions have no time: theirs is the beginning of it.
-    at = int(entry.get("milliseconds", 0))
-    return [Point(name, float(value), int(entry["step"]), at) for name, value in entry["measured"].items()]
+    at = entry.get("milliseconds", 0)
+    return [Point(name, float(value), entry["step"], at) for name, value in entry["measured"].items()]

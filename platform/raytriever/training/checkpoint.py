@@ -16,16 +16,18 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from raytriever.errors import StorageError
 from raytriever.parallel.shards import Slice, shape_of
-from raytriever.storage import read_manifest
+from raytriever.reading.arrays import open_tensors
+from raytriever.reading.structured import parse_json, read_json
+from raytriever.storage import disk_errors, read_manifest
 from raytriever.training.config import DEV_LOSS
 
 WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
+_TRAIN_AGAIN = "train again with --fresh"
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,9 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def read_state(path: Path) -> State:
-    """Read `state.json` of a checkpoint."""
-    content = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return State(Progression(**content["progression"]), content["origin"], content["metric"])
+    """Read `state.json` of a checkpoint; raises `StorageError` where it is not as it was written."""
+    with disk_errors(path / STATE, reading=True):
+        return read_json(path / STATE, State, _TRAIN_AGAIN)
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
@@ -113,20 +115,22 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
     Args:
         path: the checkpoint, whose digests were found right.
         kinds: `WEIGHTS`, `MOMENTS` or both.
+
+    Raises:
+        StorageError: a file is not as it was written.
     """
     for kind in kinds:
         with ExitStack() as stack:
-            files = [
-                stack.enter_context(safe_open(file, framework="pt")) for file in sorted(path.glob(f"{kind}-*-of-*"))
-            ]
-            places = [file.metadata() or {} for file in files]
+            paths = sorted(path.glob(f"{kind}-*-of-*"))
+            files = [stack.enter_context(open_tensors(file, _TRAIN_AGAIN)) for file in paths]
+            places = [_slice_places(tensors, file) for tensors, file in zip(files, paths, strict=True)]
             names = [set(file.keys()) for file in files]
             for name in sorted(set().union(*names)):
                 for file, place, held in zip(files, places, names, strict=True):
                     if name in held:
                         values = file.get_tensor(name)
-                        start, shape = json.loads(place[name]) if name in place else (0, values.shape)
-                        yield Slice(name, values.flatten(), start, tuple(shape))
+                        start, shape = place.get(name, (0, tuple(values.shape)))
+                        yield Slice(name, values.flatten(), start, shape)
 
 
 def check_model(path: Path, module: nn.Module) -> None:
@@ -188,12 +192,22 @@ def sweep(folder: Path) -> None:
 def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in path.glob(f"{WEIGHTS}-*-of-*"):
-        with safe_open(file, framework="pt") as tensors:
-            places = tensors.metadata() or {}
+        with open_tensors(file, _TRAIN_AGAIN) as tensors:
+            places = _slice_places(tensors, file)
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                shape = json.loads(places[name])[1] if name in places else tensors.get_slice(name).get_shape()
-                shapes[name] = tuple(shape)
+                shapes[name] = places[name][1] if name in places else tuple(tensors.get_slice(name).get_shape())
     return shapes
+
+
+def _slice_places(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Of each slice in a file that is no whole tensor, its start and the shape of the whole."""
+    places = {}
+    for name, text in (tensors.metadata() or {}).items():
+        held = parse_json(text, f"{file}: {name}", list[int | list[int]], _TRAIN_AGAIN)
+        if len(held) != 2 or not isinstance(held[0], int) or not isinstance(held[1], list):
+            raise StorageError("is torn or changed: a start and a shape are expected", f"{file}: {name}", _TRAIN_AGAIN)
+        places[name] = held[0], tuple(held[1])
+    return places
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError
-from raytriever.storage import write_atomically
+from raytriever.reading.structured import read_json
+from raytriever.storage import disk_errors, write_atomically
 
 ROUNDS = "rounds.json"
 
@@ -115,10 +116,12 @@ def read_ledger(folder: Path) -> Ledger:
     file = folder / ROUNDS
     if not file.is_file():
         return Ledger()
-    try:
-        return Ledger(tuple(Round(**entry) for entry in json.loads(file.read_bytes())))
-    except (ValueError, TypeError) as error:
-        raise StorageError("is torn or changed", str(file), "train anew with --fresh") from error
+    with disk_errors(file, reading=True):
+        rounds = read_json(file, list[Round], "train again with --fresh")
+    for number, one in enumerate(rounds, 1):
+        if one.number != number:
+            raise StorageError(f"is torn or changed: round {number} is missing", str(file), "train again with --fresh")
+    return Ledger(tuple(rounds))
 
 
 def round_path(folder: Path, number: int) -> Path:

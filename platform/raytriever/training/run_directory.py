@@ -11,15 +11,22 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-import yaml
-
-from raytriever.errors import ConfigError, StorageError
-from raytriever.storage import check_writable, write_atomically
+from raytriever.errors import ConfigError
+from raytriever.reading.structured import read_json, read_yaml
+from raytriever.storage import check_writable, disk_errors, write_atomically
 from raytriever.training.config import MAY_CHANGE
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
+
+
+class Rows(TypedDict):
+    """The metrics of each system that a run measures."""
+
+    bm25: dict[str, float]
+    before: dict[str, float]
+    after: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -73,26 +80,15 @@ class RunDirectory:
         """Write the figures that close the run."""
         write_atomically(self.path / METRICS, json.dumps(metrics, indent=2) + "\n")
 
-    def metrics(self) -> dict[str, Any]:
-        """The figures of a finished run."""
-        return _read_json(self.path / METRICS, "after")
-
-
-def _read_json(path: Path, needed: str) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or needed not in content:
-        raise StorageError("is torn or changed", str(path), "give --fresh to train anew")
-    return content
+    def metrics(self) -> Rows:
+        """The figures of a finished run; raises `StorageError` where `metrics.json` is not as it was written."""
+        with disk_errors(self.path, reading=True):
+            return read_json(self.path / METRICS, Rows, "give --fresh to train again")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("is not a run's configuration", str(path), "give another --output") from error
+    with disk_errors(path, reading=True):
+        content = read_yaml(path, "give another --output", ConfigError)
     return content if isinstance(content, dict) else {}
 
 

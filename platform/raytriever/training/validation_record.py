@@ -12,11 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from raytriever.errors import StorageError
+from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
+T = TypeVar("T")
 FOLDER, STOP = "evaluations", "stop.json"
 
 
@@ -99,8 +100,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_record(folder: Path, step: int) -> Record | None:
     """The evaluation of a step's checkpoint, if there is one; raises `StorageError` where it is torn."""
-    content = _read(record_path(folder, step), {"step", "value", "measured"})
-    return None if content is None else Record(**content)
+    return _read(record_path(folder, step), Record)
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -117,8 +117,7 @@ def write_stop(folder: Path, stop: Stop) -> None:
 
 def read_stop(folder: Path) -> Stop | None:
     """Where training stops early, where that is settled; raises `StorageError` where it is torn."""
-    content = _read(folder / STOP, {"decided", "at"})
-    return None if content is None else Stop(**content)
+    return _read(folder / STOP, Stop)
 
 
 def forget_later(folder: Path, step: int) -> None:
@@ -131,14 +130,9 @@ def forget_later(folder: Path, step: int) -> None:
         (folder / STOP).unlink()
 
 
-def _read(file: Path, fields: set[str]) -> dict[str, Any] | None:
+def _read(file: Path, kind: type[T]) -> T | None:
     try:
         with disk_errors(file, reading=True):
-            content = json.loads(file.read_bytes())
+            return read_json(file, kind, "remove it to evaluate again, or train again with --fresh")
     except FileNotFoundError:
         return None
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or content.keys() != fields:
-        raise StorageError("is torn or changed", str(file), "remove it to evaluate again, or train anew with --fresh")
-    return content

@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line(full_disk: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"sent": "many"}'])
 def test_a_torn_identity_is_told_by_its_name(tmp_path: Path, content: str) -> None:
     (tmp_path / IDENTITY).write_text(content)
-    with pytest.raises(StorageError, match=r"run\.json: is torn or changed; give --fresh"):
+    with pytest.raises(StorageError, match=r"run\.json: is torn or changed: .*; give --fresh"):
         Outbox(tmp_path)
 
 

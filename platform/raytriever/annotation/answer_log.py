@@ -17,14 +17,30 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.locking import acquire
+from raytriever.reading.structured import parse_json
 from raytriever.storage import disk_errors, fsync, lock_errors
 
 FILE = "answers.log"
 Entry = dict[str, Any]
+_KEY_BYTES = 32  # of a SHA-256
+
+
+class _Kept(TypedDict):
+    """The fields of an entry that is read, see `asking`."""
+
+    key: str
+    job: str
+    llm: str
+    content: str
+    finish: str
+    bytes: int
+    read: int
+    written: int
+    guessed: bool
 
 
 class AnswerLog:
@@ -168,5 +184,8 @@ def _parsed(line: bytes) -> Entry | None:
     text = line[9:-1]
     if line[:8] != b"%08x" % zlib.crc32(text):
         return None
-    entry: Entry = json.loads(text)
-    return entry
+    try:
+        entry = parse_json(text, FILE, _Kept, "ask again")
+        return dict(entry) if len(bytes.fromhex(entry["key"])) == _KEY_BYTES else None
+    except (StorageError, ValueError):
+        return None

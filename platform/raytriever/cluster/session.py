@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -25,6 +24,7 @@ from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
 from raytriever.interruption import hangups_blocked
 from raytriever.locking import Claim, claims, join
+from raytriever.reading.structured import parse_json
 from raytriever.terminal import warn
 
 # In which a cluster that is joined must accept a connection.
@@ -190,7 +190,8 @@ def _runtime_env() -> dict[str, Any] | None:
     code = str(Path(__file__).parents[2])
     if code not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         return None
-    job = json.loads(os.environ.get(SUBMITTED) or "{}").get("runtime_env") or {}
+    given = os.environ.get(SUBMITTED) or "{}"
+    job = parse_json(given, SUBMITTED, dict[str, Any], "submit the job again").get("runtime_env") or {}
     wanted = {"PYTHONPATH": code} | {name: os.environ[name] for name in (COMPILED, LOCATORS) if name in os.environ}
     left = {name: value for name, value in wanted.items() if name not in (job.get("env_vars") or {})}
     return {"env_vars": left} if left else None

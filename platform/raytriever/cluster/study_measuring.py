@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from raytriever.config.study import OOD, STEPS_TO_BEST, Arm, Measured
+from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.retrieval.evaluated_models import BM25, EvaluatedModel
 from raytriever.retrieval.evaluation_job import run_evaluation
 from raytriever.retrieval.evaluation_request import EvaluationJob
-from raytriever.retrieval.evaluation_results import RESULTS
+from raytriever.retrieval.evaluation_results import RESULTS, read_results
 from raytriever.retrieval.evaluation_sets import EvaluationSet
 from raytriever.retrieval.file_names import safe_name
-from raytriever.retrieval.ood_job import RESULTS as OOD_RESULTS
-from raytriever.retrieval.ood_job import OodJob, run_ood
+from raytriever.retrieval.ood_job import OodJob, read_ood, run_ood
 from raytriever.retrieval.protocol import Protocol
 from raytriever.tracking.tracker import DatasetRecord, Tracker
 
@@ -53,7 +52,9 @@ def measure(
             precision=precision,
         )
         run_evaluation(job, place, fresh=True, tracker=_Unheard, say=lambda line: None)
-    metrics = json.loads((place / RESULTS).read_bytes())["models"][arm.name][place.name]
+    metrics = read_results(place)["models"].get(arm.name, {}).get(place.name)
+    if metrics is None:
+        raise StorageError(f"holds nothing of {arm.name}", str(place), f"remove {place}; it is measured again")
     figures = {metric: float("nan") if value is None else float(value) for metric, value in metrics.items()}
     if STEPS_TO_BEST in one.extras and facts.get(STEPS_TO_BEST) is not None:
         figures[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
@@ -67,7 +68,9 @@ def _gap(one: Measured, arm: Arm, model: str, precision: str | None, place: Path
     asked = (one.dataset, one.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
     job = OodJob((model,), *asked, lengths=arm.lengths, pictures=False)
     run_ood(job, place, {model: GAP}, lambda line: None)
-    found = json.loads((place / GAP / OOD_RESULTS).read_bytes())
+    found = read_ood(place / GAP)
+    if GAP_INDEX not in found["indexes"]:
+        raise StorageError(f"holds nothing of {GAP_INDEX}", str(place / GAP), f"remove {place}; it is measured again")
     told = {
         "mmd2": found["mmd2"]["queries"],
         "query_positive_l2": found["query_positive_distance"],

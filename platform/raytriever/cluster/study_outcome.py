@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from raytriever.activity import activity
 from raytriever.cluster.study_arm import arm_folder
 from raytriever.cluster.study_drawings import FIGURES, draw
 from raytriever.cluster.study_measuring import MEASURED
 from raytriever.config.study import STEPS_TO_BEST, Arm, Study
+from raytriever.reading.structured import read_json
 from raytriever.retrieval.file_names import safe_name
 from raytriever.retrieval.paper_table_files import latex, markdown
 from raytriever.retrieval.study_marks import Block, marks_of_block
@@ -23,7 +24,7 @@ from raytriever.retrieval.study_page import StudyPage, page_text
 from raytriever.retrieval.study_reading import read_found
 from raytriever.retrieval.study_results import Found, StudyResults
 from raytriever.retrieval.study_table import study_tables
-from raytriever.storage import committed_directory, write_atomically
+from raytriever.storage import committed_directory, disk_errors, write_atomically
 from raytriever.training.run_directory import METRICS
 
 RESULTS, TABLE, LATEX, PAGE, FORMAT = "results.json", "table.md", "table.tex", "study.md", 1
@@ -40,7 +41,7 @@ def read_study(study: Study, output: Path, seeds: int) -> StudyResults:
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
             folder = arm_folder(output, arm, seed)
-            kept = json.loads((folder / METRICS).read_bytes())["measured"]
+            kept = _read_arm(folder)["measured"]
             for one in arm.measured:
                 name = safe_name(one.name)
                 extras = {key: math.nan if value is None else float(value) for key, value in kept[one.name].items()}
@@ -131,10 +132,22 @@ def _facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
     for arm in study.arms:
         if arm.curriculum is not None:
             for seed in seeds_of(arm, seeds):
-                kept = json.loads((arm_folder(output, arm, seed) / METRICS).read_bytes())
-                names = ("steps", STEPS_TO_BEST, "step_seconds")
-                found.append({"arm": arm.name, "seed": seed, **{name: kept.get(name) for name in names}})
+                kept = _read_arm(arm_folder(output, arm, seed))
+                facts = {name: kept.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
+                found.append({"arm": arm.name, "seed": seed, **facts})
     return found
+
+
+class _ArmMetrics(TypedDict):
+    measured: dict[str, dict[str, float | None]]
+    steps: NotRequired[int]
+    step_seconds: NotRequired[float]
+
+
+def _read_arm(folder: Path) -> Mapping[str, Any]:
+    file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
+    with disk_errors(file, reading=True):
+        return read_json(file, _ArmMetrics, remedy)
 
 
 def _trainings(study: Study, output: Path, seeds: int) -> list[list[str]]:

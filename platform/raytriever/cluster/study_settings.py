@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from raytriever.config.study import Arm, Study
 from raytriever.data.files import is_uri
 from raytriever.data.source import IR_DATASETS
-from raytriever.errors import ConfigError, DataError, StorageError
-from raytriever.storage import check_writable
+from raytriever.errors import ConfigError, DataError
+from raytriever.reading.structured import read_json
+from raytriever.storage import check_writable, disk_errors
 
 SETTINGS, DATA = "study.json", "data"
 
@@ -93,11 +94,12 @@ def check_places(study: Study) -> None:
             raise DataError("is not there", place, "give --data-root, the folder that holds it, or put it there")
 
 
+class _Settings(TypedDict):
+    study: str
+    scale: str
+    arms: dict[str, Any]
+
+
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict) or not {"study", "scale", "arms"} <= content.keys():
-        raise StorageError("is torn or changed", str(file), "give another --output")
-    return content
+    with disk_errors(file, reading=True):
+        return dict(read_json(file, _Settings, "give another --output"))

@@ -11,7 +11,6 @@ makes `ray job submit` do the same: Ray calls what is named there before it does
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import shlex
@@ -29,6 +28,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raytriever.errors import ConfigError
+from raytriever.reading.structured import conform, parse_json, read_yaml
 from raytriever.terminal import warn
 
 MOST = 100_000_000  # bytes
@@ -147,16 +147,13 @@ def instead(**given: Any) -> None:
     folder = given.get("working_dir")
     if given.get("no_wait") or not folder or not Path(folder).is_dir():
         return
-    import yaml
 
-    settings = json.loads(given["runtime_env_json"]) if given.get("runtime_env_json") else {}
-    if given.get("runtime_env"):
-        settings = yaml.safe_load(Path(given["runtime_env"]).read_text(encoding="utf-8")) or {}
     names = ("submission_id", "entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory", "entrypoint_resources")
     more = {name: given[name] for name in names if given.get(name) is not None}
     if given.get("metadata_json"):
         more["metadata"] = given["metadata_json"]
     try:
+        settings = _runtime_env(given.get("runtime_env"), given.get("runtime_env_json"))
         code = submit(given["entrypoint"], Path(folder), given.get("address"), warn, runtime_env=settings, **more)
     except ConfigError as mistake:
         warn(f"error: {mistake}")
@@ -165,3 +162,15 @@ def instead(**given: Any) -> None:
         warn("interrupted; give the same command again to go on")
         code = 130
     sys.exit(code)
+
+
+def _runtime_env(file: str | None, text: str | None) -> dict[str, Any]:
+    """The environment that the flags of `ray job submit` name; raises `ConfigError` where it is no mapping."""
+    if file:
+        try:
+            content = read_yaml(Path(file), "correct the line it names", ConfigError)
+        except OSError as error:
+            raise ConfigError(f"cannot be read ({error.strerror})", file, "give a YAML file") from error
+        return conform(content or {}, file, dict[str, Any], "give a mapping", "is no environment", ConfigError)
+    flag = "--runtime-env-json"
+    return parse_json(text or "{}", flag, dict[str, Any], "give an object", "is no environment", ConfigError)

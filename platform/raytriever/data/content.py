@@ -17,6 +17,7 @@ from raytriever.activity import activity
 from raytriever.data.files import open_raw
 from raytriever.data.source import SourceFile
 from raytriever.errors import StorageError
+from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, read_manifest, write_atomically
 
 _BLOCK = 1 << 22
@@ -64,10 +65,10 @@ def check_directory(place: Path, examine: Callable[[], object] | None = None) ->
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(_memo(where).read_bytes())
-        if kept["where"] == where and kept["state"] == _short(state):
-            return str(kept["known"])
+    with suppress(OSError, StorageError):
+        kept = read_json(_memo(where), dict[str, str], "remove it")
+        if (kept.get("where"), kept.get("state")) == (where, _short(state)):
+            return kept.get("known")
     return None
 
 

@@ -8,17 +8,18 @@ below the cache, whatever the manifest calls it.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 from raytriever.data.content import check_directory
 from raytriever.data.files import is_uri, open_raw
+from raytriever.data.prepared import DatasetMeta
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import MANIFEST, cache_folder, committed_directory, disk_errors, one_writer
+from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
+from raytriever.storage import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors, one_writer
 from raytriever.terminal import warn
 
 _BLOCK = 1 << 22
+_REMEDY = "copy the prepared data set there again"
 
 
 def fetched(uri: str) -> Path | None:
@@ -32,15 +33,15 @@ def fetched(uri: str) -> Path | None:
         return None
     try:
         with open_raw(_below(uri, MANIFEST)) as stream:
-            written = stream.read()
-        manifest: dict[str, Any] = json.loads(written)
-        meta = dict(manifest["meta"])
-        if meta["kind"] != "dataset":
-            return None
-        files = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (DataError, ValueError, KeyError, TypeError, AttributeError):
+            written = stream.read(MOST_JSON_BYTES)
+        manifest = parse_json(written, _below(uri, MANIFEST), Manifest, _REMEDY)
+    except (DataError, StorageError):
         return None
-    for name in (*files, str(meta["name"])):
+    if manifest["meta"].get("kind") != "dataset":
+        return None
+    meta = conform(manifest["meta"], _below(uri, MANIFEST), DatasetMeta, _REMEDY)
+    files = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    for name in (*files, meta["name"]):
         _check_name(name, uri)
     place = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
     if _is_whole(place):

@@ -28,13 +28,17 @@ def write_faiss(index: Any, folder: Path) -> None:
             raise StorageError("FAISS cannot write its index", str(folder), "is the disk full?") from error
 
 
-def read_faiss(folder: Path) -> Any:
-    """Read an index whose digest was checked.
+def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
+    """Read an index whose digest was checked, over embeddings of this shape.
 
     Raises:
-        StorageError: this FAISS cannot read it.
+        StorageError: this FAISS cannot read it, or it is of other embeddings.
     """
     try:
-        return faiss.read_index(str(folder / FILE))
+        index = faiss.read_index(str(folder / FILE))
     except RuntimeError as error:
         raise StorageError("this FAISS cannot read the index", str(folder), "build it again") from error
+    if (index.ntotal, index.d) != shape:
+        reason = f"holds {index.ntotal:,} vectors of width {index.d}, expected {shape[0]:,} of width {shape[1]}"
+        raise StorageError(reason, str(folder / FILE), "build the index again")
+    return index

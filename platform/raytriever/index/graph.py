@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int32
 from numpy import ndarray
 
 from raytriever.errors import StorageError
+from raytriever.reading.arrays import Shape, read_array
 from raytriever.storage import disk_errors
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
@@ -46,13 +47,14 @@ class Graph:
         Raises:
             StorageError: the files are none of a graph of that size; a walk over them would leave the corpus.
         """
+        shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
         with disk_errors(folder, reading=True):
-            neighbours, degrees, entry = (np.load(folder / name, allow_pickle=False) for name in _FILES)
+            neighbours, degrees, entry = (
+                read_array(folder / name, [dtype], shape, "build the index again")
+                for name, dtype, shape in zip(_FILES, ("int32", "int32", "int64"), shapes, strict=True)
+            )
         fits = (
-            neighbours.dtype == degrees.dtype == np.int32
-            and neighbours.ndim == 2
-            and neighbours.shape[0] == len(degrees) == documents
-            and 0 <= int(entry[0]) < documents
+            0 <= int(entry[0]) < documents
             and degrees.min() >= 0
             and degrees.max() <= neighbours.shape[1]
             and neighbours.max(initial=-1) < documents

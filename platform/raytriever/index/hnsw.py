@@ -60,9 +60,9 @@ class Hnsw:
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(cls, folder: Path) -> Hnsw:
-        """Read what `save` wrote; the folder's digests are compared before."""
-        return cls(read_faiss(folder))
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:
+        """Read what `save` wrote for embeddings of this shape; the folder's digests are compared before."""
+        return cls(read_faiss(folder, shape))
 
     @property
     def bytes(self) -> int:

@@ -92,9 +92,9 @@ class Ivf:
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(cls, folder: Path) -> Ivf:
-        """Read what `save` wrote; the folder's digests are compared before."""
-        index = read_faiss(folder)
+    def load(cls, folder: Path, shape: tuple[int, ...]) -> Ivf:
+        """Read what `save` wrote for embeddings of this shape; the folder's digests are compared before."""
+        index = read_faiss(folder, shape)
         return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1)
 
     @property

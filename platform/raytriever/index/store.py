@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy import ndarray
@@ -27,22 +27,35 @@ from raytriever.index.hnsw import Hnsw
 from raytriever.index.ivf import Ivf
 from raytriever.index.roargraph import RoarGraph
 from raytriever.index.vamana import Vamana
-from raytriever.storage import committed_directory, disk_errors, read_manifest
+from raytriever.reading.arrays import read_array
+from raytriever.reading.structured import conform
+from raytriever.storage import MANIFEST, committed_directory, disk_errors, read_manifest
 
 KIND, VERSION = "index", 1
 FINDER = "finder"
+_REMEDY = "build the index again"
 _ARRAYS = ("embeddings", "documents", "ties")
 
 # How each kind is read: its folder, the embeddings, and what it was built with.
 _READ: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
     "flat": lambda folder, embeddings, built: Flat(embeddings),
-    "ivf": lambda folder, embeddings, built: Ivf.load(folder),
-    "ivfpq": lambda folder, embeddings, built: Ivf.load(folder),
-    "hnsw": lambda folder, embeddings, built: Hnsw.load(folder),
-    "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"]),
+    "ivf": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
+    "ivfpq": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
+    "hnsw": lambda folder, embeddings, built: Hnsw.load(folder, embeddings.shape),
+    "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"], embeddings.shape),
     "roargraph": lambda folder, embeddings, built: RoarGraph.load(folder, embeddings),
 }
 KINDS = tuple(_READ)
+
+
+class _Meta(TypedDict):
+    rows: int
+    width: int
+    effort: int
+
+
+class _VamanaMeta(_Meta):
+    degree: int
 
 
 def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any], replace: bool = False) -> None:
@@ -74,8 +87,10 @@ def read_meta(path: Path) -> dict[str, Any]:
         StorageError: it was never finished, or is no index of this version.
     """
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
-    if meta.get("kind") != KIND or meta.get("version") != VERSION or meta.get("index") not in _READ:
+    if meta.get("kind") != KIND or meta.get("version") != VERSION or str(meta.get("index")) not in _READ:
         raise StorageError("holds no index", str(path), "name the --output of jobs/index.py")
+    needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
+    conform(meta, str(path / MANIFEST), needed, _REMEDY)
     return meta
 
 
@@ -89,10 +104,14 @@ def read_index(path: Path) -> ApproximateIndex:
     """
     meta = read_meta(path)
     check_directory(path)
+    rows, width = meta["rows"], meta["width"]
     with disk_errors(path, reading=True):
-        embeddings, documents, ties = (
-            np.load(path / f"{name}.npy", mmap_mode="r" if name == "embeddings" else None, allow_pickle=False)
-            for name in _ARRAYS
-        )
+        embeddings = read_array(path / "embeddings.npy", ["float32"], (rows, width), _REMEDY, mapped="r")
+        documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
+        ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
+    for name, values in (("documents", documents), ("ties", ties)):
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(ties):
+            reason = f"holds positions outside of a corpus of {len(ties):,} documents"
+            raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
     finder = _READ[meta["index"]](path / FINDER, embeddings, meta)
     return ApproximateIndex(finder, embeddings, documents, ties, int(meta["effort"]))

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate import Found
 
 # How much nearer a detour must be for an edge to be left out; below 1 for the dot product.
@@ -71,16 +71,22 @@ class Vamana:
         self.index.save(*(str(folder / part) for part in _PARTS))
 
     @classmethod
-    def load(cls, folder: Path, degree: int) -> Vamana:
-        """Read what `save` wrote; the folder's digests are compared before.
+    def load(cls, folder: Path, degree: int, shape: tuple[int, ...]) -> Vamana:
+        """Read what `save` wrote for embeddings of this shape; the folder's digests are compared before.
 
         Raises:
             ConfigError: the extra is not installed.
+            StorageError: the files are of other embeddings.
         """
         svs = _svs()
         config, graph, data = (str(folder / part) for part in _PARTS)
         kept = svs.VectorDataLoader(data, svs.DataType.float32)
         index = svs.Vamana(config, svs.GraphLoader(graph), kept, svs.DistanceType.MIP, num_threads=1)
+        if (index.size, index.dimensions) != shape:
+            told = (
+                f"holds {index.size:,} vectors of width {index.dimensions}, expected {shape[0]:,} of width {shape[1]}"
+            )
+            raise StorageError(told, str(folder), "build the index again")
         return cls(index, index.size * 4 * (degree + 1 + index.dimensions))
 
     @property

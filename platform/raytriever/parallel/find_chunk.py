@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, StorageError
 from raytriever.losses.workers import Workers
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.parallel.dropout_state import DropoutState
 from raytriever.parallel.memory import activations, free_memory, is_out_of_memory
+from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
 
 FILE = "chunks.json"
@@ -153,6 +154,7 @@ def _fits(
 
 def _remembered(file: Path) -> dict[str, tuple[int, int]]:
     """What was found before; a file that cannot be read remembers nothing."""
-    with suppress(OSError, ValueError, TypeError, AttributeError):
-        return {key: (int(chunk), int(of)) for key, (chunk, of) in json.loads(file.read_bytes()).items()}
+    with suppress(OSError, StorageError):
+        found = read_json(file, dict[str, list[int]], "remove it")
+        return {key: (pair[0], pair[1]) for key, pair in found.items() if len(pair) == 2}
     return {}

@@ -15,8 +15,10 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import ModelError
+from raytriever.reading.arrays import Shape, read_array
 
 EMBEDDINGS, SCALES = "embeddings.npy", "scales.npy"
+_REMEDY = "encode again"
 _LEVELS = 127
 _HALF_MAX = 65_504.0
 
@@ -45,13 +47,24 @@ def write_embeddings(folder: Path, embeddings: Float32[ndarray, "rows width"], d
         np.save(folder / SCALES, scales.astype(np.float32))
 
 
-def read_embeddings(folder: Path, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
+def read_embeddings(
+    folder: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
+) -> Float32[ndarray, "rows width"]:
     """What `write_embeddings` wrote, or some rows of it; a slice of `fp32` is memory-mapped, not read.
 
     The mapping is copy-on-write: torch complains of arrays it may not write to.
+
+    Args:
+        folder: holds them.
+        shape: rows and width that there must be, where they are known.
+        rows: which are wanted.
+
+    Raises:
+        StorageError: a file has another type or shape.
     """
-    kept = np.load(folder / EMBEDDINGS, mmap_mode="c", allow_pickle=False)[rows]
+    whole = read_array(folder / EMBEDDINGS, ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
+    kept = whole[rows]
     if kept.dtype == np.int8:
-        scales = np.load(folder / SCALES, allow_pickle=False)[rows]
+        scales = read_array(folder / SCALES, ["float32"], (len(whole),), _REMEDY)[rows]
         return kept.astype(np.float32) * scales[:, None]
     return kept if kept.dtype == np.float32 else kept.astype(np.float32)

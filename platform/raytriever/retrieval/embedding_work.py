@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from jaxtyping import Float32
 from numpy import ndarray
@@ -22,6 +22,7 @@ from raytriever.data.content import check_directory
 from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
 from raytriever.errors import StorageError
 from raytriever.models.retriever import Side
+from raytriever.reading.structured import conform, read_json
 from raytriever.retrieval.embedding_dtypes import write_embeddings
 from raytriever.retrieval.embeddings import KIND, PLAN, SHARDS, VERSION, EmbeddingStore, shard_folder
 from raytriever.retrieval.encode_mark import Mark
@@ -173,14 +174,24 @@ class EmbeddingWork:
         folder = shard_folder(self.path, number)
         try:
             check_directory(folder)
-            return bool(read_manifest(folder, verify=False)["meta"]["key"] == self.plan.key)
-        except (StorageError, KeyError):
+            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), _ShardMeta, "encode again")
+        except StorageError:
             return False
+        rows = self.plan.rows_of(number)
+        return meta["key"] == self.plan.key and all(row.isdecimal() and int(row) in rows for row in meta["left_out"])
+
+
+class _Key(TypedDict):
+    key: str
+
+
+class _ShardMeta(_Key):
+    left_out: dict[str, str]
 
 
 def _key_of(path: Path) -> str | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((path / PLAN).read_bytes())["key"])
+    with suppress(OSError, StorageError):
+        return read_json(path / PLAN, _Key, "encode again")["key"]
     return None
 
 

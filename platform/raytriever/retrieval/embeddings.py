@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -21,11 +21,27 @@ from numpy import ndarray
 
 from raytriever.data.content import check_directory
 from raytriever.errors import StorageError
+from raytriever.reading.structured import conform
 from raytriever.retrieval.embedding_dtypes import read_embeddings
-from raytriever.storage import disk_errors, read_manifest
+from raytriever.storage import MANIFEST, disk_errors, read_manifest
 
 PLAN, SHARDS = "plan.json", "shards"
 KIND, VERSION = "embeddings", 1
+
+
+class _StoreMeta(TypedDict):
+    key: str
+    model_digest: str
+    data_digest: str
+    side: str
+    prefix: str
+    length: int
+    pooling: str
+    similarity: str
+    rows: int
+    width: int
+    shard_rows: int
+    left_out: list[int]
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,12 @@ class EmbeddingStore:
         meta = read_manifest(path, verify=False)["meta"]
         if meta.get("kind") != KIND or meta.get("version") != VERSION:
             raise StorageError("holds no embeddings", str(path), "name the --output of jobs/encode.py")
+        held = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
+        if min(held["rows"] + 1, held["width"], held["shard_rows"]) < 1:
+            raise StorageError("its rows, width or rows of a shard are below 1", str(path / MANIFEST), "encode again")
+        if outside := [row for row in held["left_out"] if not 0 <= row < held["rows"]]:
+            reason = f"row {outside[0]} is left out, of {held['rows']}"
+            raise StorageError(reason, str(path / MANIFEST), "encode again")
         return cls(path, meta)
 
     def __len__(self) -> int:
@@ -67,11 +89,17 @@ class EmbeddingStore:
         """The rows that have no embedding and are 0."""
         return np.array(self.meta["left_out"], dtype=np.int64)
 
+    def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
+        """The embeddings of a shard, or some rows of it; raises `StorageError` where they have another shape."""
+        of = self.meta["shard_rows"]
+        length = min(of, len(self) - number * of)
+        return read_embeddings(shard_folder(self.path, number), (length, self.width), rows)
+
     def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Each shard as its first row and its embeddings: memory-mapped, or decoded when its turn comes."""
         for number, first in enumerate(range(0, len(self), self.meta["shard_rows"])):
             with disk_errors(self.path, reading=True):
-                yield first, read_embeddings(shard_folder(self.path, number))
+                yield first, self.shard(number)
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
         """The embeddings of these rows, in their order; of a shard only those are read.
@@ -88,7 +116,7 @@ class EmbeddingStore:
             here = shards == number
             within = rows[here] - number * self.meta["shard_rows"]
             with disk_errors(self.path, reading=True):
-                found[here] = read_embeddings(shard_folder(self.path, int(number)), within)
+                found[here] = self.shard(int(number), within)
         return found
 
     def array(self) -> Float32[ndarray, "rows width"]:

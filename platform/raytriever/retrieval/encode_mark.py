@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
+
+from raytriever.errors import StorageError
+from raytriever.reading.structured import read_json
 
 LOADING = -1  # stands for the batch before the encoder is there
+
+
+class _Left(TypedDict):
+    deaths: list[int]
+    examined: list[int]
+    killers: dict[str, str]
 
 
 @dataclass
@@ -36,10 +46,10 @@ class Mark:
     def read(cls, file: Path) -> Mark:
         """What the file says, if it is there."""
         mark = cls(file)
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            left = json.loads(mark.file.read_bytes())
-            mark.deaths, mark.examined = list(left["deaths"]), list(left["examined"])
-            mark.killers = {int(row): why for row, why in left["killers"].items()}
+        with suppress(OSError, StorageError):
+            left = read_json(mark.file, _Left, "encode again")
+            mark.deaths, mark.examined = left["deaths"], left["examined"]
+            mark.killers = {int(row): why for row, why in left["killers"].items() if row.isdecimal()}
         return mark
 
     def forgive_loading(self) -> None:

@@ -8,16 +8,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-import yaml
 from numpy import ndarray
 
 from raytriever.activity import activity
@@ -29,10 +27,11 @@ from raytriever.models.layout import write_model
 from raytriever.models.quiet import quiet_transformers
 from raytriever.models.retriever import Retriever, Side, load_retriever
 from raytriever.models.source import MINILM
+from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.retrieval.card import CardFacts, model_card
 from raytriever.retrieval.evaluation_results import read_results
 from raytriever.retrieval.export_config import ExportConfig
-from raytriever.storage import check_writable, committed_directory
+from raytriever.storage import check_writable, committed_directory, disk_errors
 
 # The largest difference of a component, over the length of the embedding: ten times what float32 was seen to lose.
 TOLERANCE = 1e-5
@@ -101,12 +100,45 @@ def export(config: ModelConfig, asked: ExportConfig, output: Path, say: Callable
     return found
 
 
+class _Structure(TypedDict):
+    query: list[str]
+    document: list[str]
+
+
+class _Router(TypedDict):
+    structure: _Structure
+
+
+class _Model(TypedDict, total=False):
+    model: str
+
+
+class _Settings(TypedDict, total=False):
+    data: dict[str, Any]
+    model: _Model
+    loss: dict[str, Any]
+
+
+class _Trained(TypedDict):
+    dataset: str
+    split: str
+    bm25: NotRequired[dict[str, float]]
+    before: NotRequired[dict[str, float]]
+    after: NotRequired[dict[str, float | None]]
+
+
+_AGAIN = "restore the run directory, or name its model/ alone"
+
+
 def _towers(folder: Path) -> list[tuple[Side, str]]:
     """Which towers a written model has, and in which folders."""
     router = folder / "router_config.json"
     if not router.is_file():
         return [("passage", "")]
-    structure = json.loads(router.read_text(encoding="utf-8"))["structure"]
+    with disk_errors(router, reading=True):
+        structure = read_json(router, _Router, "copy the model again", error=ModelError)["structure"]
+    if not structure["query"] or not structure["document"]:
+        raise ModelError("is torn or changed: a tower has no module", str(router), "copy the model again")
     return [("query", structure["query"][0]), ("passage", structure["document"][0])]
 
 
@@ -158,8 +190,9 @@ def _run_of(model: str) -> dict[str, Mapping[str, Any]]:
     for folder in (place, place.parent):
         config, metrics = folder / "config.yaml", folder / "metrics.json"
         if config.is_file() and metrics.is_file() and (folder / "model") in (place, place / "model"):
-            settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-            return {"config": settings, "trained": json.loads(metrics.read_text(encoding="utf-8"))}
+            with disk_errors(folder, reading=True):
+                settings = conform(read_yaml(config, _AGAIN), str(config), _Settings, _AGAIN)
+                return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _AGAIN))}
     return {}
 
 

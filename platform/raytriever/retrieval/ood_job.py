@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.index.control import control
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
+from raytriever.reading.structured import read_json
 from raytriever.retrieval.corpus import embed_corpus
 from raytriever.retrieval.encode import encode_texts
 from raytriever.retrieval.index_config import IndexConfig
@@ -32,7 +34,7 @@ from raytriever.retrieval.ood_across import save_across
 from raytriever.retrieval.ood_figures import save_clouds, save_curves, save_scores
 from raytriever.retrieval.ood_gap import gap, query_positive_distance
 from raytriever.retrieval.ood_table import record, tables
-from raytriever.storage import check_writable, committed_directory, read_manifest
+from raytriever.storage import check_writable, committed_directory, disk_errors, read_manifest
 
 Say = Callable[[str], None]
 CONTROL = "control"
@@ -96,8 +98,43 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], say: Say) -> dict[
             _study(job, material, key, distance, folder, say)
         found[model] = (folder / "tables.txt").read_text()
     if len(job.models) > 1:
-        results = {names[model]: json.loads((output / names[model] / RESULTS).read_bytes()) for model in job.models}
+        results = {names[model]: read_ood(output / names[model]) for model in job.models}
         save_across(output / ACROSS, results, {names[model]: model for model in job.models})
+    return found
+
+
+class OodPoint(TypedDict):
+    """One point of a curve, see `index.measure.Point`."""
+
+    effort: int
+    recall: float | None
+    candidates: float | None
+    qps: float | None
+
+
+class OodIndex(TypedDict):
+    """What one kind of index pays for the shift of queries."""
+
+    ratio: float | None
+    curves: dict[str, list[OodPoint]]
+
+
+class OodResults(TypedDict):
+    """The content of `results.json`, see `ood_table.record`."""
+
+    indexes: dict[str, OodIndex]
+    mmd2: dict[str, float | None]
+    query_positive_distance: float | None
+
+
+def read_ood(folder: Path) -> OodResults:
+    """Read what `run_ood` found for one model; raises `StorageError` where it is not as it was written."""
+    file, remedy = folder / RESULTS, f"remove {folder}; it is measured again"
+    with disk_errors(file, reading=True):
+        found = read_json(file, OodResults, remedy)
+    cutoffs = {str(k) for k in CUTOFFS}
+    if not all(one["curves"].keys() >= cutoffs for one in found["indexes"].values()) or "queries" not in found["mmd2"]:
+        raise StorageError("is torn or changed: a curve or the distance of the queries is missing", str(file), remedy)
     return found
 
 

@@ -19,6 +19,8 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import StorageError
+from raytriever.reading.arrays import read_array
+from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, committed_directory, disk_errors, read_manifest, write_atomically
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
@@ -125,10 +127,9 @@ class ScoreWork:
     def read(self, number: int) -> Float32[ndarray, " pairs"] | None:
         """A part's scores, None where it does not stand, every byte as it was written."""
         rows = self.plan.rows_of(number)
-        with suppress(StorageError, OSError, ValueError, KeyError):
-            if read_manifest(self._part(number))["meta"]["key"] == self.plan.key:
-                scores: ndarray = np.load(self._part(number) / _SCORES, allow_pickle=False)
-                return scores if scores.shape == (rows.stop - rows.start,) else None
+        with suppress(StorageError, OSError):
+            if read_manifest(self._part(number))["meta"].get("key") == self.plan.key:
+                return read_array(self._part(number) / _SCORES, ["float32"], (rows.stop - rows.start,), "score again")
         return None
 
     def _part(self, number: int) -> Path:
@@ -137,7 +138,6 @@ class ScoreWork:
 
 def plan_of(path: Path) -> Mapping[str, Any]:
     """The plan of scores that are being made in a directory; empty where none are."""
-    with suppress(OSError, ValueError):
-        told = json.loads((path / PLAN).read_bytes())
-        return told if isinstance(told, dict) else {}
+    with suppress(OSError, StorageError):
+        return read_json(path / PLAN, dict[str, Any], "score again")
     return {}

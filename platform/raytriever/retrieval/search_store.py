@@ -10,8 +10,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.errors import ModelError
 from raytriever.index.exact import top_k_of_parts
-from raytriever.retrieval.embedding_dtypes import read_embeddings
-from raytriever.retrieval.embeddings import EmbeddingStore, shard_folder
+from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.storage import disk_errors
 
 
@@ -60,7 +59,7 @@ def searchable_parts(
     left_out = store.left_out
     for number in range(-(-len(store) // size)) if shards is None else shards:
         with disk_errors(store.path, reading=True):
-            values = read_embeddings(shard_folder(store.path, number))
+            values = store.shard(number)
         first = number * size
         missing = left_out[(left_out >= first) & (left_out < first + len(values))] - first
         start = 0

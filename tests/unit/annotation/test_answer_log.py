@@ -14,6 +14,7 @@ import pytest
 from raytriever.annotation.answer_log import FILE, AnswerLog
 from raytriever.errors import StorageError
 
+ENTRY = {"job": "j", "llm": "m", "stage": "s", "finish": "stop", "bytes": 9, "read": 3, "written": 1, "guessed": False}
 KEYS = [f"{number:064x}" for number in range(40)]
 
 WRITER = """
@@ -21,10 +22,12 @@ import asyncio, sys
 from pathlib import Path
 from raytriever.annotation.answer_log import AnswerLog
 
+ENTRY = {"job": "j", "llm": "m", "stage": "s", "finish": "stop", "bytes": 9, "read": 3, "written": 1, "guessed": False}
+
 async def main():
     log = AnswerLog(Path(sys.argv[1]))
     async def one(number):
-        put = asyncio.ensure_future(log.put(f"{number:064x}", {"content": "x" * 5000}))
+        put = asyncio.ensure_future(log.put(f"{number:064x}", {**ENTRY, "content": "x" * 5000}))
         await asyncio.sleep(0)
         print(number, flush=True)  # it has arrived; that it is synced is not waited for
         await put
@@ -39,7 +42,7 @@ asyncio.run(main())
 
 def put(log: AnswerLog, *keys: str) -> None:
     async def every() -> None:
-        await asyncio.gather(*(log.put(key, {"content": key[-2:]}) for key in keys))
+        await asyncio.gather(*(log.put(key, {**ENTRY, "content": key[-2:]}) for key in keys))
 
     asyncio.run(every())
 
@@ -47,7 +50,7 @@ def put(log: AnswerLog, *keys: str) -> None:
 def test_answers_come_back(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path)
     put(log, *KEYS)
-    assert log.get(KEYS[7]) == {"key": KEYS[7], "content": "07"}
+    assert log.get(KEYS[7]) == {"key": KEYS[7], **ENTRY, "content": "07"}
     log.close()
     again = AnswerLog(tmp_path)
     assert len(again) == 40
@@ -89,7 +92,7 @@ def test_a_full_disk_is_told_and_leaves_a_log_that_opens(small_disk: Path) -> No
 
     async def fill() -> None:
         for number in range(40):
-            await logs[0].put(f"{number:064x}", {"content": "x" * 1000})
+            await logs[0].put(f"{number:064x}", {**ENTRY, "content": "x" * 1000})
 
     def fill_it() -> None:
         logs.append(AnswerLog(small_disk))

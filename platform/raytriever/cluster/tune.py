@@ -87,7 +87,7 @@ def run_sweep(
     began = time.monotonic()
     space, plan = plan_sweep(base, search)
     run = _open_directory(base, search, space, output, fresh)
-    trials = [] if run.state == "new" else read_trials(output)
+    trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
     best = best_of(trials, plan.metric)
     over = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
     if over and best is not None and (rows := measured_best(output, config_of(base, dict(best.settings)))):

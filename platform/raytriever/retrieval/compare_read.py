@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, StorageError
 from raytriever.reading.structured import read_json, read_yaml
 from raytriever.retrieval.compare_run import Curve, Figures, FinishedRun
 from raytriever.retrieval.evaluation_results import RESULTS, read_results
@@ -58,6 +58,8 @@ def _training(folder: Path, name: str) -> FinishedRun:
 
 def _evaluation(folder: Path, name: str) -> FinishedRun:
     results = read_results(folder)
+    if not any(results["models"].values()):
+        raise StorageError("holds no figures", str(folder / RESULTS), "evaluate again")
     splits = {dataset: about["split"] for dataset, about in results["about"].items()}
     settings = flatten({key: value for key, value in (results.get("asked") or {}).items() if value is not None})
     figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}

@@ -155,6 +155,9 @@ def read_results(folder: Path) -> dict[str, Any]:
         told = f"format {found}" if found else "an older format, without a number"
         raise StorageError(f"is of {told}; this version reads format {FORMAT}", str(path), remedy)
     conform(content, str(path), ResultsContent, remedy)
+    for row in content.get("calibration") or []:
+        if row[row["aim"]] is None or (row["reached"] and row["threshold"] is None):
+            raise StorageError("is torn or changed: a threshold or what it achieves is missing", str(path), remedy)
     for name in (name for sets in content["models"].values() for name in sets):
         if name not in content["about"]:
             raise StorageError(f"is torn or changed: 'about.{name}' is missing", str(path), remedy)

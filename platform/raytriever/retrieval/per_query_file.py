@@ -82,10 +82,10 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
         if len(held) != len(found["queries"]):
             reason = f"{name!r} has {len(held)} entries for {len(found['queries'])} queries"
             raise StorageError(f"is torn or changed: {reason}", str(file), remedy)
-    number, documents = (float, int, type(None)), {"relevant": (4, 3, 4), "top": (5, 3, 5)}
+    documents = {"relevant": (4, 3, 4), "top": (5, 3, 5)}
     for name, held in lists.items():
         if ".metrics." in name:
-            whole = all(type(value) in number for value in held)
+            whole = all(map(_is_number, held))
         elif name == "texts":
             continue
         else:
@@ -94,13 +94,18 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
                 type(row) is list
                 and len(row) == length
                 and all(type(text) in (str, type(None)) for text in row[:first])
-                and all(type(value) in number for value in row[first:last])
+                and all(map(_is_number, row[first:last]))
                 for rows in held
                 for row in rows
             )
         if not whole:
             raise StorageError(f"is torn or changed: {name!r} holds other values", str(file), remedy)
     return found
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is null or a number that a float holds."""
+    return value is None or type(value) is float or (type(value) is int and abs(value) < 1 << 63)
 
 
 def _relevant(

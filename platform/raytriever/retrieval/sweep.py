@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -71,8 +71,12 @@ def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
     return max(valued)[2] if valued else None
 
 
-def read_trials(folder: Path) -> list[Trial]:
+def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
     """The trials of a sweep's directory, by number; none where it has not begun.
+
+    Args:
+        folder: the sweep's directory.
+        settings: what each trial sets, by `section.setting`; where None, the same for all.
 
     Raises:
         StorageError: the file is not what was written.
@@ -85,6 +89,11 @@ def read_trials(folder: Path) -> list[Trial]:
         trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
     if [trial.number for trial in trials] != list(range(len(trials))):
         raise StorageError("is torn or changed: the numbers of its trials are not 0, 1, 2, ...", str(file), remedy)
+    expected = set(trials[0].settings if settings is None and trials else settings or ())
+    for trial in trials:
+        if other := sorted(expected ^ trial.settings.keys()):
+            reason = f"is torn or changed: trial {trial.number} sets {other[0]} and others do not, or the reverse"
+            raise StorageError(reason, str(file), remedy)
     return trials
 
 

@@ -70,7 +70,7 @@ class PathKind:
             ConfigError: it is empty.
         """
         if not given.strip():
-            raise ConfigError(_EMPTY, flag, "give a path, or leave the flag out")
+            raise ConfigError(_EMPTY, flag or None, f"give a path, or leave {'the flag' if flag else 'it'} out")
         return self(given)
 
     def check(self, given: str, flag: str) -> None:
@@ -188,4 +188,5 @@ PROMPTS = PathKind("no such folder", "give a folder with files such as relevance
 SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
 SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)
 DATA_ROOT = PathKind("is no folder", "name the folder that holds the data packs", folder=True)
+RUN_FOLDER = PathKind("no such folder", "give a run's directory, or a folder of runs", folder=True)
 RUN = PathKind()  # or an id or a filter of MLflow: `compare` tells them apart

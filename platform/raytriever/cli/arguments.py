@@ -9,35 +9,42 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
+from raytriever.cli.suggestions import instead_of_flag
 from raytriever.errors import ConfigError
 from raytriever.locking import acquire
 from raytriever.masking import refuse_secrets
-from raytriever.options import did_you_mean, flag_of, read_option
+from raytriever.options import flag_of, read_option
 from raytriever.paths import PathKind
 from raytriever.storage import lock_errors
 from raytriever.terminal import show, warn
+
+WIDTH = 100  # of the help of common flags: one line each
+_CHOICES = "; one of: "
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` where argparse prints its usage and exits.
 
     Args:
-        prog: the program's name in the usage line.
-        description: what it does, in a sentence.
-        instead: what to do in place of flags that are known elsewhere.
+        prog: the stage, as it follows `raytriever`.
+        description: what it does, in one sentence.
+        common: the flags that `--help` shows; `--help-all` shows all of them. Empty: `--help` shows all.
         free_text: the name of an argument that is a question; it may look like a secret, and is stored nowhere.
     """
 
-    def __init__(
-        self, prog: str, description: str, instead: Mapping[str, str] | None = None, free_text: str | None = None
-    ) -> None:
-        self._instead, self._free_text = instead or {}, free_text
-        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
+    def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
+        self._common, self._free_text = common, free_text
+        super().__init__(
+            prog=f"raytriever {prog}", description=description, allow_abbrev=False, formatter_class=_Formatter
+        )
+        if common:
+            self.add_argument("--help-all", action=_HelpAll, help="show all flags and exit")
 
     def error(self, message: str) -> NoReturn:
         """Tell a mistake in one line."""
@@ -46,6 +53,38 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help on standard output; a disk that is full is an error here too."""
         show(self.format_help().rstrip("\n"))
+
+    def format_usage(self) -> str:
+        """Return one line: the program, what it needs, and that there are flags."""
+        needed = [_invocation(action) for action in self._actions if action.required and action.option_strings]
+        words = [
+            _invocation(action) for action in self._actions if not action.option_strings and action.metavar != "..."
+        ]
+        return f"usage: {' '.join([self.prog, *words, *needed, '[flags]'])}\n"
+
+    def format_help(self) -> str:
+        """Return the help: of the common flags where some are named, else of all."""
+        return self._format(self._common) if self._common else self.format_all()
+
+    def format_all(self) -> str:
+        """Return the help of all flags."""
+        return self._format(())
+
+    def _format(self, common: Sequence[str]) -> str:
+        formatter = _Formatter(self.prog, WIDTH) if common else _Formatter(self.prog)
+        formatter.add_text(self.description)
+        if common:
+            formatter.start_section("common flags")
+            formatter.add_arguments([_brief(self._option_string_actions[flag]) for flag in common])
+            formatter.end_section()
+            flags = sum(bool(action.option_strings) for action in self._actions)
+            formatter.add_text(f"--help-all shows all {flags} flags")
+        else:
+            for group in self._action_groups:
+                formatter.start_section(group.title)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def parse(self, words: Iterable[str]) -> argparse.Namespace:
         """Parse a command line; an unknown flag is answered with the nearest known one."""
@@ -57,8 +96,7 @@ class Parser(argparse.ArgumentParser):
             flag = word.split("=")[0]
             # Looked for first: to argparse a misspelt flag is a missing one.
             if flag.startswith("--") and flag not in known:
-                remedy = self._instead.get(flag) or did_you_mean(flag, known - {"-h"})
-                raise ConfigError("unknown flag", flag, remedy)
+                raise ConfigError("unknown flag", flag, instead_of_flag(flag, known))
             _check_utf8(word, _flag_before(words, place, known))
         found, unknown = self.parse_known_args(words)
         for word in unknown:
@@ -86,9 +124,34 @@ def _check_utf8(word: str, flag: str | None) -> None:
         ) from error
 
 
+class _HelpAll(argparse.Action):
+    """The flag that prints the help of all flags."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        assert isinstance(parser, Parser)
+        show(parser.format_all().rstrip("\n"))
+        parser.exit()
+
+
+def _invocation(action: argparse.Action) -> str:
+    """An argument as a usage line has it."""
+    value = str(action.metavar or action.dest)
+    return f"{action.option_strings[0]} {value}" if action.option_strings else value + " ..." * (action.nargs == "+")
+
+
+def _brief(action: argparse.Action) -> argparse.Action:
+    """The same flag without the list of its values, for help of one line a flag."""
+    brief = copy(action)
+    brief.help = (action.help or "").partition(_CHOICES)[0]
+    return brief
+
+
 class _Formatter(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=min(120, _terminal_width()))
+    def __init__(self, prog: str, width: int = 0) -> None:
+        super().__init__(prog, max_help_position=34, width=width or min(120, _terminal_width()))
 
 
 def _terminal_width() -> int:
@@ -126,7 +189,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
             "NAME" if choices and len(choices) > 4 else "|".join(choices) if choices else types[0].__name__.upper()
         )
         if choices and len(choices) > 4:
-            common["help"] += f": {', '.join(choices)}"
+            common["help"] += f"{_CHOICES}{', '.join(choices)}"
         group.add_argument(flag_of(field.name), type=_typed(types[0], flag_of(field.name)), metavar=metavar, **common)
 
 

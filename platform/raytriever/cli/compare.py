@@ -75,7 +75,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=path_of(RUN, "RUN"),
+        type=path_of(RUN, ""),
         metavar="RUN",
         help="a run's directory, its id in MLflow, or a filter of MLflow's search",
     )

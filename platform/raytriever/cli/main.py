@@ -16,32 +16,46 @@ from functools import partial
 
 from raytriever import __version__
 from raytriever.activity import activity
+from raytriever.cli.suggestions import instead_of_stage
 from raytriever.cluster.submitted import settle
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
 from raytriever.locking import released_at_end
-from raytriever.options import did_you_mean
 from raytriever.storage import disk_errors
 from raytriever.terminal import one_line, open_missing_streams, show, warn
 
 # Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
-STAGES = {
-    "prepare": "check, tokenise and shard a data set",
-    "train": "train an encoder and measure it before and after",
-    "tune": "search the settings of training and measure the best",
-    "evaluate": "measure a model on data sets",
-    "encode": "encode the passages or the queries of a data set",
-    "compare": "write one page over finished runs",
-    "search": "find the best passages for a query",
-    "mine": "find hard negatives and write a table of them",
-    "score": "let a cross-encoder score what training learns from",
-    "index": "build an approximate index, or open, measure and search it",
-    "study": "measure a claim of a paper",
-    "launch": "start a Ray head and an MLflow server on this machine",
-    "submit": "run another stage on a Ray cluster, in an upload of this folder",
-    "export": "hand a model over: graphs for other runtimes, a model card",
-    "annotate": "let a language model find positives and write a data set with them",
+TASKS = {
+    "Prepare data": {
+        "prepare": "check, tokenise and shard a data set",
+        "annotate": "find positives with a language model and write a data set with them",
+        "mine": "find hard negatives and write a table of them",
+        "score": "score pairs with a cross-encoder, for training to learn from",
+    },
+    "Train": {
+        "train": "train an encoder and measure it before and after",
+        "tune": "search the settings of training and measure the best",
+        "study": "repeat a table of a paper and check its claims",
+    },
+    "Measure": {
+        "evaluate": "measure models on data sets",
+        "compare": "write one page that compares finished runs",
+    },
+    "Use a model": {
+        "search": "find the best passages for a query",
+        "encode": "encode the passages or the queries of a data set",
+        "index": "build an approximate index, or open, measure and search it",
+        "export": "write a model for other runtimes, with a model card",
+    },
+    "Operate": {
+        "launch": "start a Ray head and an MLflow server on this machine",
+        "submit": "run another stage on a Ray cluster, in an upload of this folder",
+        "runs": "list, show and clean run directories",
+        "cache": "list and prune what is kept to save time",
+        "doctor": "check this machine: versions, devices, servers, disks, locks",
+    },
 }
+STAGES = {name: text for stages in TASKS.values() for name, text in stages.items()}
 
 
 def run(stage: str, words: Sequence[str] | None = None) -> int:
@@ -68,10 +82,11 @@ def _answer(words: list[str]) -> None:
         show(__version__)
         return
     if words and words[0] not in ("-h", "--help"):
-        raise ConfigError(f"unknown stage {words[0]!r}", remedy=did_you_mean(words[0], STAGES))
-    lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]", ""]
-    lines += [f"  {name:<10}{text}" for name, text in STAGES.items()]
-    show("\n".join([*lines, "", "raytriever STAGE --help tells the flags of a stage"]))
+        raise ConfigError(f"unknown stage {words[0]!r}", remedy=instead_of_stage(words[0], STAGES))
+    lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]"]
+    for task, stages in TASKS.items():
+        lines += ["", f"{task}:", *(f"  {name:<10}{text}" for name, text in stages.items())]
+    show("\n".join([*lines, "", "raytriever STAGE --help shows the flags of a stage"]))
 
 
 def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool = False) -> int:

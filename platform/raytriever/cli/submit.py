@@ -16,25 +16,8 @@ from raytriever.terminal import warn
 
 def main(words: list[str]) -> None:
     """Parse up to the stage, submit, and end with the job's exit code."""
-    parser = Parser(
-        "submit", "Run a stage on a Ray cluster: the folder is uploaded, and `python jobs/STAGE.py` runs there."
-    )
-    parser.add_argument(
-        "--address",
-        metavar="URL",
-        help="of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, or this machine's)",
-    )
-    parser.add_argument(
-        "--working-dir",
-        type=path_of(FOLDER, "--working-dir"),
-        metavar="DIR",
-        default=".",
-        help="the checkout to upload (default: this folder)",
-    )
-    parser.add_argument("stage", metavar="STAGE", help="what runs there, with its flags after it")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
     own, rest = _cut(words)
-    arguments = parser.parse([*own, *rest[:1]])
+    arguments = _parser().parse([*own, *rest[:1]])
     for word in rest[1:]:
         refuse_secrets(word)
     folder = Path(arguments.working_dir)
@@ -57,3 +40,24 @@ def _cut(words: list[str]) -> tuple[list[str], list[str]]:
     while place < len(words) and words[place].startswith("-"):
         place += 1 if "=" in words[place] or words[place] in ("-h", "--help") else 2
     return words[:place], words[place:]
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "submit", "Run a stage on a Ray cluster: the folder is uploaded, and `python jobs/STAGE.py` runs there."
+    )
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, or this machine's)",
+    )
+    parser.add_argument(
+        "--working-dir",
+        type=path_of(FOLDER, "--working-dir"),
+        metavar="DIR",
+        default=".",
+        help="the checkout to upload (default: this folder)",
+    )
+    parser.add_argument("stage", metavar="STAGE", help="what runs there, with its flags after it")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    return parser

@@ -125,31 +125,45 @@ def _base(arguments: argparse.Namespace) -> Config:
     return RECIPES["pydocs"]() if dataset == "pydocs" and not arguments.config else Config()
 
 
-# Flags of other trainers that mean something else here.
-_INSTEAD = {
-    "--gradient-accumulation-steps": "give the whole batch as --batch-size and what fits into memory as "
-    "--grad-cache-chunk: accumulated small batches would lose each other's negatives",
-    "--per-device-train-batch-size": "give --batch-size, which counts the queries of a step over all workers",
-}
+COMMON = (
+    "--dataset",
+    "--model",
+    "--loss",
+    "--output",
+    "--run-name",
+    "--recipe",
+    "--config",
+    "--batch-size",
+    "--epochs",
+    "--max-steps",
+    "--learning-rate",
+    "--temperature",
+    "--negatives-per-query",
+    "--negatives-table",
+    "--num-workers",
+    "--precision",
+    "--grad-cache-chunk",
+    "--best-metric",
+    "--seed",
+    "--fresh",
+)
 
 
 def _parser() -> Parser:
-    parser = Parser("train", "Train a dense retriever and measure it before and after.", _INSTEAD)
+    parser = Parser("train", "Train a dense retriever and measure it before and after.", COMMON)
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
     run.add_argument(
         "--output", type=path_of(OUTPUT, "--output"), metavar="DIR", help="the run directory (default: runs/RUN-NAME)"
     )
-    run.add_argument(
-        "--run-name", metavar="NAME", help="the run's name in MLflow (default: data, model, loss or stages, seed)"
-    )
+    run.add_argument("--run-name", metavar="NAME", help="the run's name in MLflow (default: data, model, loss, seed)")
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
         "--config",
         type=path_of(SETTINGS, "--config"),
         metavar="FILE",
-        help="YAML settings laid over the recipe; flags win over them, `stages:` over flags",
+        help="YAML file of settings; flags win over it, its `stages:` over flags",
     )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in --output")
     add_wait(run)

@@ -14,7 +14,7 @@ class DataConfig:
 
     dataset: str = option(
         "pydocs",
-        "`pydocs`, a path or URI of any known format (docs/formats.md), or a prepared data set",
+        "`pydocs`, a path or a URI; formats: docs/formats.md",
         reads=DATASET,
         form="PATH",
     )
@@ -43,7 +43,7 @@ class DataConfig:
         choices=("drawn", "ranked"),
     )
     negatives_table: str = option(
-        "", "path of a negatives table; without one, BM25 finds the hard negatives", reads=NEGATIVES, form="PATH"
+        "", "hard negatives of `raytriever mine`; without one BM25 finds them", reads=NEGATIVES, form="PATH"
     )
     negatives_mix: str = option(
         "",

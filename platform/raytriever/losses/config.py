@@ -51,7 +51,7 @@ def read_widths(given: Any) -> str:
 class LossConfig:
     """Which loss reduces the score matrix, and its constants."""
 
-    loss: str = option("mw", "the loss over the batch's score matrix", choices=LOSS_NAMES)
+    loss: str = option("mw", "the loss; docs/losses.md explains each", choices=LOSS_NAMES)
     temperature: float = option(0.01, "tau: scores are divided by it (not by triplet)", above=0)
     learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter")
     margin: float = option(0.1, "by how much triplet wants a positive above a negative", minimum=0)

@@ -30,7 +30,7 @@ READING = (
 class ModelConfig:
     """Which encoder, and how texts become embeddings. What is not given is read from the model's own files."""
 
-    model: str = option("minilm", "the encoder: minilm, a local directory, or a hub name", reads=MODEL, form="MODEL")
+    model: str = option("minilm", "the encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     pooling: str | None = option(None, "how token states become one embedding", choices=POOLINGS)
     similarity: str | None = option(None, "cosine normalises embeddings, dot leaves them raw", choices=SIMILARITIES)

@@ -68,7 +68,7 @@ class TrainingConfig:
     )
     num_workers: int | str = option(
         1,
-        "training processes, one a GPU where there are any; MIN:MAX lets a run shrink and grow with its cluster",
+        "training processes; MIN:MAX follows the cluster's size",
         reads=worker_count,
         form="N|MIN:MAX",
     )
@@ -80,7 +80,7 @@ class TrainingConfig:
     )
     grad_cache_chunk: int | None = option(
         None,
-        "texts encoded at a time, the rest of the batch by gradient caching; by default what fits into a GPU's memory",
+        "texts encoded at a time (gradient caching); default: what fits a GPU",
         minimum=1,
     )
     grad_cache_tokens: int | None = option(
@@ -93,8 +93,7 @@ class TrainingConfig:
     dev_batches: int = option(4, "global batches of the dev split in one look", minimum=1)
     best_metric: str = option(
         DEV_LOSS,
-        "what the best checkpoint is best by, and training stops by: dev_loss, or a metric of retrieval from dev data "
-        "such as ndcg_at_10, mrr_at_10, recall_at_100 or auc",
+        "chooses the best checkpoint, such as ndcg_at_10",
         reads=metric_name,
         form="METRIC",
     )

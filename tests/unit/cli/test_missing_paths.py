@@ -35,6 +35,7 @@ CASES = [
     ("study", ["mw-in-domain", *_OUT, "--data-root", MISSING]),
     *(("study", ["ood", *_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
     ("submit", ["--working-dir", MISSING, "train"]),
+    *(("runs", [action, MISSING]) for action in ("list", "show", "clean")),
     *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),
     *(("annotate", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--candidates", "--prompts")),
     ("annotate", [*_OUT, "--candidates", "dense", "--embeddings", MISSING]),
@@ -67,14 +68,21 @@ def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: P
 
 
 def test_every_stage_that_reads_a_path_is_among_them() -> None:
-    assert set(STAGES) - {stage for stage, _ in CASES} == {"launch"}  # which reads nothing
+    assert set(STAGES) - {stage for stage, _ in CASES} == {
+        "launch",
+        "cache",
+        "doctor",
+    }  # which read no path that is given
 
 
 @pytest.mark.parametrize(
     ("stage", "words"),
     [
-        *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING),
-        *((stage, ["--output", MISSING]) for stage in sorted(set(STAGES) - {"launch", "submit", "search"})),
+        *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING and stage != "runs"),
+        *(
+            (stage, ["--output", MISSING])
+            for stage in sorted(set(STAGES) - {"launch", "submit", "search", "runs", "cache", "doctor"})
+        ),
         ("launch", ["--database", MISSING]),
         ("launch", ["--artifacts", MISSING]),
         ("annotate", [*_OUT, "--answers", MISSING]),

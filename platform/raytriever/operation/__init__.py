@@ -1,0 +1,1 @@
+"""An operator's day: run directories, the cache and the machine, inspected and cleaned."""

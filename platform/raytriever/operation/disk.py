@@ -1,0 +1,75 @@
+"""Sizes and times of files and folders, read and written as people do: `500MB`, `3.2 GB`, `2026-11-22 14:05`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from raytriever.storage import MANIFEST, disk_errors
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
+
+
+def read_size(text: str) -> int:
+    """Return the bytes that a size such as `500MB` or `10GB` means; raises `ValueError` saying what would be right."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("give a size such as 500MB or 10GB")
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes with a unit: `840 B`, `1.2 MB`."""
+    for unit, factor in reversed(_UNITS.items()):
+        if factor > 1 and size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size} B"
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as local date and time; `-` where it is unknown."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds is not None else "-"
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder; links are not followed.
+
+    A file that another process removes meanwhile counts nothing.
+    """
+    return sum(status.st_size for status in _statuses(path))
+
+
+def last_use(path: Path) -> float:
+    """Return when an entry was last used, in seconds since 1970: its folder's time, or the last reading of its files.
+
+    The manifest does not count, because listing the cache reads it. Most file systems record a reading at most once a
+    day (`relatime`).
+    """
+    return max([path.lstat().st_mtime, *(status.st_atime for status in _statuses(path, without=MANIFEST))])
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that it holds; raises `StorageError` where that is not allowed."""
+    with disk_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
+    """The status of a file, or of each file below a folder but those of one name."""
+    if path.is_symlink() or not path.is_dir():
+        paths: Iterator[Path] = iter([path])
+    else:
+        paths = (Path(here, name) for here, _, names in os.walk(path) for name in names if name != without)
+    for one in paths:
+        try:
+            yield one.lstat()
+        except FileNotFoundError:
+            continue

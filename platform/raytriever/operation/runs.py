@@ -1,0 +1,328 @@
+"""Inventory of run directories: what each one is, how far it came, and what its checkpoints are worth.
+
+A directory is read from its own files, never from a registry, so that runs that were moved or copied are listed too.
+What holds none of the files that a stage writes first is no run, and is neither listed nor cleaned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raytriever.config import Config, to_dict
+from raytriever.errors import ConfigError, StorageError, UserError
+from raytriever.locking import Owner, owner_of
+from raytriever.operation.disk import remove, size_of
+from raytriever.reading.structured import read_json, read_yaml
+from raytriever.storage import MANIFEST, disk_errors, one_writer
+from raytriever.training.run_directory import CONFIG, METRICS
+
+RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
+TRAINING = "training"
+CHECKPOINTS, STAGES, MODEL, STEPS, IDENTITY = "checkpoints", "stages", "model", "steps.jsonl", "run.json"
+_TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
+_TAIL = 1 << 16  # bytes of `steps.jsonl` that are read from its end
+_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metric is the first that is there
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint of a run: its folder, the step it was written after, and its bytes."""
+
+    path: Path
+    step: int
+    size: int
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """One directory that a stage wrote.
+
+    Args:
+        path: of the directory.
+        kind: `training`, `evaluation`, `sweep`, `study`, or what its manifest says.
+        state: `running`, `interrupted`, `finished` or `damaged`.
+        detail: the process that is writing it, how far it came, or what is damaged.
+        started, ended: seconds since 1970; None where that is not recorded.
+        size: in bytes.
+        loss: the last training loss.
+        metric: name and value of the main metric.
+        checkpoints: in the order of their steps.
+        settings: of a training run that differ from the defaults, as `section.setting`.
+        figures: metrics by system: `bm25`, `before`, `after`.
+    """
+
+    path: Path
+    kind: str
+    state: str
+    detail: str
+    started: float | None = None
+    ended: float | None = None
+    size: int = 0
+    loss: float | None = None
+    metric: tuple[str, float] | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str | None:
+        """The command that continues a training run that is not finished; None for any other."""
+        if self.kind != TRAINING or self.state not in (INTERRUPTED, RUNNING):
+            return None
+        return shlex.join(["raytriever", "train", "--config", str(self.path / CONFIG), "--output", str(self.path)])
+
+
+def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
+    """Return the entries of folders: each one that is an entry itself, else the entries right below it.
+
+    Raises:
+        ConfigError: a folder does not exist.
+        StorageError: it cannot be read.
+    """
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError("no such folder", str(folder), "give a run's directory, or a folder of runs")
+        entry = read_run(folder)
+        with disk_errors(folder, reading=True):
+            below = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+        found += [entry] if entry is not None else [run for one in below if (run := read_run(one)) is not None]
+    return found
+
+
+def read_run(folder: Path) -> RunEntry | None:
+    """Return what a directory holds; None where it is nothing that a stage wrote."""
+    owner = owner_of(folder)
+    try:
+        entry = _read(folder)
+    except UserError as error:
+        detail = str(error).removesuffix("; ")
+        entry = RunEntry(folder, _named_kind(folder), DAMAGED, detail, size=size_of(folder))
+    if entry is None and owner is None:
+        return None
+    if entry is None:
+        assert owner is not None
+        return RunEntry(folder, _kind_of_command(owner), RUNNING, str(owner), size=size_of(folder))
+    if owner is not None:
+        return replace(entry, state=RUNNING, detail=f"{owner}{_after(entry)}")
+    return entry
+
+
+def cleanable(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:
+    """Return the training runs in one of the states that have checkpoints; never one that is running or damaged."""
+    return [run for run in runs if run.kind == TRAINING and run.state in states and run.checkpoints]
+
+
+def loss_of_cleaning(run: RunEntry) -> str:
+    """Return what removing the checkpoints of a run would lose."""
+    count, last = len(run.checkpoints), run.checkpoints[-1].step
+    what = f"{count} checkpoint{'s' * (count > 1)}"
+    if run.state == FINISHED:
+        return f"{what} of a finished run; the model, the figures and the report stay"
+    return f"{what} of an interrupted run: {last:,} steps of training; the same command then begins at step 1"
+
+
+def remove_checkpoints(run: RunEntry) -> int:
+    """Remove the checkpoints of a run that no process is writing, and return the bytes that were freed.
+
+    Raises:
+        InUseError: a process has begun to write the run.
+        StorageError: a file may not be removed.
+    """
+    freed = 0
+    with one_writer(run.path, remedy="wait for it"):
+        now = _read(run.path)  # again: between the listing and the lock it may have gone on
+        if now is None or now.state != run.state:
+            raise StorageError("has changed meanwhile", str(run.path), "list the runs again")
+        for folder in _checkpoint_folders(run.path):
+            freed += size_of(folder)
+            remove(folder)
+    return freed
+
+
+def _read(folder: Path) -> RunEntry | None:
+    kind = _kind(folder)
+    if kind is None:
+        return None
+    if kind == TRAINING:
+        return _training(folder)
+    size, changed = size_of(folder), folder.stat().st_mtime
+    state, detail = FINISHED, ""
+    if kind == "sweep":
+        trials = _json(folder / _TRIALS).get("trials", [])
+        done = sum(isinstance(trial, dict) and trial.get("status") != RUNNING for trial in trials)
+        state, detail = (FINISHED if done == len(trials) else INTERRUPTED), f"{done} of {len(trials)} trials"
+    elif kind == "study":
+        state = FINISHED if (folder / _RESULTS).is_file() else INTERRUPTED
+        detail = str(_json(folder / _STUDY).get("study", ""))
+    elif kind == "evaluation":
+        models = _json(folder / _RESULTS).get("models", {})
+        detail = ", ".join(map(str, models))
+    elif not (folder / MANIFEST).is_file():
+        state = INTERRUPTED
+    return RunEntry(folder, kind, state, detail, ended=changed if state == FINISHED else None, size=size)
+
+
+def _kind(folder: Path) -> str | None:
+    """The stage that wrote a directory, by the files that it writes first; None where it is none of ours."""
+    if (folder / _TRIALS).is_file():
+        return "sweep"
+    if (folder / _STUDY).is_file():
+        return "study"
+    if (folder / CONFIG).is_file() and ((folder / METRICS).is_file() or _has_sections(folder / CONFIG)):
+        return TRAINING
+    if (folder / _RESULTS).is_file():
+        return "evaluation"
+    if (folder / MANIFEST).is_file():
+        meta = _json(folder / MANIFEST).get("meta")
+        kind = meta.get("kind") if isinstance(meta, dict) else None
+        return str(kind) if kind else "committed directory"
+    return "unfinished store" if (folder / _PLAN).is_file() else None
+
+
+def _named_kind(folder: Path) -> str:
+    """The kind of a damaged entry, whose manifest may not be readable."""
+    return TRAINING if (folder / CONFIG).is_file() else "unknown"
+
+
+def _has_sections(file: Path) -> bool:
+    """Whether a `config.yaml` is that of a run: other programs have files of this name."""
+    try:
+        content = _yaml(file)
+    except StorageError:
+        return (file.parent / STEPS).is_file() or (file.parent / IDENTITY).is_file()
+    return {"data", "model", "training"} <= content.keys()
+
+
+def _training(folder: Path) -> RunEntry:
+    config = _yaml(folder / CONFIG)
+    folders = [folder, *sorted((folder / STAGES).glob("*"), key=_number)]
+    began = [point for one in folders if (point := _first(one / STEPS)) is not None]
+    lines = [line for one in folders for line in _last(one / STEPS)]
+    told = [line for line in lines if "loss" in line["measured"]]
+    step, loss = (int(told[-1]["step"]), float(told[-1]["measured"]["loss"])) if told else (0, None)
+    checkpoints = tuple(
+        Checkpoint(path, int(path.name[5:]), size_of(path))
+        for one in _checkpoint_folders(folder)
+        for path in sorted(one.glob("step-*"), key=lambda path: path.name[5:].zfill(12))
+        if path.name[5:].isdigit() and (path / MANIFEST).is_file()
+    )
+    finished = (folder / METRICS).is_file()
+    figures = _figures(_json(folder / METRICS)) if finished else {}
+    after = figures.get("after", {})
+    metric = next(((name, after[name]) for name in _METRICS if name in after), None)
+    total = _total_steps(config, checkpoints)
+    stage = f"stage {folders[-1].name}, " if len(folders) > 1 else ""
+    far = f"{stage}step {step:,} of {total:,}" if total else f"{stage}step {step:,}"
+    return RunEntry(
+        path=folder,
+        kind=TRAINING,
+        state=FINISHED if finished else INTERRUPTED,
+        detail=far if finished else f"at {far}",
+        started=min(began) / 1000 if began else (folder / CONFIG).stat().st_mtime,
+        ended=(folder / METRICS).stat().st_mtime if finished else None,
+        size=size_of(folder),
+        loss=loss,
+        metric=metric,
+        checkpoints=checkpoints,
+        settings=_changed(config),
+        figures=figures,
+    )
+
+
+def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -> int | None:
+    """The steps of the whole training: of its settings, or as the newest checkpoint records them."""
+    training = config.get("training")
+    if isinstance(training, Mapping) and isinstance(training.get("max_steps"), int):
+        return int(training["max_steps"])
+    if checkpoints:
+        origin = _json(checkpoints[-1].path / "state.json").get("origin")
+        if isinstance(origin, Mapping) and isinstance(origin.get("total_steps"), int):
+            return int(origin["total_steps"])
+    return None
+
+
+def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from the defaults."""
+    defaults = to_dict(Config())
+    return {
+        f"{section}.{name}": value
+        for section, settings in config.items()
+        if isinstance(settings, Mapping)
+        for name, value in settings.items()
+        if name not in defaults.get(section, {}) or defaults[section][name] != value
+    }
+
+
+def _figures(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return {
+        system: {name: float(value) for name, value in content[system].items() if isinstance(value, int | float)}
+        for system in ("bm25", "before", "after")
+        if isinstance(content.get(system), Mapping)
+    }
+
+
+def _checkpoint_folders(folder: Path) -> list[Path]:
+    """The folders of checkpoints of a run and of its stages; links are left alone."""
+    found = [folder / CHECKPOINTS, *sorted((folder / STAGES).glob(f"*/{CHECKPOINTS}"))]
+    return [one for one in found if one.is_dir() and not one.is_symlink()]
+
+
+def _first(file: Path) -> int | None:
+    """The time of the first line of a `steps.jsonl`, in milliseconds since 1970."""
+    if not file.is_file():
+        return None
+    with disk_errors(file, reading=True), open(file, "rb") as stream:
+        line = _line(stream.readline())
+    return int(line["milliseconds"]) if line and isinstance(line.get("milliseconds"), int) else None
+
+
+def _last(file: Path) -> list[dict[str, Any]]:
+    """The last lines of a `steps.jsonl`; one that a death tore is left out."""
+    if not file.is_file():
+        return []
+    with disk_errors(file, reading=True), open(file, "rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
+        return [line for raw in stream.read().splitlines() if (line := _line(raw)) is not None]
+
+
+def _line(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get("measured"), dict) and isinstance(line.get("step"), int)
+    return line if whole else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    with disk_errors(file, reading=True):
+        return read_json(file, dict[str, Any], "")
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    with disk_errors(file, reading=True):
+        content = read_yaml(file, "")
+    if not isinstance(content, dict):
+        raise StorageError("holds no settings", str(file))
+    return content
+
+
+def _number(folder: Path) -> tuple[int, str]:
+    number = folder.name.split("-")[0]
+    return (int(number) if number.isdigit() else 0, folder.name)
+
+
+def _kind_of_command(owner: Owner) -> str:
+    return owner.command.removeprefix("raytriever ")
+
+
+def _after(entry: RunEntry) -> str:
+    """How far a running run is."""
+    return f", {entry.detail.removeprefix('at ')}" if entry.kind == TRAINING and entry.detail else ""

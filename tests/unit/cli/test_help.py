@@ -1,0 +1,119 @@
+"""Help and suggestions: one name of the program, one line a common flag, an answer to flags of other programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+
+from raytriever.cli.main import STAGES, TASKS, run
+from raytriever.cli.suggestions import _ADVICE, _FLAGS, _STAGES, instead_of_flag, instead_of_stage
+from raytriever.cli.train import COMMON, _parser
+
+Mistake = Callable[..., str]
+
+
+def help_of(stage: str, capsys: pytest.CaptureFixture[str], flag: str = "--help") -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(stage, [flag])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_usage_line_is_one_line_with_the_programs_name(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first = help_of(stage, capsys).splitlines()[0]
+    assert first.startswith(f"usage: raytriever {stage} ")
+    assert first.endswith("[flags]")
+
+
+def test_help_of_train_shows_the_twenty_common_flags_in_one_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = help_of("train", capsys)
+    assert len(COMMON) == len(set(COMMON)) == 20
+    shown = out.split("common flags:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in shown] == list(COMMON)
+    assert max(map(len, shown)) <= 100
+    parser = _parser()
+    flags = sum(bool(action.option_strings) for action in parser._actions)
+    assert out.rstrip().endswith(f"--help-all shows all {flags} flags")
+    whole = help_of("train", capsys, "--help-all")
+    for action in parser._actions:
+        assert all(flag in whole for flag in action.option_strings)
+    assert "lsepair-minp-maxn" in whole
+
+
+def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from raytriever.cli.main import entry
+
+    monkeypatch.setattr("sys.argv", ["raytriever", "--help"])
+    with pytest.raises(SystemExit):
+        entry()
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line.removesuffix(":") for line in lines if re.fullmatch(r"\S.*:", line)]
+    assert titles == list(TASKS)
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(STAGES)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("train --lr 1", "did you mean '--learning-rate'?"),
+        ("train --learning_rate=1", "did you mean '--learning-rate'?"),
+        ("train --resume", "nothing is needed: the same command continues an interrupted run"),
+        ("tune --resume_from_checkpoint x", "nothing is needed: the same command continues an interrupted run"),
+        ("train --wandb", "MLflow records every run; see docs/tracking.md"),
+        ("train --model_name_or_path x", "did you mean '--model'?"),
+        ("train --num_train_epochs 3", "did you mean '--epochs'?"),
+        ("train --epoch 3", "did you mean '--epochs'?"),
+        ("train --per_device_train_batch_size 8", "give --batch-size, which counts the queries of a step"),
+        ("train --batchsize 8", "did you mean '--batch-size'?"),
+        ("train --output_dir x", "did you mean '--output'?"),
+        ("train --train_data x", "did you mean '--dataset'?"),
+        ("evaluate --train_data x", "did you mean"),
+        ("train --tau 1", "did you mean '--temperature'?"),
+        ("train --random_seed 1", "did you mean '--seed'?"),
+        ("train --fp16", "give --precision bf16"),
+        ("evaluate --tasks scifact", "did you mean '--datasets'?"),
+        ("evaluate --dataset x", "did you mean '--datasets'?"),
+        ("encode --datasets x", "did you mean '--dataset'?"),
+        ("search --top_k 3 words", "did you mean '--top'?"),
+        ("mine --top-k 3", "did you mean '--num-negatives'?"),
+        ("tune --num_samples 3", "did you mean '--trials'?"),
+        ("runs clean --force", "did you mean '--yes'?"),
+    ],
+)
+def test_flags_of_other_programs(mistake: Mistake, words: str, remedy: str) -> None:
+    stage, *rest = words.split()
+    line = mistake(stage, *rest)
+    assert ": unknown flag; " in line
+    assert remedy in line
+
+
+def test_a_suggestion_names_only_flags_of_the_stage() -> None:
+    known = {"--output", "--dataset", "-h", "--help"}
+    assert instead_of_flag("--gradient-accumulation-steps", known) == "choose from --dataset, --output"
+    assert instead_of_flag("--out_dir", known) == "did you mean '--output'?"
+    assert instead_of_flag("--wandb", known).startswith("MLflow records")
+
+
+def test_every_suggestion_exists() -> None:
+    known = {
+        flag
+        for stage in STAGES
+        for action in import_module(f"raytriever.cli.{stage}")._parser()._actions
+        for flag in action.option_strings
+    }
+    named = {flag for words in (*_FLAGS.values(), *_ADVICE.values()) for flag in re.findall(r"--[a-z0-9-]+", words)}
+    assert named - {"--version"} <= known
+    assert all(ours.split()[0] in STAGES for ours in _STAGES.values())
+    assert not set(_STAGES) & set(STAGES)
+
+
+@pytest.mark.parametrize(("word", "remedy"), [("trian", "train"), ("eval", "evaluate"), ("ls", "runs list")])
+def test_stages_of_other_programs(word: str, remedy: str) -> None:
+    assert instead_of_stage(word, STAGES) == f"did you mean {remedy!r}?"

@@ -1,0 +1,90 @@
+"""The cache: entries with size and last use, pruned to a size from the least recently used, never one in use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.locking import acquire
+from raytriever.operation.cache import cache_entries, prune, to_prune
+from raytriever.operation.disk import read_size, size_text
+from raytriever.storage import committed_directory
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four entries of about 10 kB, used one hour after another, and answers that are older than all of them."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(root))
+    entries = [root / "answers", root / "datasets" / "squad-1", root / "embeddings" / "e1", root / "pydocs-1"]
+    metas: list[dict[str, str]] = [{}, {"name": "squad", "source": "/data/squad"}, {"dataset": "squad"}, {}]
+    for hours, (path, meta) in enumerate(zip([*entries, root / "embeddings" / "e2"], [*metas, {}], strict=True)):
+        with committed_directory(path, meta) as aside:
+            (aside / "values").write_bytes(bytes(10_000))
+        for file in (*path.iterdir(), path):
+            os.utime(file, (1_700_000_000 + 3600 * hours,) * 2)
+    (root / "locks").mkdir()
+    return root
+
+
+def test_entries_are_listed_from_the_least_recently_used(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = cache_entries()
+    assert [entry.path.name for entry in found] == ["answers", "squad-1", "e1", "pydocs-1", "e2"]
+    assert found[1].made == "prepared data set squad, of /data/squad"
+    assert found[2].made == "text embeddings of squad by an encoder"
+    assert found[1].used == 1_700_003_600
+    assert found[1].size == sum(file.stat().st_size for file in found[1].path.iterdir())
+    assert run("cache", ["list"]) == 0
+    out = capsys.readouterr().out
+    assert "datasets/squad-1  prepared data set squad, of /data/squad" in out
+    assert out.splitlines()[-1].startswith(f"{cache}: 5 entries, 5")
+
+
+def test_pruning_removes_the_least_recently_used_to_the_size(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cache", ["prune", "--max-size", "32kb"]) == 0
+    assert sorted(entry.path.name for entry in cache_entries()) == ["answers", "e2", "pydocs-1"]
+    out = capsys.readouterr().out
+    assert "removed datasets/squad-1, 10." in out
+    assert "removed embeddings/e1, 10." in out
+
+
+def test_an_entry_in_use_and_answers_are_never_pruned(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = acquire(cache / "datasets" / "squad-1")
+    try:
+        assert [entry.path.name for entry in to_prune(cache_entries(), 0)] == ["e1", "pydocs-1", "e2"]
+        [taken] = [entry for entry in cache_entries() if entry.path.name == "squad-1"]
+        assert not prune(taken)
+        assert run("cache", ["prune", "--max-size", "0"]) == 0
+    finally:
+        lock.release()
+    assert sorted(entry.path.name for entry in cache_entries()) == ["answers", "squad-1"]
+    assert "what is left is in use, or cannot be made again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MB", 500_000_000), ("10GB", 10**10), ("1.5 kb", 1500), ("7", 7), ("3b", 3), ("2TB", 2e12)]
+)
+def test_sizes(text: str, size: float) -> None:
+    assert read_size(text) == size
+
+
+def test_sizes_are_shown_with_a_unit() -> None:
+    assert [size_text(size) for size in (0, 999, 1500, 10**10)] == ["0 B", "999 B", "1.5 KB", "10.0 GB"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("prune --max-size lots", "--max-size: 'lots'; give a size such as 500MB or 10GB"),
+        ("prune --max-size -3", "--max-size"),
+        ("prune", "prune, --max-size: belong together; as in `raytriever cache prune --max-size 10GB`"),
+        ("list --max-size 1GB", "prune, --max-size: belong together"),
+        ("lsit", "unknown action 'lsit'; did you mean 'list'?"),
+    ],
+)
+def test_mistakes(cache: Path, capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:
+    assert run("cache", words.split()) == 2
+    assert line in capsys.readouterr().err

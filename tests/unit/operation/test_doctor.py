@@ -1,0 +1,144 @@
+"""The doctor: a line for each thing, exit code 1 for an error, and an end in time whatever hangs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.locking import acquire
+from raytriever.operation import doctor
+from raytriever.operation.doctor import ERROR, OK, WARNING, Finding, examine
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home, a cache and a folder of runs that are empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAYTRIEVER_RUNS", str(tmp_path / "runs"))
+    for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "HF_HOME", "HF_TOKEN_PATH", "RAY_AUTH_TOKEN_PATH", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as stream:
+        stream.bind(("127.0.0.1", 0))
+        return int(stream.getsockname()[1])
+
+
+def lines_about(about: str) -> list[Finding]:
+    return [line for line in examine() if line.about == about]
+
+
+def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", []) == 0
+    out = capsys.readouterr().out
+    for about in ("Python", "torch", "ray", "processor", "cores", "memory", "Ray", "MLflow", "runs", "cache", "locks"):
+        assert any(line.split()[1:2] == [about] for line in out.splitlines()), about
+    assert out.rstrip().splitlines()[-1].startswith("0 errors, ")
+
+
+def test_servers_that_do_not_answer(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:geheim@127.0.0.1:{closed_port}")
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        run("doctor", [])
+    assert ended.value.code == 1
+    assert time.monotonic() - began < 5
+    out = capsys.readouterr().out
+    assert f"error    Ray        RAY_ADDRESS=127.0.0.1:{closed_port} does not answer (" in out
+    assert f"error    MLflow     http://***@127.0.0.1:{closed_port}: MLflow does not answer (" in out
+    assert "geheim" not in out
+    assert "2 errors" in out
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:port", "host:99999"])
+def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    [line] = lines_about("Ray")
+    assert (line.level, line.text) == (ERROR, f"RAY_ADDRESS={address} is no address")
+
+
+def test_a_check_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs() -> Iterator[Finding]:
+        time.sleep(30)
+        yield Finding(OK, "disks", "too late")
+
+    monkeypatch.setattr(doctor, "CHECKS", {**doctor.CHECKS, "disks": hangs})
+    began = time.monotonic()
+    found = examine(1.0)
+    assert time.monotonic() - began < 3
+    assert [str(line) for line in found if line.about == "disks"] == [
+        "error    disks      no answer within 1 s; is a disk or a server gone?"
+    ]
+
+
+def test_folders_that_cannot_be_written(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "runs").touch()
+    assert [line.level for line in lines_about("runs")] == [ERROR]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{machine}/runs/mlflow.db")
+    assert [line.level for line in lines_about("MLflow")] == [ERROR]
+
+
+def test_little_space_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 62)
+    [line] = lines_about("cache")
+    assert line.level == WARNING
+    assert line.remedy == "free space: `raytriever runs clean`, `raytriever cache prune`"
+
+
+def test_locks_that_are_held(machine: Path) -> None:
+    (machine / "runs" / "mine").mkdir(parents=True)
+    lock = acquire(machine / "runs" / "mine")
+    try:
+        [line] = lines_about("lock")
+    finally:
+        lock.release()
+    assert line.text.startswith(f"{machine}/runs/mine: in use by ")
+
+
+def test_a_token_that_others_may_read(machine: Path) -> None:
+    token = machine / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("secret")
+    token.chmod(0o644)
+    [line] = lines_about("token")
+    assert (line.level, line.remedy) == (WARNING, f"chmod 600 {token}")
+    assert "secret" not in line.text
+    token.chmod(0o600)
+    assert lines_about("token")[0].level == OK
+
+
+def test_a_missing_and_an_old_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_NEEDED", ("numpy", "no-such-package"))
+    monkeypatch.setattr(doctor, "requires", lambda name: ["numpy>=99.0", "ray[default,data]>=2.60"])
+    assert lines_about("numpy")[0].level == WARNING
+    assert lines_about("no-such-package")[0].level == ERROR
+
+
+def test_the_limits_of_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_core_limit", lambda: 0.5)
+    assert [line.level for line in lines_about("cores")] == [WARNING]
+    monkeypatch.setattr(doctor, "_number_in", lambda *names: 10**9 if names[0] == "memory.max" else 10**8)
+    [line] = lines_about("memory")
+    assert line.level == WARNING
+    assert line.text.startswith("900.0 MB free of a limit of 1.0 GB (cgroup)")
+
+
+def test_nothing_heavy_is_imported() -> None:
+    program = "import sys; from raytriever.cli.main import run; run('doctor', [])\n"
+    program += "assert not {'torch', 'ray', 'mlflow', 'transformers', 'numba'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

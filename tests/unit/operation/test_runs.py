@@ -1,0 +1,167 @@
+"""The inventory of run directories: kinds, states, figures, and what cleaning removes and never touches."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.config import Config, dump_config, load_curriculum
+from raytriever.errors import ConfigError
+from raytriever.locking import acquire
+from raytriever.operation.runs import DAMAGED, FINISHED, INTERRUPTED, RUNNING, find_runs, read_run
+from raytriever.storage import committed_directory, read_manifest
+from raytriever.training.config import TrainingConfig
+
+
+def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path:
+    """A run directory as `train` leaves it: settings, steps, two checkpoints, and figures where it is finished."""
+    folder.mkdir(parents=True)
+    config = Config(training=TrainingConfig(max_steps=of, batch_size=16))
+    (folder / "config.yaml").write_text(dump_config(config))
+    lines = [
+        json.dumps({"step": step, "milliseconds": 1_795_000_000_000 + step, "measured": {"loss": 1 / step}})
+        for step in range(1, steps + 1)
+    ]
+    (folder / "steps.jsonl").write_text("\n".join(lines) + '\n{"step": 9, "measu')
+    for step in (4, steps):
+        with committed_directory(folder / "checkpoints" / f"step-{step}") as aside:
+            (aside / "weights-0-of-1.safetensors").write_bytes(bytes(1000))
+            (aside / "state.json").write_text(json.dumps({"origin": {"total_steps": of}}))
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    if finished:
+        figures = {"bm25": {"ndcg_at_10": 0.4}, "after": {"auc": 0.8, "ndcg_at_10": 0.5}}
+        (folder / "metrics.json").write_text(json.dumps({"dataset": "x", "split": "test", **figures}))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of runs: one finished, one interrupted, one damaged, an index, and something else."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    monkeypatch.setenv("RAYTRIEVER_RUNS", str(runs))
+    make_run(runs / "finished", finished=True, steps=10)
+    make_run(runs / "interrupted", finished=False)
+    make_run(runs / "damaged", finished=True)
+    (runs / "damaged" / "metrics.json").write_text('{"after": ')
+    with committed_directory(runs / "index", {"kind": "index"}) as aside:
+        (aside / "x").write_bytes(b"x")
+    (runs / "photos").mkdir()
+    (runs / "photos" / "config.yaml").write_text("camera: {zoom: 3}\n")
+    (runs / "photos" / "checkpoints").mkdir()
+    (runs / "photos" / "checkpoints" / "cat.jpg").touch()
+    return runs
+
+
+def test_the_state_of_each_run(folder: Path) -> None:
+    found = {entry.path.name: entry for entry in find_runs([folder])}
+    assert {name: entry.state for name, entry in found.items()} == {
+        "damaged": DAMAGED,
+        "finished": FINISHED,
+        "index": FINISHED,
+        "interrupted": INTERRUPTED,
+    }
+    one = found["interrupted"]
+    assert (one.kind, one.detail, one.loss, one.ended, one.metric) == ("training", "at step 8 of 10", 1 / 8, None, None)
+    assert one.started == pytest.approx(1_795_000_000)
+    assert [(point.step, point.path.name) for point in one.checkpoints] == [(4, "step-4"), (8, "step-8")]
+    assert one.size == sum(file.stat().st_size for file in one.path.rglob("*") if file.is_file())
+    assert one.settings == {"training.batch_size": 16, "training.max_steps": 10}
+    assert found["finished"].metric == ("ndcg_at_10", 0.5)
+    assert found["finished"].command is None
+    assert "metrics.json: is torn or changed" in found["damaged"].detail
+    assert found["index"].kind == "index"
+    with pytest.raises(ConfigError, match="no such folder"):
+        find_runs([folder / "none"])
+
+
+def test_a_run_that_a_process_writes_is_running(folder: Path) -> None:
+    lock = acquire(folder / "interrupted")
+    try:
+        one = read_run(folder / "interrupted")
+        assert one is not None
+        assert one.state == RUNNING
+        assert f"pid {os.getpid()}, since " in one.detail
+        assert one.detail.endswith(", step 8 of 10")
+    finally:
+        lock.release()
+
+
+def test_the_command_that_continues_a_run_names_its_own_settings(folder: Path) -> None:
+    strange = folder / "a run; of mine"
+    (folder / "interrupted").rename(strange)
+    one = read_run(strange)
+    assert one is not None
+    assert one.command == f"raytriever train --config '{strange}/config.yaml' --output '{strange}'"
+    assert load_curriculum(strange / "config.yaml").base.training.max_steps == 10
+
+
+def test_steps_of_epochs_come_from_the_checkpoint_and_of_stages_from_the_last(folder: Path) -> None:
+    one = folder / "interrupted"
+    (one / "config.yaml").write_text(dump_config(Config(training=TrainingConfig(epochs=2))))
+    assert (entry := read_run(one)) is not None
+    assert entry.detail == "at step 8 of 10"
+    stage = make_run(folder / "other", finished=False, steps=5)
+    (one / "stages").mkdir()
+    stage.rename(one / "stages" / "2-human")
+    assert (entry := read_run(one)) is not None
+    assert entry.detail == "at stage 2-human, step 5 of 10"
+    assert len(entry.checkpoints) == 4
+
+
+def test_list_and_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("runs", ["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["state", "kind", "started", "ended", "size", "loss", "metric", "run"]
+    assert len(lines) == 5
+    assert lines[2].startswith("   finished  training")
+    assert lines[2].endswith(f"ndcg_at_10 0.5000  {folder}/finished (step 10 of 10)")
+    assert run("runs", ["show", str(folder / "interrupted")]) == 0
+    out = capsys.readouterr().out
+    assert f"{folder}/interrupted: training, interrupted (at step 8 of 10)\n" in out
+    assert "  training.batch_size: 16\n" in out
+    assert f"  {folder}/interrupted/checkpoints/step-8" in out
+    assert f"continue with:\n  raytriever train --config {folder}/interrupted/config.yaml --output " in out
+    assert run("runs", ["show", str(folder / "photos")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_cleaning_shows_what_would_be_lost_and_removes_nothing_unasked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert run("runs", ["clean"]) == 2
+    assert "say what to clean; give --finished, --interrupted or both" in capsys.readouterr().err
+    assert run("runs", ["clean", "--finished", "--interrupted"]) == 0
+    out = capsys.readouterr().out
+    assert f"{folder}/finished: 2 checkpoints of a finished run; the model, the figures and the report stay, " in out
+    assert f"{folder}/interrupted: 2 checkpoints of an interrupted run: 8 steps of training; the same command" in out
+    assert "nothing was removed; --yes removes " in out
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_cleaning_removes_checkpoints_of_the_chosen_runs_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(folder / "running", finished=True)
+    (folder / "elsewhere").mkdir()
+    link = make_run(folder / "linked", finished=True)
+    (link / "checkpoints").rename(folder / "elsewhere" / "kept")
+    (link / "checkpoints").symlink_to(folder / "elsewhere" / "kept")
+    lock = acquire(folder / "running")
+    try:
+        assert run("runs", ["clean", "--finished", "--yes"]) == 0
+    finally:
+        lock.release()
+    assert "removed " in capsys.readouterr().out
+    assert not (folder / "finished" / "checkpoints").exists()
+    assert (folder / "finished" / "model").is_dir()
+    for kept in ("running/checkpoints/step-4", "interrupted/checkpoints/step-8", "elsewhere/kept/step-4"):
+        read_manifest(folder / kept)
+    assert (folder / "photos" / "checkpoints" / "cat.jpg").exists()
+    assert (folder / "damaged" / "checkpoints" / "step-4").is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +104,23 @@ def test_of_several_data_sets_the_mean_decides(
         assert parts[0] != parts[1]
     assert digest_of(sets, config) != digest_of(sets, replace(config, validation=ValidationConfig(eval_corpus=51)))
     assert digest_of(sets, config) != digest_of(sets[:1], config)
+
+
+@pytest.mark.parametrize("eval_corpus", [None, 50])
+def test_relevant_documents_that_are_not_in_the_corpus_count(
+    config: Config, tmp_path: Path, tiny_dataset: Path, eval_corpus: int | None
+) -> None:
+    folder = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
+    dev = folder / "qrels" / "dev.tsv"
+    dev.write_text(dev.read_text().replace("q100\td100\t", "q100\tgone\t") + "q101\tgone\t1\n")
+    data = DataConfig(dataset=str(folder), max_bad_rows=0.1)
+    config = replace(config, data=data, validation=ValidationConfig(eval_corpus=eval_corpus))
+    training = replace(config.training, best_metric="recall_at_200")
+    own = open_dataset(folder, ["train", "dev"], max_bad_rows=0.1)
+    config = replace(config, training=training)
+    validations = Validations(config, sets_of(config, own), tmp_path / "evaluations")
+    # Everything is found but q100's only relevant document, and one of the two of q101.
+    assert validations.run(4, saved(config, tmp_path)).value == pytest.approx(30.5 / 32)
 
 
 def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Measurements that are finished while an evaluation still runs: `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
 
-Each model on each data set is written as soon as it is measured: `metrics.json` to be read, `evaluation.npz` with all
+Each model on each data set is written as soon as it is measured: `measured.json` to be read, `evaluation.npz` with all
 that the files of the evaluation are made of. The same command goes on after the last of them, and what it then writes
 has the bytes of an undisturbed evaluation. The folder is removed when the evaluation's directory is complete.
 
@@ -27,7 +27,7 @@ from raytriever.retrieval.file_names import safe_name
 from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
 
 UNFINISHED, FORMAT = ".unfinished", 1
-ARRAYS, METRICS = "evaluation.npz", "metrics.json"
+ARRAYS, MEASURED = "evaluation.npz", "measured.json"
 _AGAIN = "remove it; it is measured again"
 _INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
 _EXPECTED: dict[str, Any] = {
@@ -91,7 +91,7 @@ class Measurements:
         values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
         with committed_directory(place, {"kind": "measurement", "key": digest}, replace=True) as aside:
             _write(aside / ARRAYS, evaluation, seconds)
-            write_atomically(aside / METRICS, json.dumps({**about, "metrics": values}, indent=1) + "\n")
+            write_atomically(aside / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
         return evaluation, seconds
 
     def remove(self) -> None:

@@ -20,7 +20,7 @@ from raytriever.retrieval.evaluated_models import evaluated_models
 from raytriever.retrieval.evaluation_job import run_evaluation
 from raytriever.retrieval.evaluation_request import EvaluationJob
 from raytriever.retrieval.evaluation_sets import sets_of
-from raytriever.retrieval.measurements import METRICS, Measurements
+from raytriever.retrieval.measurements import MEASURED, Measurements
 from raytriever.retrieval.protocol import Protocol
 from raytriever.retrieval.systems import Workers
 from raytriever.tracking.tracker import Tracker
@@ -93,7 +93,7 @@ def test_what_was_measured_before_an_interruption_is_used(
         evaluate(tiny_encoder, tiny_dataset, output, encode=fail)
     kept = tmp_path / "out.unfinished"
     assert {place.name for place in kept.iterdir()} == {"bm25.letters.test", "bm25.letters.dev"}
-    told = json.loads((kept / "bm25.letters.test" / METRICS).read_bytes())
+    told = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
     found = json.loads((undisturbed / "results.json").read_bytes())["models"]["bm25"]["letters"]
     assert told["metrics"] == found
     assert not output.exists()

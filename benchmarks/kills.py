@@ -1,0 +1,367 @@
+"""Kills of every stage, and two equal commands at once: what is left must be what an undisturbed command leaves.
+
+Run: `python benchmarks/kills.py [--json PATH] [--kills 20] [--pairs 20] [--stages prepare,encode,...]`. Each stage
+runs on a tiny encoder and data set of its own, once undisturbed and then again and again under one of five disturbances
+at random times: SIGKILL, SIGTERM or SIGHUP of the command, SIGKILL of one of its workers, SIGSTOP of the command for a
+moment. After a command has ended, the processes it leaves must end too, and the same command is given again at once.
+
+Equal commands: trainings run, and equal commands for the same run directory begin at random times during and shortly
+after each. A second command must be refused, or find the run finished; every step must be in `steps.jsonl` once, with
+the loss of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ends import End, machine, parser, report
+from faults import make_encoder
+
+REPOSITORY = Path(__file__).parent.parent
+HOW = ("SIGKILL", "SIGTERM", "SIGHUP", "worker", "SIGSTOP")
+# Ray's processes of a killed command end by themselves when they notice it.
+LEFT_SECONDS, STOPPED_SECONDS, HUNG_SECONDS = 30.0, 2.0, 600.0
+STEPS = 60
+TRAIN = [
+    "--batch-size",
+    "64",
+    "--precision",
+    "fp32",
+    "--loss",
+    "mw",
+    "--checkpoint-steps",
+    "10",
+    "--eval-steps",
+    "1000",
+]
+STAGES = {
+    "prepare": ["--dataset", "letters", "--model", "encoder"],
+    "encode": ["--dataset", "letters", "--model", "encoder", "--precision", "fp32", "--actors", "2"],
+    "mine": ["--dataset", "letters", "--model", "encoder", "--precision", "fp32", "--method", "bm25,dense"],
+    "evaluate": ["--model", "bm25", "encoder", "--datasets", "letters", "--precision", "fp32", "--actors", "2"],
+    "tune": [
+        *("--dataset", "letters", "--model", "encoder", "--search-space", "space.yaml", "--max-steps", "30"),
+        *TRAIN,
+    ],
+}
+SPACE = "loss:\n  temperature: [0.02, 0.05, 0.1]\n"
+# Times and addresses are not results.
+_TIMES = re.compile(r'("(?:evaluation_time|seconds|duration|started|ended|run_id|run_directory)": )[^,\n}]*')
+_FILES = {
+    "evaluate": ("results.json", "table.md", "runs/*", "per_query/*", "scores/*", "mteb/*/*"),
+    "tune": ("config.yaml", "best.yaml", "trials/*/config.yaml", "trials/*/model/*", "best/model/*"),
+}
+
+
+def make_dataset(folder: Path, size: int = 6_000) -> Path:
+    """Queries of six letters, whose passages spell them backwards, in BEIR layout: several shards of passages."""
+    (folder / "qrels").mkdir(parents=True)
+    chance = random.Random(7)
+    words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(size)]
+    passages = [{"_id": f"d{n}", "title": "", "text": f"{word} {word[::-1]}"} for n, word in enumerate(words)]
+    queries = [{"_id": f"q{n}", "text": word} for n, word in enumerate(words)]
+    for name, rows in (("corpus", passages), ("queries", queries)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split, members in {"train": range(600), "dev": range(600, 700), "test": range(700, 800)}.items():
+        lines = "".join(f"q{n}\td{n}\t1\n" for n in members)
+        (folder / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    return folder
+
+
+class Command:
+    """A stage in a session of its own, so that all of its processes can be found."""
+
+    def __init__(self, work: Path, stage: str, words: list[str], output: str, cache: str) -> None:
+        own = {
+            "MLFLOW_TRACKING_URI": f"sqlite:///{work}/{cache}.db",
+            "RAYTRIEVER_CACHE": str(work / cache),
+            "PYTHONPATH": str(REPOSITORY / "platform"),
+        }
+        self.log = work / f"{output}.log"
+        with self.log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, str(REPOSITORY / "jobs" / f"{stage}.py"), *words, "--output", output],
+                cwd=work,
+                env=os.environ | own,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def others(self) -> list[int]:
+        """Every other process of the session."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                own = entry.name.isdigit() and int(entry.name) != self.process.pid
+                if own and os.getsid(int(entry.name)) == self.process.pid and _runs(entry):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def workers(self) -> list[int]:
+        """Those that compute: Ray's actors and tasks, or forked processes."""
+        found = []
+        for pid in self.others():
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if line.startswith(b"ray::") and not line.startswith(b"ray::IDLE"):
+                found.append(pid)
+        return found
+
+    def leftovers(self) -> float:
+        """Seconds until the last process of an ended command has ended; `LEFT_SECONDS` where one has not."""
+        began = time.monotonic()
+        while self.others() and time.monotonic() < began + LEFT_SECONDS:
+            time.sleep(0.1)
+        for pid in self.others():
+            os.kill(pid, signal.SIGKILL)
+        return min(time.monotonic() - began, LEFT_SECONDS)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(HUNG_SECONDS)
+
+
+@dataclass
+class Found:
+    """What the disturbances of a stage came to."""
+
+    kills: dict[str, int] = field(default_factory=dict)
+    codes: dict[str, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Found:
+    """Run a stage undisturbed and then disturbed, and compare what they leave."""
+    found, words = Found(), STAGES[stage]
+    began = time.monotonic()
+    peace = Command(work, stage, words, f"{stage}-peace", f"{stage}-peace-cache")
+    if peace.wait():
+        raise SystemExit(peace.log.read_text())
+    length = time.monotonic() - began
+    wanted = contents(work / f"{stage}-peace", stage)
+    done, attempt = 0, 0
+    deck: list[str] = []
+    while done < kills:
+        attempt += 1
+        output, cache = f"{stage}-{attempt}", f"{stage}-{attempt}-cache"
+        command = Command(work, stage, words, output, cache)
+        while True:
+            deck = deck or chance.sample(HOW, len(HOW))
+            time.sleep(chance.uniform(0.1, 0.9) * length * (0.3 if done % 3 else 1.0))
+            if command.process.poll() is not None or done >= kills:
+                break
+            how = disturb(command, deck.pop(), chance)
+            found.kills[how] = found.kills.get(how, 0) + 1
+            done += 1
+            if how in ("SIGKILL", "SIGTERM", "SIGHUP"):
+                code = command.wait()
+                key = f"{how} {code}"
+                found.codes[key] = found.codes.get(key, 0) + 1
+                if code not in (-signal.SIGKILL, 130, 0):
+                    found.errors.append(f"{how}: exit code {code}: {last_line(command)}")
+                again = Command(work, stage, words, output, cache)  # at once: leftovers may still be there
+                found.left.append(command.leftovers())
+                command = again
+        if code := command.wait():
+            found.errors.append(f"the last command: exit code {code}: {last_line(command)}")
+            continue
+        found.left.append(command.leftovers())
+        there = contents(work / output, stage)
+        found.different += [
+            f"{output}/{name}" for name in sorted(wanted.keys() | there.keys()) if wanted.get(name) != there.get(name)
+        ]
+        found.different += [f"{path}" for path in work.glob(f".{output}*")]
+        shutil.rmtree(work / output)
+    found.seconds = time.monotonic() - began
+    print(f"{stage}: {found.kills}, exit codes {found.codes}, {found.seconds:.0f} s", flush=True)
+    for problem in (*found.errors, *found.different):
+        print(f"  {problem}", flush=True)
+    return found
+
+
+def disturb(command: Command, how: str, chance: random.Random) -> str:
+    """Do it; a worker that is not there yet is the command itself. Returns what was done."""
+    workers = command.workers()
+    if how == "worker" and not workers:
+        how = "SIGKILL"
+    if how == "worker":
+        send(chance.choice(workers), signal.SIGKILL)
+    elif how == "SIGSTOP":
+        everything = [command.process.pid, *command.others()] if chance.random() < 0.5 else [command.process.pid]
+        for number, pause in ((signal.SIGSTOP, STOPPED_SECONDS), (signal.SIGCONT, 0.0)):
+            for pid in everything:
+                send(pid, number)
+            time.sleep(pause)
+    elif how == "SIGHUP" and chance.random() < 0.5:
+        for pid in [command.process.pid, *command.others()]:  # as a closed terminal sends it
+            send(pid, signal.SIGHUP)
+    else:
+        os.kill(command.process.pid, getattr(signal, how))
+    return how
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may just have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def contents(folder: Path, stage: str) -> dict[str, str]:
+    """The digest of every file that is a result, without times; of a sweep the trials' settings and figures too."""
+    names = _FILES.get(stage, ("**/*",))
+    files = {file for name in names for file in folder.glob(name) if file.is_file()}
+    found = {}
+    for file in sorted(files):
+        content = file.read_bytes()
+        if file.suffix in (".json", ".md"):
+            content = _TIMES.sub(r"\1", content.decode()).encode()
+        found[str(file.relative_to(folder))] = hashlib.sha256(content).hexdigest()
+    if stage == "tune":
+        for trial in json.loads((folder / "trials.json").read_bytes())["trials"]:
+            kept = {name: trial[name] for name in ("settings", "status", "metrics") if name in trial}
+            found[f"trial {trial['number']}"] = json.dumps(kept, sort_keys=True)
+        figures = json.loads((folder / "best" / "metrics.json").read_bytes())
+        found["best"] = json.dumps({name: figures[name] for name in ("bm25", "before", "after")}, sort_keys=True)
+        for steps in sorted(folder.glob("trials/*/steps.jsonl")):
+            found[str(steps.relative_to(folder))] = json.dumps(losses(steps))
+    return found
+
+
+def losses(file: Path) -> list[tuple[int, float]]:
+    """The step and loss of every line of training."""
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    return [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry.get("measured", {})]
+
+
+def last_line(command: Command) -> str:
+    """The last thing that a command said."""
+    lines = command.log.read_text().strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def equal_commands(work: Path, pairs: int, chance: random.Random) -> dict[str, End]:
+    """Give equal commands for one run directory at random times."""
+    words = ["--dataset", "letters", "--model", "encoder", "--max-steps", str(STEPS), *TRAIN]
+    began = time.monotonic()
+    peace = Command(work, "train", words, "train-peace", "train-cache")
+    if peace.wait():
+        raise SystemExit(peace.log.read_text())
+    length = time.monotonic() - began
+    wanted = losses(work / "train-peace" / "steps.jsonl")
+    refused, finished, other, lost, slowest = 0, 0, list[str](), 0, 0.0
+    while refused + finished + len(other) < pairs:
+        run = f"train-{refused + finished + len(other)}"
+        began = time.monotonic()
+        first = Command(work, "train", words, run, "train-cache")
+        for _ in range(min(5, pairs - refused - finished - len(other))):
+            time.sleep(chance.uniform(0, 0.4 * length))
+            asked = time.monotonic()
+            second = subprocess.run(
+                [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words, "--output", f"./{run}/../{run}"],
+                cwd=work,
+                env=os.environ
+                | {
+                    "RAYTRIEVER_CACHE": f"{work}/train-cache",
+                    "MLFLOW_TRACKING_URI": f"sqlite:///{work}/train-cache.db",
+                    "PYTHONPATH": str(REPOSITORY / "platform"),
+                },
+                capture_output=True,
+                text=True,
+                timeout=HUNG_SECONDS,
+            )
+            if second.returncode == 2 and "in use by 'raytriever train' on host" in second.stderr:
+                refused += 1
+                slowest = max(slowest, time.monotonic() - asked)
+            elif second.returncode == 0 and first.process.poll() is not None:
+                finished += 1
+            else:
+                other.append(second.stderr.strip().splitlines()[-1])
+        if first.wait():
+            other.append(last_line(first))
+        lost += losses(work / run / "steps.jsonl") != wanted
+        json.loads((work / run / "run.json").read_bytes())
+    for line in other:
+        print(f"  {line}")
+    return {
+        "equal commands: refused, or found the run finished": End(
+            refused + finished, f"{pairs}", refused + finished == pairs
+        ),
+        "equal commands: refused": End(refused, "reported", True),
+        "equal commands: runs with other steps or losses": End(lost, "0", lost == 0),
+        "equal commands: slowest refusal (s)": End(slowest, "reported", True),
+    }
+
+
+def _runs(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def main() -> None:
+    """Disturb, compare and report."""
+    line = parser((__doc__ or "").splitlines()[0])
+    line.add_argument("--kills", type=int, default=20, help="disturbances of each stage")
+    line.add_argument("--pairs", type=int, default=20, help="equal commands")
+    line.add_argument("--stages", default=",".join(STAGES), help="which; results of others stay in the file of --json")
+    line.add_argument("--at-once", type=int, default=1, help="stages that are disturbed at the same time")
+    given = line.parse_args()
+    ends, details = dict[str, End](), dict[str, object]()
+    with TemporaryDirectory() as place:
+        work = Path(place)
+        make_encoder(work / "encoder")
+        make_dataset(work / "letters")
+        (work / "space.yaml").write_text(SPACE)
+        if given.pairs:
+            ends |= equal_commands(work, given.pairs, random.Random("train"))
+        stages = [name for name in given.stages.split(",") if name]
+        with ThreadPoolExecutor(given.at_once) as pool:
+            tasks = [pool.submit(disturbed, work, stage, given.kills, random.Random(stage)) for stage in stages]
+            results = [task.result() for task in tasks]
+    for stage, found in zip(stages, results, strict=True):
+        details[stage] = {"kills": found.kills, "codes": found.codes, "seconds": round(found.seconds)}
+        done, left = sum(found.kills.values()), max(found.left)
+        ends |= {
+            f"{stage}: disturbances": End(done, f"{given.kills}", done >= given.kills),
+            f"{stage}: commands that ended otherwise": End(len(found.errors), "0", not found.errors),
+            f"{stage}: files that differ": End(len(found.different), "0", not found.different),
+            f"{stage}: longest life of a process left behind (s)": End(
+                round(left, 1), f"below {LEFT_SECONDS:g}", left < LEFT_SECONDS
+            ),
+        }
+    report("kills and equal commands", ends, None)
+    if given.json is not None:
+        before = json.loads(given.json.read_bytes()) if given.json.is_file() else {"details": {}, "ends": {}}
+        content = {
+            "date": str(date.today()),
+            "machine": machine(),
+            "details": before["details"] | details,
+            "ends": before["ends"] | {name: vars(end) for name, end in ends.items()},
+        }
+        given.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,19 +11,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from raytriever.terminal import end_of_silence, seconds_of_silence, warn
 
-# A second less than the ten that are promised: a thread may have to wait for the interpreter's lock.
-SILENCE_SECONDS = 9.0
-SHORT_SECONDS = 1.0  # a block that is younger has nothing to report yet
+# With `SHORT_SECONDS` less than the ten that are promised: a thread may have to wait for the interpreter's lock.
+SILENCE_SECONDS = 8.5
+SHORT_SECONDS = 1.0  # a line waits so long for a block that has just begun
 
 
 @dataclass(eq=False)
 class _Activity:
-    """One open block: what makes its line, and when it began."""
+    """One open block: what makes its line, and when it began or the last block inside it ended."""
 
     line: Callable[[float], str | None]
     began: float = field(default_factory=time.monotonic)
@@ -35,7 +35,8 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
 
     Args:
         doing: what the block does, as `indexing 23,641 documents`; or a function that is called with the seconds since
-            the block began, and returns the line, or None where it has shown something itself.
+            the block began, or since the last block inside it ended. It returns the line, or None where it has shown
+            something itself.
     """
     opened = _Activity(doing if callable(doing) else lambda seconds: f"{doing}: {seconds:.0f} s")
     try:
@@ -43,6 +44,11 @@ def activity(doing: str | Callable[[float], str | None]) -> Iterator[None]:
         yield
     finally:
         _reporter.close(opened)
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Report nothing in a block that waits for the user, or passes on the lines of another program."""
+    return activity(lambda seconds: None)
 
 
 class _Reporter:
@@ -68,7 +74,9 @@ class _Reporter:
         with self._changed:
             if opened in self._open:  # else an interruption came before it was added
                 self._open.remove(opened)
-            if not self._open:
+            if self._open:
+                self._open[-1].began = time.monotonic()  # what it does now it has done only since
+            else:
                 self._changed.notify()
 
     def _run(self) -> None:
@@ -79,7 +87,9 @@ class _Reporter:
                     return
                 opened = self._open[-1]
                 seconds = time.monotonic() - opened.began
-                wait = max(SILENCE_SECONDS - seconds_of_silence(), SHORT_SECONDS - seconds)
+                silence = seconds_of_silence()
+                short = min(SHORT_SECONDS - seconds, SILENCE_SECONDS + SHORT_SECONDS - silence)
+                wait = max(SILENCE_SECONDS - silence, short)
                 if wait > 0:
                     self._changed.wait(wait)
                     continue

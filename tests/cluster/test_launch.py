@@ -67,7 +67,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., La
     """Starts launchers, each with ports, a token and Ray's own files of its own; ends what a test left running."""
     started: list[Launcher] = []
 
-    def begin(*words: str) -> Launcher:
+    def begin(*words: str, then: Callable[[subprocess.Popen[str]], object] = lambda process: None) -> Launcher:
         folder = tmp_path_factory.mktemp("launch")
         ports = {name: free_port() for name in ("ray", "dashboard", "mlflow")}
         own = {
@@ -87,6 +87,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., La
             )
         launcher = Launcher(process, said, folder, ports)
         started.append(launcher)
+        then(process)
         wait_for(lambda: "Ctrl-C stops both" in launcher.text or process.poll() is not None, 120)
         assert process.poll() is None, launcher.text
         return launcher
@@ -148,6 +149,31 @@ def test_it_is_for_this_machine_and_for_whoever_has_the_token(start: Callable[..
     assert launcher.process.wait(60) == 0
     assert launcher.text.endswith("stopped\n")
     wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in family), 20)
+
+
+def mlflow_of(process: subprocess.Popen[str]) -> int:
+    """The process id of the MLflow server, as soon as there is one."""
+    found: list[int] = []
+
+    def look() -> bool:
+        children = psutil.Process(process.pid).children()
+        found.extend(child.pid for child in children if "mlflow" in child.cmdline())
+        return bool(found) or process.poll() is not None
+
+    wait_for(look, 60)
+    return found[0]
+
+
+@pytest.mark.slow
+def test_ray_is_kept_while_mlflow_is_late(start: Callable[..., Launcher]) -> None:
+    launcher = start("--timeout", "25", then=lambda process: os.killpg(mlflow_of(process), signal.SIGSTOP))
+    assert "MLflow is not ready yet: " in launcher.text
+    assert "Ray is ready after " in launcher.text
+    assert "MLflow  does not answer yet, and is waited for: see " in launcher.text
+    assert launcher.answer("dashboard", "/api/jobs/") == 200
+    os.killpg(mlflow_of(launcher.process), signal.SIGCONT)
+    wait_for(lambda: "MLflow is ready after " in launcher.text, 120)
+    assert launcher.answer("mlflow", "/health") == 200
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ def main(words: list[str]) -> None:
             raise ConfigError(f"{port} is no port", f"--{name.replace('_', '-')}", f"give 1 to {MOST_PORT}")
     if arguments.num_cpus is not None and arguments.num_cpus < 1:
         raise ConfigError(f"{arguments.num_cpus} is out of range", "--num-cpus", "give a value at least 1")
+    if not 0 < arguments.timeout < float("inf"):
+        raise ConfigError(f"{arguments.timeout:g} is out of range", "--timeout", "give seconds above 0")
 
     from raytriever.cluster.launch import Launch, launch
 
@@ -33,6 +35,7 @@ def main(words: list[str]) -> None:
         database=Path(arguments.database).absolute(),
         artifacts=Path(arguments.artifacts).absolute(),
         num_cpus=arguments.num_cpus,
+        timeout=arguments.timeout,
     )
     try:
         launch(asked, warn)
@@ -72,6 +75,13 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--num-cpus", type=int, metavar="N", help="as how many Ray counts this machine's (default: all)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="in which Ray must be ready (default: 120); MLflow may take longer, and Ray is kept without it",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
     return parser

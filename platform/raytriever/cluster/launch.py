@@ -4,7 +4,9 @@
    who have its token.
 2. MLflow answers to its own name only (`--allowed-hosts`, against pages that rebind names), unpickles nothing, has one
    process and one database under an absolute path.
-3. The two end together: by Ctrl-C, by SIGTERM or SIGHUP, or because one of them has ended.
+3. The two end together: by Ctrl-C, by SIGTERM or SIGHUP, or because one of them has ended. A server that is not ready
+   is named every few seconds. MLflow may be late: runs keep what it does not have, so Ray is of use without it. One
+   that has ended will not come: the launcher ends too, so that whatever supervises it starts both again.
 """
 
 from __future__ import annotations
@@ -12,19 +14,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from raytriever.activity import quiet
 from raytriever.cluster.launch_doors import Doors, keep_token, open_doors
-from raytriever.cluster.launch_process import Launched, check_free, free_port
+from raytriever.cluster.launch_process import Launched, LaunchError, check_free, free_port
 from raytriever.errors import ConfigError
 from raytriever.interruption import check_interrupted
 from raytriever.storage import cache_folder, check_writable, disk_errors
 
-READY_SECONDS = 90.0
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.2
+# How often a server that is not ready is named: at first, and after `Launch.timeout`.
+LINE_SECONDS, LATE_SECONDS = 5.0, 60.0
 LOCAL = "127.0.0.1"
 
 
@@ -39,6 +43,7 @@ class Launch:
         database: MLflow's, an SQLite file.
         artifacts: MLflow's folder of files.
         num_cpus: as which Ray counts this machine; None for those it has.
+        timeout: seconds in which Ray must be ready; MLflow may take longer.
     """
 
     host: str
@@ -49,6 +54,7 @@ class Launch:
     database: Path
     artifacts: Path
     num_cpus: int | None = None
+    timeout: float = 120.0
 
 
 def launch(asked: Launch, say: Callable[[str], None]) -> None:
@@ -77,23 +83,74 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
     with disk_errors(logs):
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as running:
-        servers = []
+        servers: dict[str, Launched] = {}
         for name, command, environment, address in (
             ("MLflow", mlflow_command(asked), mlflow_environment(), f"http://{LOCAL}:{asked.mlflow_port}/health"),
             ("Ray", ray_command(asked, doors), ray_environment(doors), _dashboard(asked, doors) + "/api/version"),
         ):
-            server = Launched(name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log")
-            running.callback(server.end)
-            servers.append((server, address))
-        for server, address in servers:
-            server.wait_for(address, READY_SECONDS)
-        for line in told(asked, doors, logs):
+            servers[name] = Launched(
+                name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log", address
+            )
+            running.callback(servers[name].end)
+        ray, mlflow = servers["Ray"], servers["MLflow"]
+        say(f"starting Ray and MLflow; logs {ray.log} and {mlflow.log}")
+        waiting = Waiting(servers.values(), say)
+        while not (ray.has_answered() and mlflow.has_answered()):
+            waiting.look(LINE_SECONDS)
+            if waiting.seconds >= asked.timeout:
+                break
+        if not ray.has_answered():
+            raise LaunchError(
+                f"Ray does not answer at {ray.address} after {waiting.seconds:.0f} s",
+                str(ray.log),
+                "see there; give a busy machine longer with --timeout SECONDS",
+            )
+        for line in told(asked, doors, logs, None if mlflow.has_answered() else mlflow.log):
             say(line)
-        while True:
-            for server, _ in servers:
-                server.check()
-            check_interrupted()
-            time.sleep(LOOK_SECONDS)
+        with quiet():
+            while True:
+                waiting.look(LATE_SECONDS)
+
+
+class Waiting:
+    """Watches servers, and reports those that are not ready.
+
+    Args:
+        servers: which have just been started.
+        say: hears that one is ready, and which are not.
+    """
+
+    def __init__(self, servers: Iterable[Launched], say: Callable[[str], None]) -> None:
+        self._servers, self._say = list(servers), say
+        self._ready: set[str] = set()
+        self._began = self._reported = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began
+
+    def look(self, interval: float) -> None:
+        """Look at each server once, and sleep for a moment.
+
+        Args:
+            interval: seconds between two lines about a server that is not ready.
+
+        Raises:
+            LaunchError: one has ended.
+            KeyboardInterrupt: see `check_interrupted`.
+        """
+        late = [server for server in self._servers if not server.has_answered()]
+        for server in self._servers:
+            if server not in late and server.name not in self._ready:
+                self._ready.add(server.name)
+                self._say(f"{server.name} is ready after {self.seconds:.0f} s")
+        if late and time.monotonic() - self._reported >= interval:
+            self._reported = time.monotonic()
+            for server in late:
+                self._say(f"{server.name} is not ready yet: {self.seconds:.0f} s")
+        check_interrupted()
+        time.sleep(LOOK_SECONDS)
 
 
 def ray_command(asked: Launch, doors: Doors) -> list[str]:
@@ -131,8 +188,14 @@ def mlflow_environment() -> dict[str, str]:
     return {**own, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
-def told(asked: Launch, doors: Doors, logs: Path) -> list[str]:
-    """Where everything is, and the environment of whoever uses it; nothing secret."""
+def told(asked: Launch, doors: Doors, logs: Path, late: Path | None = None) -> list[str]:
+    """Return where everything is, and the environment of its users; nothing secret.
+
+    Args:
+        asked, doors: what was started.
+        logs: the folder of the logs.
+        late: MLflow's log, where it does not answer yet.
+    """
     head, dashboard = f"{doors.address}:{asked.ray_port}", _dashboard(asked, doors)
     exports = {
         "RAY_ADDRESS": head,
@@ -141,9 +204,14 @@ def told(asked: Launch, doors: Doors, logs: Path) -> list[str]:
         **doors.environment,
     }
     who = "with the token" if doors.authenticated else "from this machine alone"
+    waits = [
+        f"MLflow  does not answer yet, and is waited for: see {late}",
+        "        runs may begin when it answers; those that have begun need it only to be sent to",
+    ]
     return [
         f"Ray     {head}, dashboard and jobs {dashboard}, {who}",
         f"MLflow  http://{LOCAL}:{asked.mlflow_port}, from this machine alone, database {asked.database}",
+        *(waits if late else []),
         f"logs    {logs}",
         "",
         "In another terminal:",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from raytriever.errors import ConfigError, UserError
 
 END_SECONDS = 15.0  # in which a server ends by itself when it is asked to
 LAST_LINES = 3
+ANSWER_SECONDS = 2.0  # of one request
 
 
 class LaunchError(UserError):
@@ -31,10 +32,13 @@ class Launched:
         command: of the program; no shell reads it.
         environment: all of it.
         log: a file of its own.
+        address: at which it answers HTTP requests once it is ready.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.name, self._log = name, log
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, address: str
+    ) -> None:
+        self.name, self.log, self.address, self._answered = name, log, address, False
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as stream:
             # A session of its own: Ctrl-C reaches the launcher alone, which ends the servers in order.
@@ -56,31 +60,27 @@ class Launched:
         """Raise `LaunchError` if it has ended."""
         code = self._process.poll()
         if code is not None:
-            lines = self._log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+            lines = self.log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
             said = " / ".join(line.strip() for line in lines) or "nothing"
-            raise LaunchError(f"{self.name} ended with code {code}, having said: {said}", str(self._log), "see there")
+            raise LaunchError(f"{self.name} ended with code {code}, having said: {said}", str(self.log), "see there")
 
-    def wait_for(self, address: str, seconds: float) -> None:
-        """Until something answers at an HTTP address, if only that one has to say who one is.
+    def has_answered(self) -> bool:
+        """Return whether it has answered at its address, if only that the caller must identify itself; ask once more
+        where it has not.
 
         Raises:
-            LaunchError: it ended, or nothing answers in time.
+            LaunchError: it has ended.
         """
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.check()
+        self.check()
+        if not self._answered:
             try:
-                with urllib.request.urlopen(address, timeout=2):
-                    return
+                with urllib.request.urlopen(self.address, timeout=ANSWER_SECONDS):
+                    self._answered = True
             except urllib.error.HTTPError as error:
-                if error.code in (401, 403):
-                    return
-            except OSError:
+                self._answered = error.code in (401, 403)
+            except (OSError, http.client.HTTPException):  # nothing listens yet, or not for requests
                 pass
-            time.sleep(0.2)
-        raise LaunchError(
-            f"{self.name} does not answer at {address} after {seconds:.0f} s", str(self._log), "see there"
-        )
+        return self._answered
 
     def end(self) -> None:
         """End it and all that it started; what does not end when asked to is killed."""

@@ -27,9 +27,10 @@ from ray._private.runtime_env.packaging import create_package
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from raytriever.activity import activity
 from raytriever.errors import ConfigError
 from raytriever.reading.structured import conform, parse_json, read_yaml
-from raytriever.terminal import warn
+from raytriever.terminal import end_of_silence, warn
 
 MOST = 100_000_000  # bytes
 STOP_SECONDS = 60.0
@@ -111,8 +112,10 @@ def _largest(package: Path) -> str:
 
 
 async def _follow(client: JobSubmissionClient, job: str) -> None:
-    async for lines in client.tail_job_logs(job):
-        print(lines, end="", flush=True)
+    with activity(f"waiting for the lines of {job}"):
+        async for lines in client.tail_job_logs(job):
+            print(lines, end="", flush=True)
+            end_of_silence()
 
 
 def _code(client: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int:

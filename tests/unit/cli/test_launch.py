@@ -17,6 +17,8 @@ Mistake = Callable[..., str]
         ("--host :: ", "--host: :: lets whoever"),
         ("--mlflow-port 0", "--mlflow-port: 0 is no port; give 1 to 65535"),
         ("--ray-port 65536", "--ray-port: 65536 is no port"),
+        ("--timeout 0", "--timeout: 0 is out of range; give seconds above 0"),
+        ("--timeout nan", "--timeout: nan is out of range; give seconds above 0"),
         ("--num-cpus 0", "--num-cpus: 0 is out of range; give a value at least 1"),
         ("--dashboard-port 6379", "--ray-port, --dashboard-port, --mlflow-port: the same port twice; give three"),
         ("--database /proc/none/m.db", "/proc/none: "),

@@ -41,12 +41,13 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
         StorageError: the disk is full or forbidden.
     """
     names = row_names(runs)
-    figures = _figures(runs, names)
+    labels, others = dataset_labels(runs)
+    figures = _figures(runs, names, labels)
     baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
-    queries, untested = _queries(runs, names)
+    queries = _queries(runs, names, labels)
     significance = _significance(queries, baseline, [name for name in figures if name != baseline])
     tables = [*result_tables(figures, significance, best_models(figures, _values(queries))), *_settings(runs)]
-    about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *untested]
+    about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
     with TemporaryDirectory() as folder:
         pictures = gain_pictures(Path(folder), figures, [baseline])
         for name, caption in CURVES.items():
@@ -77,35 +78,54 @@ def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
     return names
 
 
-def _figures(runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str]) -> Figures:
+def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], str], list[str]]:
+    """Name the data set of each run for the tables.
+
+    The name has the split where runs were measured on several, and a number where another run has other queries under
+    it: these are two data sets. A run that kept no queries counts with the first one.
+
+    Returns:
+        The names by the run's place and the data set's own name, and a line on each that has a number.
+    """
+    labels: dict[tuple[int, str], str] = {}
+    lines = []
+    found: dict[str, list[set[str]]] = {}
+    for place, run in enumerate(runs):
+        for dataset in dict.fromkeys(name for sets in run.figures.values() for name in sets):
+            splits = {one.splits[dataset] for one in runs if dataset in one.splits}
+            label = f"{dataset} ({run.splits.get(dataset, '')})" if len(splits) > 1 else dataset
+            known = found.setdefault(label, [])
+            queries = set(run.queries[dataset]["queries"]) if dataset in run.queries else None
+            if queries is not None and queries not in known:
+                known.append(queries)
+            number = known.index(queries) + 1 if queries is not None else 1
+            labels[place, dataset] = label if number == 1 else f"{label}-{number}"
+            if number > 1:
+                other = f"which is called {labels[place, dataset]} here"
+                lines.append(f"{run.name} was measured on other queries of {label}, {other} and not tested against it.")
+    return labels, lines
+
+
+def _figures(
+    runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
+) -> Figures:
     """The rows, baselines first."""
     rows: Figures = {}
     trained = {name for (place, model), name in names.items() if runs[place].trained and model == "after"}
     for (place, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
         for dataset, values in runs[place].figures[model].items():
-            rows.setdefault(name, {})[_label(runs, dataset, runs[place].splits.get(dataset, ""))] = dict(values)
+            rows.setdefault(name, {})[labels[place, dataset]] = dict(values)
     return rows
 
 
-def _label(runs: Sequence[FinishedRun], dataset: str, split: str) -> str:
-    """A data set's name, with the split where runs were measured on several."""
-    splits = {run.splits[dataset] for run in runs if dataset in run.splits}
-    return f"{dataset} ({split})" if len(splits) > 1 else dataset
-
-
 def _queries(
-    runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Per-query values of all runs together by data set, and lines on runs whose queries are others."""
+    runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
+) -> dict[str, dict[str, Any]]:
+    """Per-query values of all runs together by data set."""
     merged: dict[str, dict[str, Any]] = {}
-    told = []
     for place, run in enumerate(runs):
         for dataset, found in run.queries.items():
-            label = _label(runs, dataset, run.splits.get(dataset, ""))
-            whole = merged.setdefault(label, {**found, "models": {}})
-            if set(found["queries"]) != set(whole["queries"]):
-                told.append(f"{label}: {run.name} was measured on other queries than the runs before it; not tested.")
-                continue
+            whole = merged.setdefault(labels.get((place, dataset), dataset), {**found, "models": {}})
             row = {query: number for number, query in enumerate(found["queries"])}
             order = [row[query] for query in whole["queries"]]
             for model, values in found["models"].items():
@@ -115,7 +135,7 @@ def _queries(
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
                         "top": [values["top"][i] for i in order],
                     }
-    return {label: whole for label, whole in merged.items() if whole["models"]}, told
+    return {label: whole for label, whole in merged.items() if whole["models"]}
 
 
 def _significance(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from raytriever.errors import ConfigError, UserError
-from raytriever.retrieval.compare import row_names, write_comparison
+from raytriever.retrieval.compare import dataset_labels, row_names, write_comparison
 from raytriever.retrieval.compare_read import read_directory
 from raytriever.retrieval.compare_run import FinishedRun
 
@@ -88,7 +88,14 @@ def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
     assert text.count("<figure>") == 1 + 2  # gains over mw in its one metric; two curves
     few = write_evaluation(tmp_path / "few", ["other"], ["letters"], queries=7)
     write_comparison(tmp_path / "page.html", [*runs[2:], read_directory(few, "few")])
-    assert "few was measured on other queries" in (tmp_path / "page.html").read_text()
+    text = (tmp_path / "page.html").read_text()
+    assert "few was measured on other queries of letters, which is called letters-2 here and not" in text
+    assert dataset_labels([*runs[2:], read_directory(few, "few")])[0] == {
+        (0, "letters"): "letters",
+        (1, "letters"): "letters",
+        (2, "letters"): "letters-2",
+    }
+    assert dataset_labels(runs)[0][1, "letters"] == "letters (dev)"
 
 
 @pytest.mark.parametrize(

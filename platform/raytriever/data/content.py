@@ -39,13 +39,14 @@ def content_digest(file: SourceFile) -> str:
 
 
 @activity("comparing the prepared data set with its digests")
-def check_directory(place: Path, examine: Callable[[], object] | None = None) -> None:
+def check_directory(place: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
     """Compare every file of a committed directory with the digest in its manifest, unless none has changed since.
 
     Args:
         place: the directory.
         examine: raises `StorageError` where a file with the right digest holds something wrong. It is called once for
             the files as they are, like the comparison.
+        against: what they are examined against, if anything; for another one they are examined again.
 
     Raises:
         StorageError: a file is missing, torn or changed, or `examine` raised it.
@@ -54,14 +55,15 @@ def check_directory(place: Path, examine: Callable[[], object] | None = None) ->
     names = [MANIFEST, *manifest["files"]]
     found = [(place / name).stat() for name in names]
     state = [[name, status.st_size, status.st_mtime_ns] for name, status in zip(names, found, strict=True)]
-    known = _remembered(str(place), state)
+    known, wanted = _remembered(str(place), state), _EXAMINED + against
+    examined = examine is None or (known or "").startswith(wanted)
     if known is None:
         read_manifest(place, verify=True)
-    if examine is not None and known != _EXAMINED:
-        with disk_errors(place):
+    if examine is not None and not examined:
+        with disk_errors(place, reading=True):
             examine()
-    if known is None or (examine is not None and known != _EXAMINED):
-        _remember(str(place), state, "whole" if examine is None else _EXAMINED)
+    if known is None or not examined:
+        _remember(str(place), state, "whole" if examine is None else wanted)
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:

@@ -57,7 +57,8 @@ def open_dataset(
     there = splits_of(place)
     lent = DEV in wanted and DEV not in there and TRAIN in there
     require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)
-    dataset = read_prepared(place, [TRAIN, *wanted] if lent else wanted)
+    vocabulary = tokenisation.vocabulary if tokenisation else None
+    dataset = read_prepared(place, [TRAIN, *wanted] if lent else wanted, vocabulary)
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
     judgements = {split: dataset.judgements[split] for split in wanted}

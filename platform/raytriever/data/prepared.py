@@ -102,18 +102,20 @@ def prepared_meta(place: Path) -> DatasetMeta | None:
 
 
 @activity("opening the prepared data set")
-def read_prepared(place: Path, splits: Iterable[str] | None = None) -> RetrievalDataset:
+def read_prepared(place: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
     """Open the directory that `prepare` made.
 
     Args:
         place: the directory.
         splits: whose judgements, and bad rows of judgements, are wanted; all where None. What is not there is
             left out.
+        vocabulary: the number of token ids that the tokenizer has, where it is known.
 
     Raises:
         StorageError: a file is missing, torn or changed, or holds something else than `prepare` writes.
     """
-    check_directory(place, partial(_read, place, None, full=True))
+    against = "" if vocabulary is None else f", {vocabulary} tokens"
+    check_directory(place, partial(_read, place, None, full=True, vocabulary=vocabulary), against)
     with disk_errors(place, reading=True):
         return _read(place, None if splits is None else set(splits), full=False)
 
@@ -135,14 +137,15 @@ def require_splits(place: Path, splits: Iterable[str], where: str) -> None:
             raise DataError(f"no split {split!r}; there are: {known}", where, remedy)
 
 
-def _read(place: Path, splits: set[str] | None, full: bool) -> RetrievalDataset:
+def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
     meta = prepared_meta(place)
     if meta is None:
         raise StorageError("holds no prepared data set of this version", str(place), PREPARE_AGAIN)
     tokenised = meta["tokenisation"]
     files = partial(_files, place, sorted(read_manifest(place, verify=None)["files"]))
-    (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, tokenised, full)
-    (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, tokenised, full)
+    tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
+    (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
+    (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
     judgements = {
         file.stem: _judgements(file, len(query_ids), len(ids))
         for file in files(f"{JUDGEMENTS}/", ".npy")
@@ -179,7 +182,11 @@ def _files(place: Path, names: Sequence[str], begin: str, end: str = "") -> list
 
 
 def _side(
-    files: Callable[..., list[Path]], name: str, columns: dict[str, str], tokenised: str | None, full: bool
+    files: Callable[..., list[Path]],
+    name: str,
+    columns: dict[str, str],
+    full: bool,
+    read_tokens: Callable[[Path, int], tuple[ndarray, ndarray]] | None,
 ) -> tuple[list[TextColumn], TokenColumn | None]:
     shards = files(f"{name}/", ".arrow")
     tables = [read_arrow(file, columns, PREPARE_AGAIN, full) for file in shards]
@@ -187,10 +194,10 @@ def _side(
     live = [_live(file, sum(lengths)) for file in files(f"{name}.live.npy")]
     rows = Rows.of(lengths, next(iter(live), None))
     texts = [TextColumn([_whole(table[column]) for table in tables], rows) for column in columns]
-    if tokenised is None:
+    if read_tokens is None:
         return texts, None
     # A column of no shards is still one of tokens: no document had any.
-    tokens = [_tokens(file, length, full) for file, length in zip(shards, lengths, strict=True)]
+    tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
 
@@ -206,7 +213,7 @@ def _live(file: Path, rows: int) -> ndarray:
     return live
 
 
-def _tokens(file: Path, rows: int, full: bool) -> tuple[ndarray, ndarray]:
+def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[ndarray, ndarray]:
     """The token ids of a shard and where those of each text begin."""
     ids = read_array(file.with_suffix(".tokens.npy"), ["uint16", "uint32"], (None,), PREPARE_AGAIN, mapped="r")
     of_offsets = file.with_suffix(".offsets.npy")
@@ -217,6 +224,7 @@ def _tokens(file: Path, rows: int, full: bool) -> tuple[ndarray, ndarray]:
         raise StorageError(told, str(of_offsets), PREPARE_AGAIN)
     if full:
         _check_order(of_offsets, "offsets", bool((np.diff(offsets) >= 0).all()))
+        _check_range(file.with_suffix(".tokens.npy"), "a token", ids, vocabulary or 1 << 32)
     return ids, offsets
 
 

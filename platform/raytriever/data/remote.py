@@ -48,6 +48,8 @@ def fetched(uri: str) -> Path | None:
         return place
     with one_writer(place, wait=True, report=warn):
         if not _is_whole(place):  # another command has not fetched it meanwhile
+            if place.exists():
+                warn(f"{place}: is torn or has no manifest; fetching it again")
             with committed_directory(place, meta, replace=place.exists()) as aside:
                 for name, (size, digest) in files.items():
                     _copy(_below(uri, name), aside / name, size, digest)

@@ -47,6 +47,11 @@ class Tokenisation:
         """The smallest type that holds every token id."""
         return np.dtype("<u2" if _backend(self.tokenizer).get_vocab_size() <= 2**16 else "<u4")
 
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids there may be: one more than the largest."""
+        return _vocabulary(self.tokenizer)
+
     def encode(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
         """The token ids of each text, with the prefix in front; texts are cut at `MAX_CHARACTERS`."""
         prepared = [prefix + text[:MAX_CHARACTERS] for text in texts]
@@ -59,6 +64,11 @@ def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndar
     offsets = np.zeros(len(token_ids) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in token_ids], out=offsets[1:])
     return np.fromiter(chain.from_iterable(token_ids), dtype=dtype, count=offsets[-1]), offsets
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: str) -> int:
+    return max(_backend(tokenizer).get_vocab().values(), default=-1) + 1
 
 
 @lru_cache(maxsize=4)

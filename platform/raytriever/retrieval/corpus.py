@@ -30,7 +30,7 @@ from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork, sh
 from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode_shard import Corpus, ShardEncoder, in_this_process
 from raytriever.retrieval.loading import load_for_encoding
-from raytriever.storage import cache_folder, one_writer, sha256_of
+from raytriever.storage import MANIFEST, cache_folder, one_writer, sha256_of
 from raytriever.terminal import warn
 from raytriever.tracking.progress import Progress
 
@@ -59,7 +59,13 @@ def embed_corpus(
     store = _store_of(plan, place)
     if store is None:
         with one_writer(place, wait=True, report=warn):
-            store = embed(EmbeddingWork(place, plan), config, retriever, dataset, run)
+            work = EmbeddingWork(place, plan)
+            if not work.is_ours():  # the name is the plan's: what is there instead is damage
+                warn(f"{place}: is torn or changed; encoding again")
+                shutil.rmtree(place)
+            elif (place / MANIFEST).exists():
+                warn(f"{place}: is torn or changed; encoding again what is not whole")
+            store = embed(work, config, retriever, dataset, run)
     os.utime(place)
     _prune(folder, keep=place)
     return store

@@ -111,13 +111,20 @@ class EmbeddingWork:
         Raises:
             StorageError: it holds something else.
         """
-        with disk_errors(self.path, reading=True):
-            there = self.path.is_dir() and any(self.path.iterdir())
-        if there and _key_of(self.path) != self.plan.key:
+        there = self._is_there()
+        if there and not self.is_ours():
             raise StorageError(
                 "holds something else than these embeddings", str(self.path), "give another --output, or remove it"
             )
         return there
+
+    def is_ours(self) -> bool:
+        """Whether the directory is empty, or holds an earlier attempt at the same plan."""
+        return not self._is_there() or _key_of(self.path) == self.plan.key
+
+    def _is_there(self) -> bool:
+        with disk_errors(self.path, reading=True):
+            return self.path.is_dir() and any(self.path.iterdir())
 
     def begin(self) -> None:
         """Make the directory, or find it as an earlier attempt left it; raises what `check` raises."""

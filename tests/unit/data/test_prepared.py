@@ -190,6 +190,16 @@ def test_files_that_contradict_each_other_are_one_line(prepared: Path, name: str
         open_dataset(prepared, ["train"])
 
 
+def test_tokens_that_the_tokenizer_does_not_have_are_one_line(prepared: Path, words: Tokenisation) -> None:
+    save(
+        shard(prepared, "documents", "tokens.npy"), lambda ids: np.where(np.arange(len(ids)) == 7, 4, ids).astype("<u2")
+    )
+    seal(prepared)
+    assert len(open_dataset(prepared, ["train"]).documents) == 40
+    with pytest.raises(StorageError, match=r"tokens\.npy: a token is 4, expected 0 to 3; prepare the data set again"):
+        open_dataset(prepared, ["train"], tokenisation=words)
+
+
 @pytest.mark.parametrize("place", [60, 99])
 def test_an_altered_offset_of_texts_is_one_line_and_not_the_end_of_the_process(prepared: Path, place: int) -> None:
     file = shard(prepared, "documents", "arrow")

@@ -76,6 +76,14 @@ def test_a_torn_cache_is_built_again(site: Path) -> None:
     assert (folder / "queries.jsonl").read_bytes() == content
 
 
+def test_a_cache_without_its_manifest_is_built_again(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pydocs.pydocs_folder()
+    (folder / "manifest.json").unlink()
+    assert pydocs.pydocs_folder() == folder
+    assert (folder / "manifest.json").is_file()
+    assert f"{folder}: is torn or has no manifest; building it again" in capsys.readouterr().err
+
+
 def test_of_builders_at_the_same_time_one_builds(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builds, build = [], pydocs.pairs_of
     monkeypatch.setattr(pydocs, "pairs_of", lambda roots: builds.append(1) or build(roots))

@@ -36,6 +36,19 @@ def test_a_prepared_data_set_is_fetched_once(uri: str, small: Path, words: Token
     assert open_dataset(uri, ["train"], tokenisation=words).digest == dataset.digest
 
 
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_copy_without_its_manifest_is_fetched_again(
+    uri: str, objects: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    digest = open_dataset(uri, ["train"]).digest
+    [copy] = (path for path in (tmp_path / "node" / "datasets").iterdir() if path.is_dir())
+    (copy / "manifest.json").unlink()
+    if content:
+        (copy / "manifest.json").write_text(content)
+    assert open_dataset(uri, ["train"]).digest == digest
+    assert f"{copy}: is torn or has no manifest; fetching it again" in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, tmp_path: Path) -> None:
     name = next(name for name in objects if name.endswith(".arrow"))
     objects[name] = objects[name][:-1] + b"!"

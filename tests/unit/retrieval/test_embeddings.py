@@ -145,6 +145,38 @@ def test_the_tokens_of_a_preparation_give_what_the_texts_give(
         embed_corpus(config, retriever, prepared)
 
 
+@pytest.mark.parametrize(
+    ("torn", "says"),
+    [
+        ({"manifest.json": "{"}, "encoding again what is not whole"),
+        ({"plan.json": "{"}, ""),  # the manifest holds the same
+        ({"manifest.json": None, "plan.json": None}, "encoding again\n"),
+        ({"manifest.json": "[]", "plan.json": '{"key": 7}'}, "encoding again\n"),
+    ],
+)
+def test_a_torn_entry_of_the_cache_is_encoded_again(
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    capsys: pytest.CaptureFixture[str],
+    torn: dict[str, str | None],
+    says: str,
+) -> None:
+    first = embed_corpus(config, retriever, dataset)
+    embeddings = first.array()
+    for name, content in torn.items():
+        (first.path / name).unlink()
+        if content is not None:
+            (first.path / name).write_text(content)
+    if says:
+        assert (embed_corpus(config, retriever, dataset).array() == embeddings).all()
+        assert f"{first.path}: is torn or changed; {says}" in capsys.readouterr().err
+    else:
+        with pytest.raises(StorageError, match="torn"):
+            EmbeddingStore.open(first.path)
+        assert (embed_corpus(config, retriever, dataset).array() == embeddings).all()
+
+
 def test_the_cache_keeps_what_was_used_last(
     config: ModelConfig,
     retriever: Retriever,

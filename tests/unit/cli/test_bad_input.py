@@ -169,6 +169,16 @@ def test_a_model_that_cannot_be_had(
         ("", "holds no sections"),
         ("loss: {loss: !!python/object/apply:os.getcwd []}", "is not YAML (could not determine a constructor"),
         (b"loss: {loss: \xff}", "is not YAML ('utf-8' codec can't decode byte 0xff"),
+        ("loss:\n  loss: mw\n  loss: infonce\n", "'loss' is given twice, in line 2 and in line 3; correct the line"),
+        ("loss: " + "[" * 10_000, "line 1: lists and mappings are nested more than 100 deep"),
+        (
+            "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 20}]\n" for n in range(1, 9)),
+            "more than 100,000 values, with aliases written out",
+        ),
+        ("training: &all {seed: *all}", "line 1: *all is used inside of what it names"),
+        ("1: {2: 3}", "unknown section 1; choose from"),
+        ("loss: {1: 2}", "unknown setting 1; choose from"),
+        ("model: {model: 2026-99-01}", "is not YAML (month must be in 1..12)"),
     ],
 )
 def test_a_configuration_file(mistake: Mistake, tmp_path: Path, content: str | bytes, told: str) -> None:
@@ -177,6 +187,30 @@ def test_a_configuration_file(mistake: Mistake, tmp_path: Path, content: str | b
     line = mistake("train", "--config", file)
     assert told in line
     assert line.startswith((f"{file}: ", "--"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("loss:\n  temperature: [1]\nloss:\n  loss: [mw]\n", "'loss' is given twice, in line 1 and in line 3"),
+        ("loss: " + "{a: " * 10_000, "line 1: lists and mappings are nested more than 100 deep"),
+        ("1: [2]", "unknown section 1; choose from"),
+    ],
+)
+def test_a_search_space(mistake: Mistake, tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text(content)
+    assert mistake("tune", "--search-space", file).startswith(f"{file}: {told}")
+
+
+def test_the_configuration_of_a_run(mistake: Mistake, work: Path, letters: Path) -> None:
+    (work / "run").mkdir()
+    for content, told in (
+        ("loss: {loss: mw, loss: mw}", "'loss' is given twice, in line 1 and in line 1"),
+        ("[" * 10_000, "line 1: lists and mappings are nested more than 100 deep"),
+    ):
+        (work / "run" / "config.yaml").write_text(content)
+        assert told in mistake("train", "--dataset", letters, "--output", work / "run")
 
 
 def test_an_output_that_holds_something_else(mistake: Mistake, work: Path, letters: Path) -> None:

@@ -107,6 +107,11 @@ def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
         ("metrics.json", "[]", "is not what this version writes"),
         ("metrics.json", '{"test": {"after": {}}}', "is not what this version writes: .*; train again"),
         ("metrics.json", '{"dataset": "d", "split": "s", "after": {"a": "b"}}', "is not what this version writes"),
+        (
+            "metrics.json",
+            '{"dataset": "d", "split": "s", "after": {"a": 1e999}, "before": 3}',
+            "'before' is 3, expected",
+        ),
         ("results.json", '{"models": {}}', "older format"),
         ("results.json", '{"format": 1, "models": []}', "is torn or changed"),
     ],

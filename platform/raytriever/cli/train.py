@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
-from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum
+from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum, naming
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
@@ -93,8 +93,11 @@ def resolve(arguments: argparse.Namespace) -> Curriculum:
 
 def check_curriculum_paths(curriculum: Curriculum) -> None:
     """Report a missing local path in the settings of a run or of any of its stages."""
-    for config in (curriculum.base, *(stage.config for stage in curriculum.stages)):
-        check_paths(config.data, config.model, config.validation)
+    base = curriculum.base
+    check_paths(base.data, base.model, base.validation)
+    for stage in curriculum.stages:
+        with naming(stage):
+            check_paths(stage.config.data, stage.config.model, stage.config.validation)
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

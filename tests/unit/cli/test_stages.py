@@ -207,7 +207,7 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
         ("[{name: a}, {name: b, data: {train_split: tr}}]", "letters: no split 'tr'; there are: dev, test"),
         ("[{name: a}, {name: b, data: {dev_split: de}}]", "letters: no split 'de'; there are"),
         ("[{name: a}, {name: b, data: {dataset: nowhere}}]", "stage 'b': --dataset nowhere: no data set of this name"),
-        ("[{name: a}, {name: b, data: {extra_datasets: no/where}}]", "stage 'b': --dataset no/where: no"),
+        ("[{name: a}, {name: b, data: {extra_datasets: no/where}}]", "stage 'b': --extra-datasets no/where: no"),
         (
             "[{name: a}, {name: b, data: {positives: llm}}]",
             "stage 'b': letters train: no query has a positive of source",
@@ -248,6 +248,7 @@ def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     mistake: Mistake, work: Path, paper: Path, tmp_path: Path
 ) -> None:
     there = load_curriculum(paper)
+    (work / "letters").mkdir()
     (work / "run").mkdir()
     kept = work / "run" / "config.yaml"
     kept.write_text(dump_config(there))

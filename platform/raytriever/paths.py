@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from raytriever.errors import ConfigError, DataError, ModelError, UserError
 from raytriever.options import did_you_mean, flag_of
+from raytriever.reading.regular import irregular
 from raytriever.storage import disk_errors
 
 _LOCAL = "file://"
@@ -145,9 +146,12 @@ def _is_there(path: Path, folder: bool) -> bool:
     """Whether a file or folder exists at a path; raises `StorageError` where that cannot be seen."""
     with disk_errors(path, reading=True):
         try:
-            return stat.S_ISDIR(path.stat().st_mode) or not folder
+            mode = path.stat().st_mode
         except (FileNotFoundError, ValueError):  # the latter of a byte that no path may hold
             return False
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise irregular(path)
+    return stat.S_ISDIR(mode) or not folder
 
 
 OUTPUT = PathKind()

@@ -157,6 +157,8 @@ def lock_errors(path: Path | str) -> Iterator[None]:
     with disk_errors(path):
         try:
             yield
+        except FileNotFoundError as error:  # of a file system of the kernel, such as /proc
+            raise StorageError("no folder can be made there", str(path), "give a path you may write to") from error
         except OSError as error:
             error.filename = None
             raise
@@ -182,10 +184,12 @@ def one_writer(
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:
-    """Write one file whole or not at all; a file already there is replaced."""
+    """Write one file whole or not at all; a file already there is replaced, a pipe, a socket or a device never."""
     path = Path(os.path.abspath(path))
     aside = _hidden(path)
     with disk_errors(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise StorageError("is a pipe, a socket or a device", str(path), "give the path of a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(aside, "xb") as stream:

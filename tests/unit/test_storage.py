@@ -14,7 +14,7 @@ import pytest
 from raytriever import storage
 from raytriever.data.files import open_raw, open_stream
 from raytriever.errors import StorageError
-from raytriever.storage import MANIFEST, committed_directory, read_manifest, write_atomically
+from raytriever.storage import MANIFEST, committed_directory, one_writer, read_manifest, write_atomically
 
 
 def commit(path: Path, text: str = "one", replace: bool = False, during: Callable[[], object] = lambda: None) -> None:
@@ -127,6 +127,20 @@ def test_a_manifest_names_only_files_within(tmp_path: Path, name: str) -> None:
     (tmp_path / "run" / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(StorageError, match="outside of it; make the directory again"):
         read_manifest(tmp_path / "run")
+
+
+def test_a_folder_that_nothing_can_be_made_in() -> None:
+    told = "/proc/nowhere/out: no folder can be made there; give a path you may write"
+    with pytest.raises(StorageError, match=told), one_writer(Path("/proc/nowhere/out")):
+        pass
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="pipe: is a pipe, a socket or a device"):
+        write_atomically(tmp_path / "pipe", "text")
+    assert entries(tmp_path) == ["pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:

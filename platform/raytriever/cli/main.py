@@ -24,6 +24,7 @@ from raytriever.locking import released_at_end
 from raytriever.storage import disk_errors
 from raytriever.terminal import one_line, open_missing_streams, show, warn
 
+LONGEST_ERROR = 1500  # characters
 # Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
 TASKS = {
     "Prepare data": {
@@ -103,13 +104,13 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
     except UserError as mistake:
         if debug:
             warn(traceback.format_exc().rstrip("\n"))
-        warn(f"error: {one_line(str(mistake))}")
+        warn(_error_line(str(mistake)))
         return 2
     except FileNotFoundError as error:
         if error.filename is None:
             raise
         missing = f"{error.filename}: no such file or folder; give a path that exists, and let nothing remove it"
-        warn(f"error: {one_line(missing)}")
+        warn(_error_line(missing))
         return 2
     except KeyboardInterrupt:
         warn("interrupted; give the same command again to go on")
@@ -117,6 +118,13 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
     except BrokenPipeError:
         return 141  # the reader of our output went away: nothing more can be printed
     return 0
+
+
+def _error_line(text: str) -> str:
+    """The line of an error; of a very long one, which quotes a path or a row, the beginning and the end."""
+    line = one_line(text)
+    half = LONGEST_ERROR // 2
+    return f"error: {line}" if len(line) <= LONGEST_ERROR else f"error: {line[:half]} ... {line[-half:]}"
 
 
 def _check_working_directory() -> None:

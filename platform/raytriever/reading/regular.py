@@ -22,7 +22,7 @@ def open_regular(path: Path | str) -> BufferedReader:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
-            raise _irregular(path) from error
+            raise irregular(path) from error
         raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -30,7 +30,7 @@ def open_regular(path: Path | str) -> BufferedReader:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise _irregular(path)
+    raise irregular(path)
 
 
 def check_regular(path: Path | str) -> None:
@@ -38,5 +38,6 @@ def check_regular(path: Path | str) -> None:
     open_regular(path).close()
 
 
-def _irregular(path: Path | str) -> StorageError:
+def irregular(path: Path | str) -> StorageError:
+    """Return the error of a path that is neither a regular file nor a folder."""
     return StorageError("is a pipe, a socket or a device", str(path), "give a regular file")

@@ -57,3 +57,14 @@ def test_help_imports_nothing_heavy(stage: str) -> None:
     assert done.stderr.strip() == ""
     assert "usage: " in done.stdout
     assert "did you mean" not in done.stdout
+
+
+def test_a_very_long_error_is_cut_in_its_middle(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "prepare", "--dataset", "/".join(["deep" * 50] * 30), "--output", "out") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.endswith("give a shorter name\n")
+    assert " ... " in line
+    assert len(line) < 1600

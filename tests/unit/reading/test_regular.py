@@ -11,6 +11,7 @@ import pytest
 from raytriever.data.files import open_raw, open_stream
 from raytriever.data.source import Source
 from raytriever.errors import StorageError
+from raytriever.paths import DATASET, FILE, FOLDER, NEGATIVES, SETTINGS, PathKind
 from raytriever.reading.regular import check_regular, open_regular
 from raytriever.reading.structured import read_json, read_yaml
 from raytriever.storage import sha256_of
@@ -46,6 +47,13 @@ def irregular(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 def test_what_is_no_file_is_refused_at_once(read, irregular: Path) -> None:
     with pytest.raises(StorageError, match=TOLD):
         read(irregular)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", [FILE, FOLDER, DATASET, SETTINGS, NEGATIVES])
+def test_a_flag_names_no_pipe(kind: PathKind, irregular: Path) -> None:
+    with pytest.raises(StorageError, match=TOLD):
+        kind.check(str(irregular), "--flag")
 
 
 @pytest.mark.timeout(20)

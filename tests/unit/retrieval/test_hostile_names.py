@@ -1,0 +1,51 @@
+"""Names of data sets and models may hold anything: a cell of a table stays a cell in text, Markdown, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytriever.retrieval.paper_table import Figure, PaperTable
+from raytriever.retrieval.paper_table_files import latex, markdown
+from raytriever.retrieval.sweep_table import markdown_table, plain_table
+from raytriever.retrieval.table import markdown_cell, metrics_table
+from raytriever.terminal import printable
+
+NAMES = [
+    "a|b",
+    "a\nb",
+    "a\r\n\nb",
+    "\x1b[2Jx",
+    "<script>alert(1)</script>",
+    "\\end{tabular}",
+    "a & b \\\\",
+    "\u202ex",
+    "%",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_of_markdown_is_one_cell(name: str) -> None:
+    table = PaperTable("caption", [], ["", name], [(name, [Figure("0.5")])])
+    for text in (markdown([table]).split("\n\n")[1], markdown_table([["", name], [name, "0.5"]])):
+        lines = text.strip().splitlines()
+        assert len(lines) == 3
+        assert {line.replace("\\|", "").count("|") for line in lines} == {3}
+        assert "<script" not in text
+        assert printable(text) == text
+    assert "\n" not in markdown_cell(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_of_latex_is_one_cell(name: str) -> None:
+    plain = latex([PaperTable("caption", [], ["", "x"], [("y", [Figure("0.5")])])])
+    text = latex([PaperTable("caption", [], ["", name], [(name, [Figure("0.5")])])])
+    for sign in ("&", "\\\\\n", "\\end{", "\n"):
+        assert text.replace("\\&", "").count(sign) == plain.replace("\\&", "").count(sign)
+    assert "%" not in text.replace("\\%", "").replace("% wants", "")
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_plain_text_is_one_line(name: str) -> None:
+    assert len(metrics_table({name: {"auc": 0.5}}).splitlines()) == 2
+    assert len(plain_table([["trial", "status"], ["0", name]]).splitlines()) == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.activity import activity
@@ -10,6 +11,7 @@ from raytriever.errors import ConfigError
 from raytriever.metrics.calibration import calibrate, expected_calibration_error
 from raytriever.metrics.threshold import Aim
 from raytriever.retrieval.measured import MeasuredSet
+from raytriever.tracking.tracker import Point
 
 CALIBRATE = "--calibrate"
 AIMS: tuple[Aim, ...] = ("precision", "recall")
@@ -69,6 +71,24 @@ def calibration_rows(measured: MeasuredSet, split: str, aims: Sequence[tuple[Aim
                 }
             )
     return rows
+
+
+def calibration_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
+    """Return the figures of each row for the tracker, as `calibration/MODEL/DATASET/precision-0.9/threshold`.
+
+    Args:
+        rows: from `calibration_rows`; a figure without a value is left out.
+        step: the step of the points.
+        milliseconds: their time.
+    """
+    points = []
+    for row in rows:
+        name = f"calibration/{row['model']}/{row['dataset']}/{row['aim']}-{row['wanted']:g}"
+        for figure, value in row.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if figure != "wanted" and is_number and math.isfinite(value):
+                points.append(Point(f"{name}/{figure}", float(value), step, milliseconds))
+    return points
 
 
 def calibration_table(rows: Sequence[dict[str, Any]]) -> str:

@@ -22,7 +22,7 @@ from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.corpus import plan_embeddings
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluated_models import EvaluatedModel
-from raytriever.retrieval.evaluation_calibration import calibration_rows
+from raytriever.retrieval.evaluation_calibration import calibration_points, calibration_rows
 from raytriever.retrieval.evaluation_encoders import Encoders
 from raytriever.retrieval.evaluation_files import write_set, write_whole
 from raytriever.retrieval.evaluation_request import EvaluationJob, Say, open_set
@@ -247,6 +247,7 @@ def _log(run: Tracker, results: Results, folder: Path) -> None:
             for name, value in metrics.items()
         ]
         + significance_points(results.significance, 0, now)
+        + calibration_points(results.calibration, 0, now)
         + [Point(f"absent_relevant/{one}", about["absent_relevant"], 0, now) for one, about in results.about.items()]
     )
     for child in sorted(folder.iterdir()):

@@ -213,6 +213,10 @@ def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done)
     assert row["recall"] >= 0.8
     assert row["checked"] == pytest.approx(above)
     assert row["low"] <= above <= row["high"]
+    name = f"calibration/tiny/letters/recall-{row['wanted']:g}"
+    for figure in ("threshold", "recall", "checked", "low", "high"):
+        assert done.tracker.points[f"{name}/{figure}"] == row[figure]
+    assert not any(name.endswith("/wanted") for name in done.tracker.points)
 
 
 def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Path) -> None:

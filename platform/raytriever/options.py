@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,6 +26,7 @@ def option(
     maximum: float | None = None,
     reads: Callable[[Any], Any] | None = None,
     form: str | None = None,
+    needs: str | tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field with what a user is told about it.
 
@@ -37,10 +39,16 @@ def option(
         maximum: the largest number allowed.
         reads: makes the value of what a flag or a file gives; raises ValueError saying what would be right.
         form: how the value is written, for a setting that is read so.
+        needs: the other settings without which this one has no effect; see `NEEDS`. One of several is enough.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
-    metadata |= {"maximum": maximum, "reads": reads, "form": form}
+    metadata |= {
+        "maximum": maximum,
+        "reads": reads,
+        "form": form,
+        "needs": (needs,) if isinstance(needs, str) else needs,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -88,3 +96,71 @@ def check_options(config: Any) -> None:
             if bound is not None and fails(bound):
                 words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
                 raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.17g}")
+
+
+# How a setting names what it needs: `lora_rank` is given; `!max_steps` is not given; `loss=kl|mw` has one of these
+# values (one of its parts, if it is a list); `loss!=triplet` has another value.
+NEEDS = re.compile(r"(!?)(\w+)(?:(!?=)([\w|.-]+))?")
+
+
+def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
+    """Return what each setting of some dataclasses needs, for those that need something."""
+    return {
+        field.name: field.metadata["needs"]
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        if field.metadata.get("needs")
+    }
+
+
+def without_effect(
+    settings: Mapping[str, Any], given: Iterable[str], needs: Mapping[str, Sequence[str]]
+) -> dict[str, ConfigError]:
+    """Return an error for each given setting that has no effect beside the others.
+
+    Args:
+        settings: the value of every setting, by name.
+        given: names of those that were given; an empty value, which asks for nothing, is let pass.
+        needs: the needs of a setting, by its name; see `NEEDS`.
+    """
+    errors = {}
+    for name in given:
+        unmet = [each for need in needs.get(name, ()) if (each := _unmet(settings, need)) is not None]
+        if not unmet or len(unmet) < len(needs[name]) or settings.get(name) in (None, "", False, []):
+            continue
+        reasons = dict.fromkeys(reason for reason, _ in unmet)
+        remedies = [remedy for _, remedy in unmet if remedy]
+        remedy = "leave it out" + (f", or give {' or '.join(remedies)}" if remedies else "")
+        errors[name] = ConfigError(f"has no effect {' and '.join(reasons)}", flag_of(name), remedy)
+    return errors
+
+
+def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
+    """Refuse a setting that differs from its default and has no effect beside the others; raises `ConfigError`.
+
+    Args:
+        config: the dataclass instance whose settings are compared with their defaults.
+        others: further ones that its settings may need.
+        only: names of the settings that are looked at; all of them when None.
+    """
+    settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
+    changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
+    changed = [name for name in changed if only is None or name in only]
+    for error in without_effect(settings, changed, needs_of(type(config))).values():
+        raise error
+
+
+def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
+    """Why a need is not met and what would meet it; None where it is met."""
+    match = NEEDS.fullmatch(need)
+    assert match is not None, need
+    negated, name, sign, values = match.groups()
+    value, flag = settings.get(name), flag_of(name)
+    held = value not in (None, "", False, 0, [])
+    present = f"with {flag} {value}" if held and value is not True else f"with {flag}" if held else f"without {flag}"
+    if not sign:
+        return None if held != bool(negated) else (present, "" if negated else flag)
+    parts = {part.strip() for part in str(value).split(",")}
+    if bool(parts & set(values.split("|"))) == (sign == "="):
+        return None
+    return present, f"{flag} {' or '.join(values.split('|'))}" if sign == "=" else f"another {flag}"

@@ -134,7 +134,9 @@ def test_what_is_told_of_teacher_and_student() -> None:
 
 @pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in SOFTENED])
 def test_soft_labels_are_for_sums_over_negatives(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--soft-labels: {name} has no sum over negatives to weigh; use infonce"):
+    with pytest.raises(
+        ConfigError, match=f"--soft-labels: has no effect with --loss {name}; leave it out, or give --loss infonce"
+    ):
         build_loss(LossConfig(name, soft_labels=True))
 
 

@@ -75,7 +75,7 @@ class ServiceConfig:
     timeout: float = option(120.0, "seconds within which a request must be answered", above=0)
     retries: int = option(6, "times a request that fails in passing is sent again, ever later", minimum=0)
     longest_wait: float = option(
-        60.0, "seconds between two of them, at most, unless the service asks for more", above=0
+        60.0, "seconds between two of them, at most, unless the service asks for more", above=0, needs="retries"
     )
     price_in: float = option(0.0, "price of a million tokens that the model reads", minimum=0)
     price_out: float = option(0.0, "price of a million tokens that it writes", minimum=0)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -18,6 +18,10 @@ from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+# The encoder finds candidates, or nothing.
+_NEEDS = dict.fromkeys((*READING, "embeddings", "precision"), ("candidates=dense",))
 
 
 def main(words: list[str]) -> None:
@@ -30,6 +34,7 @@ def main(words: list[str]) -> None:
     training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
     for settings in (annotation, service, model, data, training):
         check_options(settings)
+    check_given(arguments, annotation, service, model, data, training, needs=_NEEDS)
     if not _SPLIT.fullmatch(arguments.split):
         raise ConfigError(f"{arguments.split!r} is no split's name", "--split", "use letters, digits, '_' and '-'")
     check_annotation(annotation, arguments.embeddings is not None)
@@ -61,7 +66,7 @@ def main(words: list[str]) -> None:
         return
     show(summary(annotated, bool(service.price_in or service.price_out)))
     groups = "human-first" if annotation.agreed == "human" and annotated.human else "llm"
-    table = f" --negatives-table {output / 'negatives'}" if annotated.told["negatives"] else ""
+    table = f" --negatives-table {output / 'negatives'} --negatives-per-query 5" if annotated.told["negatives"] else ""
     show(
         f"\nGo on with:\n  python jobs/train.py --dataset {output} --positives {groups} --positives-order ranked{table}"
     )

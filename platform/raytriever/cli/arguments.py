@@ -19,7 +19,7 @@ from raytriever.cli.suggestions import instead_of_flag
 from raytriever.errors import ConfigError
 from raytriever.locking import acquire
 from raytriever.masking import refuse_secrets
-from raytriever.options import flag_of, read_option
+from raytriever.options import flag_of, needs_of, read_option, without_effect
 from raytriever.paths import PathKind
 from raytriever.storage import lock_errors
 from raytriever.terminal import show, warn
@@ -105,7 +105,27 @@ class Parser(argparse.ArgumentParser):
         for place, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
                 refuse_secrets(word, _flag_before(words, place, known))
+        actions = {flag: action.dest for action in self._actions for flag in action.option_strings}
+        end = words.index("--") if "--" in words else len(words)
+        found.flags_given = {actions[flag] for word in words[:end] if (flag := word.partition("=")[0]) in actions}
         return found
+
+
+def check_given(arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Refuse a flag that was given and has no effect beside the other settings; raises `ConfigError`.
+
+    Only flags count: a recipe or a file lists settings for other losses and stages too, as a run's own `config.yaml`
+    does.
+
+    Args:
+        arguments: as parsed.
+        configs: dataclass instances with the value of every setting.
+        needs: what flags need besides what their declarations say; see `options.NEEDS`.
+    """
+    settings = vars(arguments) | {name: value for config in configs for name, value in vars(config).items()}
+    declared = needs_of(*map(type, configs)) | dict(needs or {})
+    for error in without_effect(settings, sorted(arguments.flags_given), declared).values():
+        raise error
 
 
 def _flag_before(words: Sequence[str], place: int, known: Collection[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -28,6 +28,7 @@ def main(words: list[str]) -> None:
     for settings in (model, data, training, config, encoding):
         check_options(settings)
     check_encode(encoding)
+    check_given(arguments, model, data, training, config, encoding)
     check_paths(config)
     output = Path(arguments.output)
     lock_output(arguments, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -26,6 +26,7 @@ def main(words: list[str]) -> None:
     for settings in (model, data, training, config):
         check_options(settings)
     check_index(config)
+    check_given(arguments, model, data, training, config, needs={"top": ("query",)})
     if arguments.query is not None and not arguments.query.strip():
         raise ConfigError("is empty", "--query", 'give a few words, such as "read a file line by line"')
     if arguments.top < 1:

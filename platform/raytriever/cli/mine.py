@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -21,6 +21,10 @@ from raytriever.training.config import TrainingConfig
 _RANKS = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 
+_BY_ENCODER = ("method=dense|cross-query",)
+_NEEDS = dict.fromkeys((*READING, "embeddings"), _BY_ENCODER) | {"precision": (*_BY_ENCODER, "judge")}
+
+
 def main(words: list[str]) -> None:
     """Parse, mine, print."""
     arguments = _parser().parse(words)
@@ -31,6 +35,7 @@ def main(words: list[str]) -> None:
     for settings in (mining, model, data, training):
         check_options(settings)
     check_mining(mining)
+    check_given(arguments, mining, model, data, training, needs=_NEEDS)
     if not 0 <= arguments.round < 2**31:
         raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
     check_paths(data, model, mining)
@@ -56,7 +61,10 @@ def main(words: list[str]) -> None:
     show(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
     if quarantined:
         show(quarantined)
-    show(f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output}")
+    show(
+        f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output} "
+        f"--negatives-per-query {min(mining.num_negatives, 5)}"
+    )
 
 
 def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
@@ -22,6 +22,7 @@ def main(words: list[str]) -> None:
     training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
     for settings in (config, data, training):
         check_options(settings)
+    check_given(arguments, config, data, training)
     check_paths(data, config)
     output = Path(arguments.output)
     lock_output(arguments, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.options import check_options, did_you_mean
@@ -24,6 +24,7 @@ def main(words: list[str]) -> None:
     training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
     for settings in (data, training):
         check_options(settings)
+    check_given(arguments, data, training, needs={"documents": ("model=control",)})
     indexes = tuple(dict.fromkeys(arguments.indexes.split(",")))
     for kind in indexes:
         if kind not in INDEXES:

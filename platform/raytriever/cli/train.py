@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
-from raytriever.options import did_you_mean, flag_of
+from raytriever.options import NEEDS, did_you_mean, flag_of, needs_of, without_effect
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
@@ -40,6 +40,7 @@ def main(words: list[str]) -> None:
     arguments = _parser().parse(words)
     curriculum = resolve(arguments)
     check_curriculum(curriculum)
+    check_flags(arguments, curriculum)
     name = _default_name(curriculum) if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
@@ -106,6 +107,37 @@ def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if "epochs" in flags["training"]:
         flags["training"].setdefault("max_steps", None)  # a recipe's steps give way to the epochs asked for
     return flags
+
+
+def check_flags(
+    arguments: argparse.Namespace, curriculum: Curriculum, search: Any = None, tried: Collection[str] = ()
+) -> None:
+    """Refuse a flag that has no effect in any stage; raises `ConfigError`.
+
+    Args:
+        arguments: as parsed.
+        curriculum: the settings that they and the file result in.
+        search: the settings of a search.
+        tried: names of the settings that it varies: some trial may meet a need for them.
+    """
+    kinds = (*SECTIONS.values(), *([type(search)] if search else []))
+    needs = {
+        name: each
+        for name, each in needs_of(*kinds).items()
+        if not any(match[2] in tried for need in each if (match := NEEDS.fullmatch(need)))
+    }
+    extra = vars(search) if search else {}
+    errors = [
+        without_effect(
+            {key: value for name in SECTIONS for key, value in vars(getattr(part.config, name)).items()} | extra,
+            sorted(arguments.flags_given),
+            needs,
+        )
+        for part in curriculum.parts
+    ]
+    for name, error in errors[0].items():
+        if all(name in each for each in errors):
+            raise error
 
 
 def _without_effect(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
-from raytriever.cli.train import SECTIONS, check_curriculum_paths, resolve
+from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve
 from raytriever.config import NAME, Config
 from raytriever.config.search_config import SearchConfig
+from raytriever.config.search_names import search_space
 from raytriever.errors import ConfigError
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
@@ -24,7 +25,13 @@ def main(words: list[str]) -> None:
         raise ConfigError("a curriculum cannot be searched", f"--config {arguments.config}", "leave out `stages:`")
     base = curriculum.base
     search = replace(SearchConfig(), **given(arguments, SearchConfig))
+<<<<<<< HEAD
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
+=======
+    tried = [dimension.name for dimension in search_space(search.search_space).dimensions]
+    check_flags(arguments, curriculum, search, tried)
+    name = arguments.run_name or _default_name(base)
+>>>>>>> 2e823a7 (Refuse flags that have no effect, from one declaration of each option)
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 

@@ -22,6 +22,7 @@ from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Side
+from raytriever.options import flag_of
 from raytriever.retrieval.corpus import Runner, embed, plan_embeddings
 from raytriever.retrieval.embedding_work import EmbeddingWork
 from raytriever.retrieval.embeddings import EmbeddingStore
@@ -90,6 +91,11 @@ def encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     """Ray, where actors are asked for or would be of use."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
+        for name in ("actor_gpus", "actor_cpus"):
+            if getattr(config, name) != getattr(EncodeConfig, name):
+                raise ConfigError(
+                    "has no effect where this process encodes", flag_of(name), "leave it out, or give --actors"
+                )
         return nullcontext()
     # Else the driver is warned of every pool's actors that their arguments are in the object store, where Ray Data puts
     # them. What goes wrong reaches us as an exception.

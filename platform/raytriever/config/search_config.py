@@ -42,8 +42,9 @@ class SearchConfig:
         BATCH_AUC,
         "what they are behind in, at a look: dev_batch_auc (of the dev batches), dev_loss where all have one loss, or "
         "a metric such as ndcg_at_10 where --eval-datasets or --best-metric has it measured while training",
+        needs="asha",
     )
-    asha_grace: int = option(20, "steps before which no trial is stopped", minimum=1)
+    asha_grace: int = option(20, "steps before which no trial is stopped", minimum=1, needs="asha")
     asha_factor: int = option(
-        3, "one in so many goes on at each rung; rungs are so many times further apart", minimum=2
+        3, "one in so many goes on at each rung; rungs are so many times further apart", minimum=2, needs="asha"
     )

@@ -17,7 +17,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import TAUGHT, LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
-from raytriever.options import check_options, did_you_mean, read_option
+from raytriever.options import check_changed, check_options, did_you_mean, read_option
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.refresh_config import RefreshConfig, check_refresh
 from raytriever.training.validation_config import ValidationConfig, check_validation
@@ -71,11 +71,8 @@ def check_config(config: Config) -> None:
 
 def _check_teacher(config: Config) -> None:
     """Hold what learns from a teacher to the scores it needs; raises `ConfigError`."""
+    check_changed(config.data, config.loss, only=["teacher"])
     how = config.loss.loss if config.loss.loss in TAUGHT else "--soft-labels"
-    if config.data.teachers and not config.loss.needs_teacher:
-        raise ConfigError(
-            f"{config.loss.loss} learns from no teacher", "--teacher", f"give --loss {TAUGHT[0]}, or --soft-labels"
-        )
     if not config.loss.needs_teacher:
         return
     if not config.data.teachers:

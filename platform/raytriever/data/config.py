@@ -43,12 +43,17 @@ class DataConfig:
         choices=("drawn", "ranked"),
     )
     negatives_table: str = option(
-        "", "hard negatives of `raytriever mine`; without one BM25 finds them", reads=NEGATIVES, form="PATH"
+        "",
+        "hard negatives of `raytriever mine`; without one BM25 finds them",
+        reads=NEGATIVES,
+        form="PATH",
+        needs="negatives_per_query",
     )
     negatives_mix: str = option(
         "",
         "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
         "`bm25=0.5,random=0.5`; without them all that a query has are alike",
+        needs="negatives_per_query",
     )
     teacher: str = option(
         "",
@@ -56,12 +61,18 @@ class DataConfig:
         "each in their order, separated by commas",
         reads=SCORES,
         form="PATH",
+        needs=("loss=kl|margin-mse", "soft_labels"),
     )
     dataset_weights: str = option(
-        "", "weights of --dataset and --extra-datasets, in their order, such as `2,1`; without them, their sizes"
+        "",
+        "weights of --dataset and --extra-datasets, in their order, such as `2,1`; without them, their sizes",
+        needs="extra_datasets",
     )
     mixing: str = option(
-        "examples", "several data sets are mixed within each batch, or batch by batch", choices=("examples", "batches")
+        "examples",
+        "several data sets are mixed within each batch, or batch by batch",
+        choices=("examples", "batches"),
+        needs="extra_datasets",
     )
     duplicates: bool = option(True, "whether a batch may hold two queries that share a positive")
 

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.errors import ConfigError
-from raytriever.options import option
+from raytriever.options import check_changed, option
 
 LOSS_NAMES = (
     "infonce",
@@ -52,16 +51,25 @@ class LossConfig:
     """Which loss reduces the score matrix, and its constants."""
 
     loss: str = option("mw", "the loss; docs/losses.md explains each", choices=LOSS_NAMES)
-    temperature: float = option(0.01, "tau: scores are divided by it (not by triplet)", above=0)
-    learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter")
-    margin: float = option(0.1, "by how much triplet wants a positive above a negative", minimum=0)
+    temperature: float = option(0.01, "tau: scores are divided by it (not by triplet)", above=0, needs="loss!=triplet")
+    learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter", needs="loss!=triplet")
+    margin: float = option(
+        0.1, "by how much triplet wants a positive above a negative", minimum=0, needs="loss=triplet"
+    )
     reduction: str = option(
-        "mean", "of mw: the mean over pairs, or their sum divided by the queries", choices=("mean", "sum")
+        "mean",
+        "of mw: the mean over pairs, or their sum divided by the queries",
+        choices=("mean", "sum"),
+        needs="loss=mw",
     )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
-    teacher_temperature: float = option(1.0, "a teacher's scores are divided by it", above=0)
+    teacher_temperature: float = option(
+        1.0, "a teacher's scores are divided by it", above=0, needs=("loss=kl|margin-mse", "soft_labels")
+    )
     soft_labels: bool = option(
-        False, "a hard negative counts as far as the teacher takes it for one (losses by row but the symmetric one)"
+        False,
+        "a hard negative counts as far as the teacher takes it for one (losses by row but the symmetric one)",
+        needs=f"loss={'|'.join(SOFTENED)}",
     )
     matryoshka_dims: str = option(
         "",
@@ -83,9 +91,4 @@ class LossConfig:
 
 def check_loss(config: LossConfig) -> None:
     """Refuse settings that the chosen loss does not have; raises `ConfigError`."""
-    if config.learn_temperature and config.loss == "triplet":
-        raise ConfigError("triplet has no temperature to train", "--learn-temperature", "leave it out")
-    if config.reduction == "sum" and config.loss != "mw":
-        raise ConfigError(f"{config.loss} is a mean over queries", "--reduction", "sum is for mw")
-    if config.soft_labels and config.loss not in SOFTENED:
-        raise ConfigError(f"{config.loss} has no sum over negatives to weigh", "--soft-labels", f"use {SOFTENED[0]}")
+    check_changed(config, only=["learn_temperature", "reduction", "soft_labels"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError
-from raytriever.options import flag_of, option
+from raytriever.options import check_changed, option
 from raytriever.paths import MODEL
 
 POOLINGS = ("mean", "cls", "last")
@@ -45,10 +44,14 @@ class ModelConfig:
     lora_rank: int = option(
         0, "rank of the adapters that are trained in the encoder's place (LoRA); 0 trains the encoder", minimum=0
     )
-    lora_alpha: float | None = option(None, "adapters count alpha / rank times; by default 2", above=0)
-    lora_dropout: float = option(0.0, "dropout in front of the adapters", minimum=0, maximum=0.9)
+    lora_alpha: float | None = option(
+        None, "adapters count alpha / rank times; by default 2", above=0, needs="lora_rank"
+    )
+    lora_dropout: float = option(0.0, "dropout in front of the adapters", minimum=0, maximum=0.9, needs="lora_rank")
     lora_targets: str = option(
-        "", "layers that get adapters, such as `query,value`; without it, every linear layer of the blocks"
+        "",
+        "layers that get adapters, such as `query,value`; without it, every linear layer of the blocks",
+        needs="lora_rank",
     )
     activation_checkpointing: bool = option(
         False, "keep only the inputs of the blocks and compute the rest again in backward: less memory, more time"
@@ -57,9 +60,4 @@ class ModelConfig:
 
 def check_lora(config: ModelConfig) -> None:
     """Refuse settings of adapters where there are none; raises `ConfigError`."""
-    if config.lora_rank:
-        return
-    default = ModelConfig()
-    for name in ("lora_alpha", "lora_dropout", "lora_targets"):
-        if getattr(config, name) != getattr(default, name):
-            raise ConfigError("has no effect without adapters", flag_of(name), "give --lora-rank, such as 16, too")
+    check_changed(config)

@@ -7,11 +7,12 @@ of the published file; anything else is a local directory or the name of a repos
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from raytriever.activity import activity
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.paths import expanded
 from raytriever.storage import sha256_of
 
@@ -32,8 +33,10 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         revision: commit, tag or branch of a hub model.
 
     Raises:
+        ConfigError: a revision of what has none.
         ModelError: nothing of that name is here, its digest is wrong, or the hub cannot be reached.
     """
+    check_revision([name], revision)
     if name == MINILM:
         return embedded_minilm()
     path = expanded(name)
@@ -43,6 +46,13 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         kind = "is a file, not a directory" if path.exists() else "no such directory"
         raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
     return _from_hub(name, revision)
+
+
+def check_revision(names: Sequence[str], revision: str | None) -> None:
+    """Refuse a revision where no model is of the hub, the only one that has revisions; raises `ConfigError`."""
+    local = [name for name in names if name == MINILM or expanded(name).exists()]
+    if revision is not None and local and len(local) == len(names):
+        raise ConfigError(f"has no effect on {local[0]}, which is on this machine", "--revision", "leave it out")
 
 
 def commit_of(name: str, revision: str | None = None) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.errors import ConfigError
-from raytriever.options import did_you_mean, option
+from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
@@ -16,6 +16,8 @@ METHODS = ("bm25", "dense", "cross-query", "gold", "random")
 BY_ENCODER = ("dense", "cross-query")
 # How many candidates are looked at for each negative wanted, where some of them may be removed or passed over.
 CANDIDATES = 10
+# Only these have scores that a bound may be compared with, unless a judge gives them.
+_SCORED = ("method=bm25|dense|cross-query", "judge")
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,18 @@ class MiningConfig:
         "where candidates are sampled or held to a score",
         minimum=1,
     )
-    max_score: float | None = option(None, "candidates that score higher are removed")
+    max_score: float | None = option(None, "candidates that score higher are removed", needs=_SCORED)
     absolute_margin: float | None = option(
-        None, "how far below the lowest score of a positive a candidate must be (TopK-MarginPos)", minimum=0
+        None,
+        "how far below the lowest score of a positive a candidate must be (TopK-MarginPos)",
+        minimum=0,
+        needs=_SCORED,
     )
     relative_margin: float | None = option(
         None,
         "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of the positive (TopK-PercPos)",
         minimum=0,
+        needs=_SCORED,
     )
     sampling_strategy: str = option(
         "top", "which of the candidates that are left: the first ones, or drawn ones", choices=("top", "random")
@@ -53,6 +59,7 @@ class MiningConfig:
         "directory of a cross-encoder whose scores, from 0 to 1 as a rule, margins and --max-score are held to",
         reads=TEACHER,
         form="MODEL",
+        needs=("relative_margin", "absolute_margin", "max_score"),
     )
 
     @property
@@ -93,18 +100,4 @@ def check_mining(config: MiningConfig) -> None:
             "--num-negatives",
             "give fewer, or a higher --range-max",
         )
-    if config.judge and not config.holds_to_scores:
-        raise ConfigError(
-            "its scores would remove nothing", "--judge", "give --relative-margin, --absolute-margin or --max-score"
-        )
-    if config.holds_to_scores and not config.judge and not {"bm25", *BY_ENCODER} & set(methods):
-        flags = {
-            "--max-score": config.max_score,
-            "--absolute-margin": config.absolute_margin,
-            "--relative-margin": config.relative_margin,
-        }
-        raise ConfigError(
-            f"nobody scores the candidates of --method {config.method}",
-            next(flag for flag, bound in flags.items() if bound is not None),
-            "add dense or bm25 to --method, or name a --judge",
-        )
+    check_changed(config)

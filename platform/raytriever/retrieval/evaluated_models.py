@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
-from raytriever.models.source import commit_of
+from raytriever.models.source import check_revision, commit_of
 from raytriever.options import did_you_mean
 from raytriever.retrieval.file_names import distinct_names, safe_name, unique_names
 
@@ -58,6 +58,9 @@ def pinned_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     Raises:
         ModelError: see `models.source.resolve_model`.
     """
+    configs = [model.config for model in models if model.config is not None]
+    if configs:
+        check_revision([config.model for config in configs], configs[0].revision)
     return [
         model
         if model.config is None

@@ -26,6 +26,10 @@ class EvaluationConfig:
         None, "all data sets of a benchmark, by name; what is missing is told", choices=("beir",)
     )
     data_root: str = option(
-        "", "folder of local copies of the suite's data sets, each under its name there", reads=FOLDER, form="DIR"
+        "",
+        "folder of local copies of the suite's data sets, each under its name there",
+        reads=FOLDER,
+        form="DIR",
+        needs="suite",
     )
-    calibration_split: str = option("dev", "the split on which --calibrate chooses thresholds")
+    calibration_split: str = option("dev", "the split on which --calibrate chooses thresholds", needs="calibrate")

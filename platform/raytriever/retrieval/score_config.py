@@ -19,4 +19,4 @@ class ScoreConfig:
     )
     negatives: str = option("", "a negatives table, as jobs/mine.py writes it", reads=NEGATIVES, form="PATH")
     run: str = option("", "a TREC run whose best documents of each query are scored", reads=RANKING, form="PATH")
-    depth: int = option(100, "documents of a query in the run that are scored", minimum=1)
+    depth: int = option(100, "documents of a query in the run that are scored", minimum=1, needs="run")

@@ -57,7 +57,7 @@ class TrainingConfig:
 
     batch_size: int = option(64, "queries of one step, over all workers", minimum=1)
     max_steps: int | None = option(None, "optimiser steps; wins over --epochs", minimum=1)
-    epochs: float | None = option(None, "times the training examples are seen", above=0)
+    epochs: float | None = option(None, "times the training examples are seen", above=0, needs="!max_steps")
     learning_rate: float = option(5e-5, "AdamW's highest learning rate", above=0)
     warmup_steps: int = option(10, "steps over which the learning rate rises from 0", minimum=0)
     weight_decay: float = option(0.01, "AdamW's weight decay", minimum=0)
@@ -76,7 +76,9 @@ class TrainingConfig:
         "ddp", "how workers share a model: copies, or DeepSpeed's ZeRO in stages 0 to 3", choices=STRATEGIES
     )
     offload_optimizer: bool = option(
-        False, "keep the optimiser's state in the processor's memory, with zero1, zero2 or zero3"
+        False,
+        "keep the optimiser's state in the processor's memory, with zero1, zero2 or zero3",
+        needs="strategy=zero1|zero2|zero3",
     )
     grad_cache_chunk: int | None = option(
         None,

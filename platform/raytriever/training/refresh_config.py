@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError
 from raytriever.negatives.config import MiningConfig
-from raytriever.options import flag_of, option
+from raytriever.options import check_changed, option
 from raytriever.training.config import worker_count
 
 ASYNC, SYNC, ROLLING = "async", "sync", "rolling"
@@ -42,25 +41,46 @@ class RefreshConfig:
         ASYNC,
         "training goes on meanwhile, waits for the new table, or goes on while a share of the corpus is re-encoded",
         choices=MODES,
+        needs="refresh_every",
     )
     refresh_share: float = option(
-        0.25, "share of the corpus that a rolling refresh re-encodes, each time another", above=0, maximum=1
+        0.25,
+        "share of the corpus that a rolling refresh re-encodes, each time another",
+        above=0,
+        maximum=1,
+        needs="refresh_mode=rolling",
     )
     refresh_pool: int | str = option(
-        1, "how many processes re-encode at a time; the fewest and the most", reads=worker_count, form="N|MIN:MAX"
+        1,
+        "how many processes re-encode at a time; the fewest and the most",
+        reads=worker_count,
+        form="N|MIN:MAX",
+        needs="refresh_every",
     )
     refresh_negatives: int = option(
-        30, "negatives that a refresh keeps for a query, of which each epoch draws --negatives-per-query", minimum=1
+        30,
+        "negatives that a refresh keeps for a query, of which each epoch draws --negatives-per-query",
+        minimum=1,
+        needs="refresh_every",
     )
     refresh_ranks: str = option(
-        "", "ranks they are taken from, the first counted and the last not", reads=rank_range, form="A:B"
+        "",
+        "ranks they are taken from, the first counted and the last not",
+        reads=rank_range,
+        form="A:B",
+        needs="refresh_every",
     )
-    refresh_max_score: float | None = option(None, "candidates that score higher are no negatives")
+    refresh_max_score: float | None = option(
+        None, "candidates that score higher are no negatives", needs="refresh_every"
+    )
     refresh_absolute_margin: float | None = option(
-        None, "how far below the lowest score of a positive a negative must be", minimum=0
+        None, "how far below the lowest score of a positive a negative must be", minimum=0, needs="refresh_every"
     )
     refresh_relative_margin: float | None = option(
-        None, "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of it", minimum=0
+        None,
+        "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of it",
+        minimum=0,
+        needs="refresh_every",
     )
 
     @property
@@ -97,15 +117,10 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
         data: what groups are made of.
         total_steps: of the training, None where that is not known yet.
     """
+    check_changed(refresh)
     every = refresh.refresh_every
     if every is None:
-        for field in dataclasses.fields(refresh):
-            if getattr(refresh, field.name) != field.default:
-                where = flag_of(field.name)
-                raise ConfigError("has no effect without refreshes", where, "give --refresh-every, such as 500, too")
         return
-    if refresh.refresh_mode != ROLLING and refresh.refresh_share != RefreshConfig.refresh_share:
-        raise ConfigError("only a rolling refresh has a share", "--refresh-share", "give --refresh-mode rolling, too")
     if not data.negatives_per_query:
         raise ConfigError(
             "there are no hard negatives to refresh", "--refresh-every", "give --negatives-per-query, such as 5, too"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from raytriever.errors import ConfigError
-from raytriever.options import flag_of, option
+from raytriever.options import check_changed, option
 from raytriever.paths import DEV_DATASETS
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 
 OWN = "own"
+_EVALUATED = (f"best_metric!={DEV_LOSS}", "eval_datasets")
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ class ValidationConfig:
         None,
         "documents of each dev corpus beside the judged ones, half by BM25 and half drawn; by default all of it",
         minimum=0,
+        needs=_EVALUATED,
     )
-    eval_behind: int = option(2, "evaluations that may be waited for before training waits for one of them", minimum=1)
+    eval_behind: int = option(
+        2, "evaluations that may be waited for before training waits for one of them", minimum=1, needs=_EVALUATED
+    )
 
     def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
         """The data sets and their splits; none where nothing is evaluated.
@@ -49,11 +52,8 @@ def check_validation(validation: ValidationConfig, training: TrainingConfig) -> 
     Args:
         validation, training: each setting already within its own range.
     """
+    check_changed(validation, training)
     if training.best_metric == DEV_LOSS and not validation.eval_datasets:
-        for field in dataclasses.fields(validation):
-            if getattr(validation, field.name) != field.default:
-                remedy = "give --best-metric, such as ndcg_at_10, or --eval-datasets, such as own"
-                raise ConfigError("has no effect without evaluations", flag_of(field.name), remedy)
         return
     if not validation.sources(training.best_metric, "dev"):
         raise ConfigError("names no data set", f"--eval-datasets {validation.eval_datasets}", "give own, or a path")

@@ -45,7 +45,10 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("stray", "unexpected word 'stray'; see raytriever train --help"),
         ("--config missing.yaml", "missing.yaml: cannot be read (No such file or directory); give a YAML file"),
         ("--dataset nowhere", "--dataset nowhere: no data set of this name and no such folder; give 'pydocs' or"),
-        ("--loss triplet --learn-temperature --dataset LETTERS", "--learn-temperature: triplet has no temperature"),
+        (
+            "--loss triplet --learn-temperature --dataset LETTERS",
+            "--learn-temperature: has no effect with --loss triplet",
+        ),
         ("--model no/such/model --dataset LETTERS", "no/such/model: no such directory; give a model directory"),
         ("--refresh-every 5", "--refresh-every: there are no hard negatives to refresh; give --negatives-per-query"),
         (
@@ -61,9 +64,12 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--refresh-share 1.5", "--refresh-share: 1.5 is out of range; give a value at most 1"),
         (
             "--refresh-share 0.5 --refresh-every 5 --negatives-per-query 1",
-            "--refresh-share: only a rolling refresh has a share; give --refresh-mode rolling, too",
+            "--refresh-share: has no effect with --refresh-mode async; leave it out, or give --refresh-mode rolling",
         ),
-        ("--refresh-mode sync", "--refresh-mode: has no effect without refreshes; give --refresh-every, such as 500"),
+        (
+            "--refresh-mode sync",
+            "--refresh-mode: has no effect without --refresh-every; leave it out, or give --refresh-every",
+        ),
         ("--refresh-mode asink", "--refresh-mode: unknown value 'asink'; did you mean 'async'?"),
         ("--refresh-pool 2:1", "--refresh-pool: '2:1'; give a number of processes such as 4, or the fewest and"),
         ("--refresh-ranks 9:3", "--refresh-ranks: '9:3'; give two whole numbers, the lower first, as in 30:200"),

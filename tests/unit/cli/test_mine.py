@@ -96,7 +96,7 @@ def test_embeddings_that_are_there_are_used_and_others_refused(
     }.items():
         assert told in mistake("mine", *model, *words, "--output", "other", "--embeddings", name)
     told = mistake("mine", *model, "--output", "other", "--embeddings", "passages")
-    assert "--embeddings: --method bm25 needs none; add dense or cross-query to it" in told
+    assert "--embeddings: has no effect with --method bm25; leave it out, or give --method dense or cross-query" in told
     assert not (work / "other").exists()
 
 

@@ -182,11 +182,17 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--teacher s", "--teacher: mw learns from no teacher; give --loss kl, or --soft-labels"),
+        (
+            "--teacher s",
+            "--teacher: has no effect with --loss mw and without --soft-labels; leave it out, or give --loss kl",
+        ),
         ("--loss kl", "--teacher: kl learns from a teacher's scores; name the directory that jobs/score.py wrote"),
         ("--loss infonce --soft-labels", "--teacher: --soft-labels learns from a teacher's scores; name the directory"),
         ("--loss kl --teacher s", "--negatives-per-query: kl learns from hard negatives; give at least 1"),
-        ("--soft-labels --teacher s --negatives-per-query 2", "--soft-labels: mw has no sum over negatives to weigh"),
+        (
+            "--soft-labels --teacher s --negatives-per-query 2",
+            "--soft-labels: has no effect with --loss mw; leave it out",
+        ),
         (
             "--loss kl --teacher s --negatives-per-query 2 --refresh-every 5",
             "--refresh-every: no teacher has scored negatives of the future",

@@ -202,7 +202,7 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
         ),
         (
             "[{name: a}, {name: b, loss: {loss: triplet, learn_temperature: true}}]",
-            "stage 'b': --learn-temperature: triplet has no temperature",
+            "stage 'b': --learn-temperature: has no effect with --loss triplet",
         ),
         ("[{name: a}, {name: b, data: {train_split: tr}}]", "letters: no split 'tr'; there are: dev, test"),
         ("[{name: a}, {name: b, data: {dev_split: de}}]", "letters: no split 'de'; there are"),

@@ -158,7 +158,10 @@ def test_the_encoder_s_dropout_is_not_the_adapters(tiny_encoder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"lora_rank": 0, "lora_alpha": 8.0}, r"--lora-alpha: has no effect without adapters; give --lora-rank"),
+        (
+            {"lora_rank": 0, "lora_alpha": 8.0},
+            r"--lora-alpha: has no effect without --lora-rank; leave it out, or give --lora-rank",
+        ),
         ({"lora_rank": 0, "lora_dropout": 0.1}, r"--lora-dropout: has no effect"),
         ({"lora_rank": 0, "lora_targets": "query"}, r"--lora-targets: has no effect"),
         ({"lora_targets": "query,valeu"}, r"--lora-targets: .*no linear layer 'valeu'; did you mean 'value'\?"),

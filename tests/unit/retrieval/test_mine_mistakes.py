@@ -29,8 +29,16 @@ from gardens import made, rows_of
         (MiningConfig(range_min=60), ConfigError, "--range-min: 60 passes over all 60 documents"),
         (MiningConfig(range_min=5, range_max=5), ConfigError, "--range-max: 5 is not above --range-min 5"),
         (MiningConfig(range_min=2, range_max=8), ConfigError, "--num-negatives: 10 negatives out of 6 ranks (2 to 7)"),
-        (MiningConfig(method="random", max_score=1.0), ConfigError, "--max-score: nobody scores the candidates"),
-        (MiningConfig(judge="x"), ConfigError, "--judge: its scores would remove nothing"),
+        (
+            MiningConfig(method="random", max_score=1.0),
+            ConfigError,
+            "--max-score: has no effect with --method random and without --judge",
+        ),
+        (
+            MiningConfig(judge="x"),
+            ConfigError,
+            "--judge: has no effect without --relative-margin and without --absolute-margin",
+        ),
         (MiningConfig(method="dense"), ConfigError, "dense and cross-query need embeddings"),
         (MiningConfig(drop_answers=True), ConfigError, "--drop-answers: made brings no answers along"),
         (MiningConfig(method="gold"), ConfigError, "--method gold: made brings no gold negatives along"),

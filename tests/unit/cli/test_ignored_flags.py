@@ -1,0 +1,115 @@
+"""Flags that have no effect beside the others are errors, in each stage, before anything is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli import annotate, evaluate, index, mine, score, study_ood, train, tune
+from raytriever.errors import ConfigError
+
+MAINS = {
+    "annotate": annotate,
+    "evaluate": evaluate,
+    "index": index,
+    "mine": mine,
+    "ood": study_ood,
+    "score": score,
+    "train": train,
+    "tune": tune,
+}
+CASES = [
+    ("train --margin 0.1", "--margin: has no effect with --loss mw; leave it out, or give --loss triplet"),
+    ("train --loss kl --reduction sum", "--reduction: has no effect with --loss kl; leave it out, or give --loss mw"),
+    ("train --loss triplet --temperature 0.01", "--temperature: has no effect with --loss triplet; leave it out, or"),
+    ("train --teacher-temperature 2", "--teacher-temperature: has no effect with --loss mw and without --soft-labels"),
+    ("train --epochs 1 --max-steps 9", "--epochs: has no effect with --max-steps 9; leave it out"),
+    ("train --offload-optimizer", "--offload-optimizer: has no effect with --strategy ddp; leave it out, or give --st"),
+    ("train --negatives-table HERE", "--negatives-table: has no effect without --negatives-per-query; leave it out, o"),
+    ("train --negatives-mix bm25=1", "--negatives-mix: has no effect without --negatives-per-query"),
+    ("train --dataset-weights 2", "--dataset-weights: has no effect without --extra-datasets"),
+    ("train --mixing batches", "--mixing: has no effect without --extra-datasets"),
+    ("train --teacher HERE", "--teacher: has no effect with --loss mw and without --soft-labels"),
+    ("train --lora-dropout 0.1", "--lora-dropout: has no effect without --lora-rank"),
+    ("train --refresh-negatives 9", "--refresh-negatives: has no effect without --refresh-every"),
+    ("train --refresh-pool 1", "--refresh-pool: has no effect without --refresh-every"),
+    ("train --eval-corpus 9", "--eval-corpus: has no effect with --best-metric dev_loss and without --eval-datasets"),
+    ("train --eval-behind 2", "--eval-behind: has no effect with --best-metric dev_loss and without --eval-datasets"),
+    ("tune --asha-factor 3", "--asha-factor: has no effect without --asha"),
+    ("tune --asha-metric auc", "--asha-metric: has no effect without --asha"),
+    ("tune --search-space temperature --margin 0.1", "--margin: has no effect with --loss mw"),
+    ("mine --output o --model minilm", "--model: has no effect with --method bm25; leave it out, or give --method den"),
+    ("mine --output o --pooling cls --method random", "--pooling: has no effect with --method random"),
+    ("mine --output o --precision fp32", "--precision: has no effect with --method bm25 and without --judge"),
+    ("mine --output o --judge HERE", "--judge: has no effect without --relative-margin and without --absolute-margin"),
+    (
+        "mine --output o --method gold --max-score 1",
+        "--max-score: has no effect with --method gold and without --judge",
+    ),
+    ("index --output o --top 5", "--top: has no effect without --query"),
+    ("index --output o --index flat --effort 1", "--effort: has no effect with --index flat"),
+    (
+        "index --output o --index ivf --degree 9",
+        "--degree: has no effect with --index ivf; leave it out, or give --ind",
+    ),
+    ("evaluate --datasets HERE --calibration-split dev", "--calibration-split: has no effect without --calibrate"),
+    ("evaluate --datasets HERE --data-root HERE", "--data-root: has no effect without --suite"),
+    ("score --output o --model HERE --negatives HERE --depth 100", "--depth: has no effect without --run"),
+    ("annotate --output o --llm x --endpoint http://localhost --model minilm", "--model: has no effect with --candida"),
+    ("annotate --output o --llm x --endpoint http://localhost --retries 0 --longest-wait 9", "--longest-wait: has no"),
+    ("ood --output o --documents 1000", "--documents: has no effect with --model"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), CASES, ids=[case[0].replace("--output o ", "") for case in CASES])
+def test_a_flag_without_effect_is_refused(
+    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stage, *rest = words.replace("HERE", str(tmp_path)).split()
+    with pytest.raises(ConfigError) as error:
+        MAINS[stage].main(["ood", *rest] if stage == "ood" else rest)
+    assert str(error.value).startswith(line)
+    assert not list(tmp_path.iterdir())
+
+
+def parsed(stage: str, words: str) -> None:
+    parser = {"train": train, "tune": tune}[stage]._parser()
+    arguments = parser.parse(words.split())
+    train.check_flags(arguments, train.resolve(arguments))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--loss triplet --margin 0.2",
+        "--recipe pydocs --loss triplet",  # the recipe's temperature is not a flag
+        "--recipe pydocs --epochs 1",  # the recipe's steps give way
+        "--no-learn-temperature --loss triplet",  # asks for nothing
+        "--negatives-per-query 2 --negatives-mix bm25=1",
+        "--best-metric ndcg_at_10 --eval-corpus 9",
+        "--soft-labels --loss infonce --teacher-temperature 2",
+    ],
+)
+def test_a_flag_with_effect_is_let_pass(words: str) -> None:
+    parsed("train", words)
+
+
+def test_a_flag_counts_that_has_an_effect_in_one_stage(tmp_path: Path) -> None:
+    file = tmp_path / "stages.yaml"
+    file.write_text("stages:\n- name: a\n  loss: {loss: triplet}\n- name: b\n  loss: {loss: mw}\n")
+    parsed("train", f"--config {file} --margin 0.2")
+    with pytest.raises(ConfigError, match="--lora-alpha: has no effect"):
+        parsed("train", f"--config {file} --lora-alpha 2")
+
+
+def test_a_file_may_list_settings_of_other_losses(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("loss: {loss: mw, margin: 0.3, teacher_temperature: 2}\n")
+    parsed("train", f"--config {file}")
+
+
+def test_what_a_search_varies_may_have_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = tune._parser().parse(["--margin", "0.2", "--search-space", "loss"])
+    train.check_flags(arguments, train.resolve(arguments), tried=["loss"])

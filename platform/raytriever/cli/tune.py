@@ -25,13 +25,9 @@ def main(words: list[str]) -> None:
         raise ConfigError("a curriculum cannot be searched", f"--config {arguments.config}", "leave out `stages:`")
     base = curriculum.base
     search = replace(SearchConfig(), **given(arguments, SearchConfig))
-<<<<<<< HEAD
-    name = _default_name(base) if arguments.run_name is None else arguments.run_name
-=======
     tried = [dimension.name for dimension in search_space(search.search_space).dimensions]
     check_flags(arguments, curriculum, search, tried)
-    name = arguments.run_name or _default_name(base)
->>>>>>> 2e823a7 (Refuse flags that have no effect, from one declaration of each option)
+    name = _default_name(base) if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError
 from raytriever.reading.structured import read_json, read_yaml
@@ -21,12 +21,43 @@ from raytriever.training.config import MAY_CHANGE
 CONFIG, METRICS = "config.yaml", "metrics.json"
 
 
+class DifferenceRow(TypedDict):
+    """One test of a system against another on one metric."""
+
+    metric: str
+    model: str
+    against: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    queries: int
+
+
+class JudgedCounts(TypedDict):
+    """How many documents are relevant, and how many of them are not in the corpus."""
+
+    absent_relevant: int
+    relevant: int
+    unanswerable_queries: int
+
+
+class AnalyserWarning(TypedDict):
+    """The warning of BM25's analyser; an empty text where there is none."""
+
+    warning: str
+
+
 class Rows(TypedDict):
-    """The metrics of each system that a run measures."""
+    """The metrics of each system that a run measures, and what is said of them; earlier versions said nothing."""
 
     bm25: dict[str, float]
     before: dict[str, float]
     after: dict[str, float]
+    significance: NotRequired[list[DifferenceRow]]
+    judged: NotRequired[JudgedCounts]
+    bm25_analyser: NotRequired[AnalyserWarning]
 
 
 @dataclass(frozen=True)

@@ -118,3 +118,20 @@ def test_how_a_run_is_carried_out_may_change_and_what_it_computes_may_not(tmp_pa
             other["training"][name] = "another"
             with pytest.raises(ConfigError, match=f"training.{name} is"):
                 RunDirectory.open(path, other, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("significance", {}, "'significance' is"),
+        ("significance", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'significance.0"),
+        ("judged", {"absent_relevant": "many"}, "'judged"),
+        ("bm25_analyser", {"warning": 5}, "'bm25_analyser.warning' is"),
+    ],
+)
+def test_what_is_said_of_the_figures_is_checked_too(tmp_path: Path, name: str, value: object, told: str) -> None:
+    run = opened(tmp_path / "run")
+    run.begin(TEXT)
+    run.finish({"bm25": {}, "before": {}, "after": {}, name: value})
+    with pytest.raises(StorageError, match=told):
+        run.metrics()

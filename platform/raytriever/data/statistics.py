@@ -40,6 +40,8 @@ def describe(
         without = len(queries) - len(positives)
         if without:
             found[f"{split}: queries without a positive"] = f"{without:,}"
+        if split in dataset.absent:
+            found[f"{split}: positives not in the corpus"] = f"{len(dataset.absent[split]):,}"
     if dataset.tokens is not None:
         for side, column in (("documents", dataset.tokens.documents), ("queries", dataset.tokens.queries)):
             tokens = column.lengths() + around

@@ -17,6 +17,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.open import open_dataset
 from raytriever.data.prepare import Request, prepare
 from raytriever.data.prepared import read_prepared
+from raytriever.data.statistics import describe
 from raytriever.models.config import ModelConfig
 from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.evaluate import evaluate_embeddings
@@ -30,7 +31,7 @@ from raytriever.retrieval.protocol import Protocol
 from raytriever.retrieval.report_evaluation import about_lines
 from raytriever.retrieval.run_file import write_run
 from raytriever.retrieval.systems import evaluate_bm25
-from raytriever.storage import committed_directory
+from raytriever.storage import committed_directory, read_manifest
 from raytriever.tracking.tracker import Tracker
 
 TREC = {
@@ -163,6 +164,8 @@ def test_a_directory_of_an_earlier_version_is_read_on(folder: Path, tmp_path: Pa
     with committed_directory(tmp_path / "older", json.loads((place / "manifest.json").read_bytes())["meta"]) as aside:
         shutil.copytree(place, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "absent"))
     older, newer = read_prepared(tmp_path / "older"), read_prepared(place)
+    lines = describe(newer, read_manifest(place)["meta"]["sides"], {}, around=0)
+    assert lines["test: positives not in the corpus"] == "3"
     assert older.absent == {}
     assert newer.absent.keys() == {"test"}
     assert len(older.judgements["test"]) == len(newer.judgements["test"]) == 31

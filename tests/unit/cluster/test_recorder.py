@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raytriever import activity
 from raytriever.cluster import recorder as module
-from raytriever.cluster.news import Notice, Saving, StepNews
+from raytriever.cluster.news import Notice, Phase, Saving, StepNews
 from raytriever.cluster.recorder import Recorder, glance
 from raytriever.tracking.steps import STEPS, Steps
 from raytriever.tracking.tracker import Backlog, DatasetRecord, LastingTracker, Point
@@ -150,3 +152,25 @@ def test_a_glance_is_short_and_leads_with_what_matters() -> None:
         ("wait %", 16.2),
     ]
     assert glance({"loss": 1.0, "learning_rate": 1e-5}) == {"loss": 1.0}
+
+
+def test_what_is_done_before_and_between_steps_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(activity, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(activity, "SHORT_SECONDS", 0.05)
+
+    def reported() -> set[str]:
+        time.sleep(0.7)
+        return {line.partition(":")[0] for line in capsys.readouterr().err.splitlines()}
+
+    with Recorder(Memory(tmp_path), tmp_path, 10) as recorder:
+        assert reported() == {"starting the workers"}
+        recorder.hear(Phase("loading the encoder in the workers"))
+        assert reported() == {"loading the encoder in the workers"}
+        recorder.hear(news(1))
+        assert reported() == {"train"}
+        recorder.hear(Phase("writing the model"))
+        assert reported() == {"writing the model"}
+    capsys.readouterr()
+    assert reported() == set()

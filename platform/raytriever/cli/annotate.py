@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
-from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_wait,
+    check_given,
+    command_line,
+    given,
+    lock_output,
+    path_of,
+)
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -66,10 +75,10 @@ def main(words: list[str]) -> None:
         return
     show(summary(annotated, bool(service.price_in or service.price_out)))
     groups = "human-first" if annotation.agreed == "human" and annotated.human else "llm"
-    table = f" --negatives-table {output / 'negatives'} --negatives-per-query 5" if annotated.told["negatives"] else ""
-    show(
-        f"\nGo on with:\n  python jobs/train.py --dataset {output} --positives {groups} --positives-order ranked{table}"
-    )
+    words = ["--dataset", str(output), "--positives", groups, "--positives-order", "ranked"]
+    if annotated.told["negatives"]:
+        words += ["--negatives-table", str(output / "negatives"), "--negatives-per-query", "5"]
+    show(f"\nGo on with:\n  {command_line('python', 'jobs/train.py', *words)}")
 
 
 def _parser() -> Parser:

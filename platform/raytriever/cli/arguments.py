@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -222,6 +223,11 @@ def path_of(kind: PathKind, flag: str) -> Callable[[str], str]:
         return path
 
     return read
+
+
+def command_line(*words: object) -> str:
+    """Return words as a command that a shell takes as they are: white space, `;` and `$` in them are quoted."""
+    return shlex.join(map(str, words))
 
 
 def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:

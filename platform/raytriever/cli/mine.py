@@ -8,7 +8,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_wait,
+    check_given,
+    command_line,
+    given,
+    lock_output,
+    path_of,
+)
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
@@ -65,6 +74,10 @@ def main(words: list[str]) -> None:
         f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output} "
         f"--negatives-per-query {min(mining.num_negatives, 5)}"
     )
+    words = ["--dataset", data.dataset, "--negatives-table", str(output)]
+    words += ["--negatives-per-query", str(min(mining.num_negatives, 5))]
+    train = command_line("python", "jobs/train.py", *words)
+    show(f"\nGo on with:\n  {train}")
 
 
 def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:

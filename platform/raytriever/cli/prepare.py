@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, command_line, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options
@@ -33,7 +33,8 @@ def main(words: list[str]) -> None:
     show("\n".join(f"{name:<{width}}  {value}" for name, value in found.lines.items()))
     if found.quarantined:
         show(found.quarantined)
-    show(f"\nGo on with:\n  python jobs/train.py --dataset {found.path} --model {model.model}")
+    train = command_line("python", "jobs/train.py", "--dataset", found.path, "--model", model.model)
+    show(f"\nGo on with:\n  {train}")
 
 
 def _parser() -> Parser:

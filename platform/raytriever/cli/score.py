@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_wait,
+    check_given,
+    command_line,
+    given,
+    lock_output,
+    path_of,
+)
 from raytriever.data.config import DataConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
@@ -42,11 +51,9 @@ def main(words: list[str]) -> None:
         show(f"{done.scored:,} pairs scored in {done.seconds:,.1f} s, {done.scored / done.seconds:,.0f} a second")
     if done.quarantined:
         show(done.quarantined)
-    table = f" --negatives-table {config.negatives}" if config.negatives else ""
-    show(
-        f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset}{table} --negatives-per-query 7 "
-        f"--loss kl --teacher {output}"
-    )
+    table = ["--negatives-table", config.negatives] if config.negatives else []
+    words = ["--dataset", data.dataset, *table, "--negatives-per-query", "7", "--loss", "kl", "--teacher", str(output)]
+    show(f"\nGo on with:\n  {command_line('python', 'jobs/train.py', *words)}")
 
 
 def _parser() -> Parser:

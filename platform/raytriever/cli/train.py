@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, command_line, given, lock_output, path_of
 from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum, naming
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -68,8 +68,10 @@ def main(words: list[str]) -> None:
         show(finished.quarantined)
     show("\nGo on with:")
     uri = tracking_uri()
-    show(f"  {uri} in a browser" if uri.startswith("http") else f"  {_program('mlflow')} ui --backend-store-uri {uri}")
-    show(f'  {_program("python")} jobs/search.py --model {finished.path} --dataset {config.data.dataset} "{_EXAMPLE}"')
+    mlflow = command_line(_program("mlflow"), "ui", "--backend-store-uri", uri)
+    show(f"  {uri} in a browser" if uri.startswith("http") else f"  {mlflow}")
+    search = [_program("python"), "jobs/search.py", "--model", finished.path, "--dataset", config.data.dataset]
+    show(f"  {command_line(*search, _EXAMPLE)}")
     show(f"  {finished.path / 'report.html'} in a browser")
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, command_line, given, lock_output, path_of
 from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve
 from raytriever.config import NAME, Config
 from raytriever.config.search_config import SearchConfig
@@ -53,7 +53,8 @@ def main(words: list[str]) -> None:
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
         show(metrics_table(rows))
         show(outcome_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
-        show(f"\nGo on with:\n  jobs/train.py --config {swept.path / 'best.yaml'} --output DIR")
+        best = command_line("python", "jobs/train.py", "--config", swept.path / "best.yaml", "--output")
+        show(f"\nGo on with:\n  {best} DIR")
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:
         first = swept.failed[0]

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -215,7 +216,7 @@ def told(asked: Launch, doors: Doors, logs: Path, late: Path | None = None) -> l
         f"logs    {logs}",
         "",
         "In another terminal:",
-        *(f"  export {name}={value}" for name, value in exports.items()),
+        *(f"  export {name}={shlex.quote(str(value))}" for name, value in exports.items()),
         "",
         "Ctrl-C stops both.",
     ]

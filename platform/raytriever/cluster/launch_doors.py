@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
+import shlex
 import socket
 import stat
 from collections.abc import Mapping
@@ -112,7 +113,7 @@ def keep_token(file: Path) -> None:
         raise StorageError(
             f"the token's file may be read by others (mode {mode:04o})",
             str(file),
-            f"chmod 600 {file}, or remove it where others may have read it: a new one is made",
+            f"{shlex.join(['chmod', '600', str(file)])}, or remove it where others may have read it: a new one is made",
         )
 
 

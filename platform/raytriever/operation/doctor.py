@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import socket
 import stat
@@ -301,7 +302,7 @@ def _tokens() -> Iterator[Finding]:
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
             text = f"{file}, the token of {of}, may be read by others (mode {mode:04o})"
-            yield Finding(WARNING, "token", text, f"chmod 600 {file}")
+            yield Finding(WARNING, "token", text, shlex.join(["chmod", "600", str(file)]))
         else:
             yield Finding(OK, "token", f"{file}, the token of {of}, is readable by its owner alone")
     if not there:

@@ -92,7 +92,7 @@ def test_embeddings_that_are_there_are_used_and_others_refused(
     for name, told in {
         "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as jobs/encode.py",
         "short": "short: holds embeddings of texts cut at another length (9, here 64); name the passages",
-        "none": "none: cannot read manifest.json",
+        "none": "--embeddings none: no such embeddings; ",
     }.items():
         assert told in mistake("mine", *model, *words, "--output", "other", "--embeddings", name)
     told = mistake("mine", *model, "--output", "other", "--embeddings", "passages")

@@ -19,7 +19,8 @@ _OUT = ["--output", "out"]
 # Each stage with every option of it that names something to read.
 CASES = [
     *(("train", [flag, MISSING]) for flag in ("--dataset", "--extra-datasets", "--model", "--config")),
-    *(("train", [flag, MISSING]) for flag in ("--negatives-table", "--eval-datasets")),
+    ("train", ["--eval-datasets", MISSING]),
+    ("train", ["--negatives-per-query", "2", "--negatives-table", MISSING]),
     ("train", ["--loss", "kl", "--negatives-per-query", "2", "--teacher", MISSING]),
     *(("tune", [flag, MISSING]) for flag in ("--dataset", "--model", "--config", "--search-space")),
     *(("prepare", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
@@ -28,7 +29,7 @@ CASES = [
     *(("encode", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
     ("compare", [MISSING]),
     *(("search", ["words", flag, MISSING]) for flag in ("--dataset", "--model")),
-    *(("mine", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
+    *(("mine", [*_OUT, "--method", "dense", flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
     ("mine", [*_OUT, "--max-score", "1", "--judge", MISSING]),
     *(("score", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--negatives", "--run")),
     *(("index", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
@@ -37,8 +38,8 @@ CASES = [
     ("submit", ["--working-dir", MISSING, "train"]),
     *(("runs", [action, MISSING]) for action in ("list", "show", "clean")),
     *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),
-    *(("annotate", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--candidates", "--prompts")),
-    ("annotate", [*_OUT, "--candidates", "dense", "--embeddings", MISSING]),
+    *(("annotate", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--candidates", "--prompts")),
+    *(("annotate", [*_OUT, "--candidates", "dense", flag, MISSING]) for flag in ("--model", "--embeddings")),
 ]
 _PROGRAM = """
 import io, json, sys

@@ -40,3 +40,11 @@ def test_it_tells_what_it_found_and_what_to_do_next(
 )
 def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
     assert told in mistake("prepare", "--dataset", letters, *flags.split())
+
+
+def test_a_printed_command_is_quoted_for_the_shell(
+    tiny_dataset: Path, work: Path, capsys: pytest.CaptureFixture[str], tiny_encoder: Path
+) -> None:
+    words = ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "my data; rm"]
+    assert run("prepare", words) == 0
+    assert "python jobs/train.py --dataset 'my data; rm' --model " in capsys.readouterr().out

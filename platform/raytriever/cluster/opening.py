@@ -21,6 +21,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.examples import Examples
 from raytriever.data.open import open_dataset
 from raytriever.data.pydocs import PYDOCS
+from raytriever.data.split_overlap import check_overlap, overlaps
 from raytriever.data.spread import shared
 from raytriever.data.tokenise import Tokenisation
 from raytriever.errors import ConfigError
@@ -155,10 +156,31 @@ def open_run(curriculum: Curriculum, say: Say) -> tuple[Opened, Retriever]:
     else:
         datasets.insert(0, measured)
     Examples.of(measured, base.data.test_split, base.training.seed)  # here only to be refused
+    for stage in stages:
+        with naming(stage.stage):
+            _check_overlaps(stage, measured, base.data.test_split, say)
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         say(line)
     return Opened(curriculum, measured, tuple(stages), precision, device), retriever
+
+
+def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, say: Say) -> None:
+    """Report the queries of the dev and the test split that a stage trains on.
+
+    Those of the dev split make training stop too late, which its dev curve shows; those of the test split make the
+    figures too good, which nothing shows.
+
+    Raises:
+        DataError: they are too many of the test split's.
+    """
+    data, datasets = stage.stage.config.data, stage.material.datasets
+    trained = [(dataset, data.train_split) for dataset in datasets]
+    for overlap in overlaps(trained, [(datasets[0], data.dev_split), (measured, test_split)]):
+        if overlap.split == test_split:
+            check_overlap(overlap, data.allow_split_overlap)
+        if overlap.shared:
+            say(f"{overlap.dataset}: {overlap}")
 
 
 def _open_measured(config: Config, retriever: Retriever, say: Say) -> RetrievalDataset:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import TAUGHT, LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
-from raytriever.options import check_changed, check_options, did_you_mean, read_option
+from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.refresh_config import RefreshConfig, check_refresh
 from raytriever.training.validation_config import ValidationConfig, check_validation
@@ -61,12 +62,25 @@ def check_config(config: Config) -> None:
             f"give a multiple of {workers}, such as {nearest}, or another --num-workers",
         )
     check_refresh(config.refresh, config.data, config.training.max_steps)
+    _check_splits(config.data)
     _check_teacher(config)
     check_validation(config.validation, config.training)
     if config.training.best_metric != DEV_LOSS:
         from raytriever.retrieval.metric_words import deciding_metric  # numpy, which the command line can do without
 
         deciding_metric(config.training.best_metric)
+
+
+def _check_splits(data: DataConfig) -> None:
+    """Refuse a split that is trained on or decides when to stop, and is measured; raises `ConfigError`."""
+    splits = ("train_split", "dev_split", "test_split")
+    for first, second in itertools.combinations(splits, 2):
+        if getattr(data, first) == getattr(data, second) and not data.allow_split_overlap:
+            raise ConfigError(
+                f"is the split {getattr(data, first)!r} that {flag_of(second)} names too, so its figures would mislead",
+                flag_of(first),
+                "give another split, or --allow-split-overlap",
+            )
 
 
 def _check_teacher(config: Config) -> None:

@@ -27,6 +27,10 @@ class DataConfig:
     train_split: str = option("train", "the split trained on")
     dev_split: str = option("dev", "the split that decides when to stop")
     test_split: str = option("test", "the split measured before and after")
+    allow_split_overlap: bool = option(
+        False,
+        "train although a measured split is trained on, whole or in more than 5 % of its queries",
+    )
     max_bad_rows: float = option(
         0.01, "share of a file's rows that may be bad before the job stops", minimum=0, maximum=1
     )

@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "keep",
     "refresh_pool",
     "eval_behind",
+    "allow_split_overlap",  # of the data: it lets a run begin
     "activation_checkpointing",  # of the model; what is computed again is computed alike
 )
 

@@ -23,6 +23,7 @@ from numpy import ndarray
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.data.split_overlap import plain_text
 from raytriever.errors import DataError, StorageError
 from raytriever.storage import committed_directory, read_manifest
 
@@ -119,8 +120,8 @@ def _kept(dataset: RetrievalDataset, split: str, cut: Cut) -> Judgements:
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
     if split != "test" and "test" in dataset.judgements:
-        measured = {_plain(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
-        texts = [_plain(dataset.queries.texts[int(query)]) for query in queries]
+        measured = {plain_text(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
+        texts = [plain_text(dataset.queries.texts[int(query)]) for query in queries]
         queries = queries[np.array([text not in measured for text in texts], dtype=bool)]
     count = min({"train": cut.train, "dev": cut.dev, "test": cut.test}[split], len(queries))
     if split == "train":
@@ -136,11 +137,6 @@ def _kept(dataset: RetrievalDataset, split: str, cut: Cut) -> Judgements:
         later = (ranked.scores > 0) & (ranked.ranks > 0)
         ranked = Judgements(ranked.queries, ranked.documents, ranked.scores, later.astype(np.int64), ranked.ranks)
     return ranked if cut.labels is None else ranked.where((ranked.scores <= 0) | (ranked.ranks < cut.labels))
-
-
-def _plain(text: str) -> str:
-    """A text but for case and white space."""
-    return " ".join(text.casefold().split())
 
 
 def _with_gold(rows: Judgements, dataset: RetrievalDataset, chosen: ndarray) -> Judgements:

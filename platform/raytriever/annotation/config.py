@@ -23,11 +23,11 @@ class AnnotationConfig:
 
     candidates: str = option(
         BM25,
-        f"who finds candidates, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs",
+        f"how candidates are found, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs",
         reads=CANDIDATES,
         form="NAME,PATH",
     )
-    depth: int = option(20, "passages taken from each of them for a query, at most", minimum=1)
+    depth: int = option(20, "most passages of a query from each of them", minimum=1)
     passages_per_prompt: int = option(
         20, "candidates judged for relevance in one request; more become several requests", minimum=1
     )
@@ -39,17 +39,17 @@ class AnnotationConfig:
     )
     prompts: str = option(
         "",
-        "a folder whose files stand in for the prompts of their names (docs/annotation.md)",
+        "a folder of prompts that replace those of the same name (docs/annotation.md)",
         reads=PROMPTS,
         form="DIR",
     )
     temperature: float = option(0.0, "of the model's draws; 0 for its likeliest answer", minimum=0, maximum=2)
     max_tokens: int = option(1024, "tokens of one answer, at most; a model that thinks aloud needs more", minimum=16)
-    repairs: int = option(1, "times a model is shown what was wrong with an answer and asked again", minimum=0)
+    repairs: int = option(1, "times a model is asked again after an invalid answer, with the error", minimum=0)
     agreed: str = option(
         "human",
-        "whose a positive is that the data set's people and the model both name: for groups that begin with a human "
-        "one, or for groups of the model's alone",
+        "source of a positive that both the data set and the model name: human, for groups that begin with a human "
+        "positive, or llm",
         choices=("human", "llm"),
     )
     max_failed: float = option(
@@ -73,13 +73,15 @@ class ServiceConfig:
     )
     in_flight: int = option(16, "requests under way at once", minimum=1, maximum=4096)
     timeout: float = option(120.0, "seconds within which a request must be answered", above=0)
-    retries: int = option(6, "times a request that fails in passing is sent again, ever later", minimum=0)
+    retries: int = option(6, "times a request is sent again after a temporary failure, with growing pauses", minimum=0)
     longest_wait: float = option(
         60.0, "seconds between two of them, at most, unless the service asks for more", above=0, needs="retries"
     )
     price_in: float = option(0.0, "price of a million tokens that the model reads", minimum=0)
     price_out: float = option(0.0, "price of a million tokens that it writes", minimum=0)
-    budget: float | None = option(None, "what the job may cost in all its runs, in the currency of the prices", above=0)
+    budget: float | None = option(
+        None, "most that the job may cost in all its runs, in the currency of the prices", above=0
+    )
     budget_tokens: int | None = option(None, "tokens that the job may use in all its runs, read and written", minimum=1)
 
     @property

@@ -90,13 +90,13 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where the annotated data set shall stand",
+        help="folder to write the annotated data set to",
     )
     parser.add_argument(
         "--split",
         default="train",
         metavar="NAME",
-        help="whose queries are annotated; of a split that is not there, those that no split judges (default: train)",
+        help="split whose queries are annotated; a new name takes the queries that no split judges (default: train)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what it will cost, and ask nothing")
     parser.add_argument(
@@ -112,7 +112,7 @@ def _parser() -> Parser:
         help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])

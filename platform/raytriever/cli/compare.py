@@ -86,5 +86,5 @@ def _parser() -> Parser:
         metavar="FILE",
         help="the page to write (default: report.html)",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     return parser

@@ -47,10 +47,10 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where the embeddings shall stand",
+        help="folder to write the embeddings to",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, EncodeConfig, "encoding")

@@ -109,9 +109,9 @@ def _parser() -> Parser:
         metavar="DIR",
         help="where results go (default: results)",
     )
-    parser.add_argument("--fresh", action="store_true", help="replace another evaluation that stands there")
+    parser.add_argument("--fresh", action="store_true", help="remove an earlier evaluation of --output")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, EvaluationConfig, "measuring")
     add_settings(parser, ModelConfig, "models, all of them", only=[name for name in READING if name != "model"])
     add_settings(parser, DataConfig, "data", only=["max_bad_rows"])

@@ -40,7 +40,7 @@ def _parser() -> Parser:
         "--output", type=path_of(OUTPUT, "--output"), required=True, metavar="DIR", help="a new directory"
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, ExportConfig, "handing over")
     return parser

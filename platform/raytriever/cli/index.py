@@ -74,7 +74,7 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where the index shall stand, or stands",
+        help="folder of the index: written there, or opened if it exists",
     )
     parser.add_argument(
         "--embeddings",
@@ -82,11 +82,11 @@ def _parser() -> Parser:
         metavar="DIR",
         help="the passages as jobs/encode.py encoded them with --model",
     )
-    parser.add_argument("--split", metavar="NAME", help="hold the index against exact search by this split's queries")
+    parser.add_argument("--split", metavar="NAME", help="compare the index with exact search on this split's queries")
     parser.add_argument("--query", metavar="TEXT", help="print the best passages for it")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, IndexConfig, "index")

@@ -83,5 +83,5 @@ def _parser() -> Parser:
         metavar="SECONDS",
         help="in which Ray must be ready (default: 120); MLflow may take longer, and Ray is kept without it",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     return parser

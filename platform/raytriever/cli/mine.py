@@ -100,9 +100,11 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where the negatives table shall stand",
+        help="folder to write the negatives table to",
     )
-    parser.add_argument("--split", default="train", metavar="NAME", help="whose queries get them (default: train)")
+    parser.add_argument(
+        "--split", default="train", metavar="NAME", help="split whose queries get negatives (default: train)"
+    )
     parser.add_argument("--ranks", metavar="A:B", help="--range-min A --range-max B")
     parser.add_argument(
         "--round", type=int, default=0, metavar="N", help="the round of mining, as the table tells it (default: 0)"
@@ -114,7 +116,7 @@ def _parser() -> Parser:
         help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, MiningConfig, "mining")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)

@@ -44,11 +44,11 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where the prepared data set shall stand",
+        help="folder to write the prepared data set to",
     )
     parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=_MODEL)
     return parser

@@ -59,13 +59,13 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="score", description="Let a cross-encoder score the pairs that training learns from.")
     parser.add_argument(
-        "--output", type=path_of(OUTPUT, "--output"), required=True, metavar="DIR", help="where the scores shall stand"
+        "--output", type=path_of(OUTPUT, "--output"), required=True, metavar="DIR", help="folder to write the scores to"
     )
     parser.add_argument(
-        "--split", default="train", metavar="NAME", help="whose queries are asked about (default: train)"
+        "--split", default="train", metavar="NAME", help="split whose queries are scored (default: train)"
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, ScoreConfig, "teacher")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])

@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="search", description="Find the best passages of a data set for a query.", free_text="query")
-    parser.add_argument("query", help="what is looked for")
+    parser.add_argument("query", help="the question")
     parser.add_argument(
         "--dataset",
         type=path_of(DATASET, "--dataset"),
@@ -57,6 +57,6 @@ def _parser() -> Parser:
         metavar="SCORE",
         help="show nothing that scores below it, such as one of jobs/evaluate.py --calibrate",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, ModelConfig, "model", only=READING)
     return parser

@@ -70,7 +70,7 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where arms, table and figures shall stand",
+        help="folder to write runs, table and figures to",
     )
     parser.add_argument("--seeds", type=_count, metavar="N", help="trainings of each arm (default: the study's own)")
     parser.add_argument(
@@ -81,7 +81,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--run-name", metavar="NAME", help="the study's name in MLflow")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     return parser
 
 

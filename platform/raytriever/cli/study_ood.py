@@ -64,7 +64,7 @@ def _parser() -> Parser:
         type=path_of(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="where tables and pictures shall stand",
+        help="folder to write tables and figures to",
     )
     parser.add_argument(
         "--model",
@@ -80,19 +80,21 @@ def _parser() -> Parser:
         metavar="A,B",
         help="which are built",
     )
-    parser.add_argument("--split", default="test", metavar="NAME", help="whose queries are asked (default: test)")
+    parser.add_argument(
+        "--split", default="test", metavar="NAME", help="split whose queries are searched (default: test)"
+    )
     parser.add_argument(
         "--queries",
         type=int,
         default=1_000,
         metavar="N",
-        help="how many, and as many passages held out (default: 1000)",
+        help="number of queries, and of passages that are held out (default: 1000)",
     )
     parser.add_argument(
         "--documents", type=int, default=100_000, metavar="N", help="of the control set (default: 100000)"
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
     return parser

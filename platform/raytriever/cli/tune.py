@@ -90,7 +90,7 @@ def _parser() -> Parser:
     )
     run.add_argument("--fresh", action="store_true", help="remove what an earlier sweep left in --output")
     add_wait(run)
-    run.add_argument("--debug", action="store_true", help="show the traceback of a mistake too")
+    run.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     return parser
 
 

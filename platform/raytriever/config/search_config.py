@@ -35,16 +35,19 @@ class SearchConfig:
         "the whole corpus, or dev_loss where all trials have one loss",
     )
     trials_at_once: int | None = option(
-        None, "trials beside each other; by default as many as the cluster has places for", minimum=1
+        None, "trials at a time; by default as many as the cluster has room for", minimum=1
     )
     asha: bool = option(False, "stop trials that are behind at the same step (asynchronous successive halving)")
     asha_metric: str = option(
         BATCH_AUC,
-        "what they are behind in, at a look: dev_batch_auc (of the dev batches), dev_loss where all have one loss, or "
-        "a metric such as ndcg_at_10 where --eval-datasets or --best-metric has it measured while training",
+        "how trials are compared at a validation: dev_batch_auc (of dev batches), dev_loss where all have one loss, "
+        "or a metric such as ndcg_at_10 where --eval-datasets or --best-metric measures it during training",
         needs="asha",
     )
-    asha_grace: int = option(20, "steps before which no trial is stopped", minimum=1, needs="asha")
+    asha_grace: int = option(20, "steps that each trial runs at least", minimum=1, needs="asha")
     asha_factor: int = option(
-        3, "one in so many goes on at each rung; rungs are so many times further apart", minimum=2, needs="asha"
+        3,
+        "at each rung one trial in this many continues; rungs are this many times further apart",
+        minimum=2,
+        needs="asha",
     )

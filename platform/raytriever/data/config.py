@@ -20,7 +20,7 @@ class DataConfig:
     )
     extra_datasets: str = option(
         "",
-        "further data sets whose training splits are learnt from as well, separated by commas",
+        "further data sets to train on, separated by commas",
         reads=DATASETS,
         form="PATH,PATH",
     )
@@ -43,7 +43,7 @@ class DataConfig:
     )
     positives_order: str = option(
         "drawn",
-        "positives of a group: drawn anew each epoch, or those of the lowest ranks",
+        "positives of a group: drawn again in each epoch, or those of the lowest ranks",
         choices=("drawn", "ranked"),
     )
     negatives_table: str = option(
@@ -56,7 +56,7 @@ class DataConfig:
     negatives_mix: str = option(
         "",
         "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
-        "`bm25=0.5,random=0.5`; without them all that a query has are alike",
+        "`bm25=0.5,random=0.5`; without it, all negatives of a query have equal weight",
         needs="negatives_per_query",
     )
     teacher: str = option(

@@ -54,7 +54,7 @@ class LossConfig:
     temperature: float = option(0.01, "tau: scores are divided by it (not by triplet)", above=0, needs="loss!=triplet")
     learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter", needs="loss!=triplet")
     margin: float = option(
-        0.1, "by how much triplet wants a positive above a negative", minimum=0, needs="loss=triplet"
+        0.1, "margin of triplet: a positive should score this much above a negative", minimum=0, needs="loss=triplet"
     )
     reduction: str = option(
         "mean",
@@ -68,12 +68,12 @@ class LossConfig:
     )
     soft_labels: bool = option(
         False,
-        "a hard negative counts as far as the teacher takes it for one (losses by row but the symmetric one)",
+        "weight hard negatives by the teacher's scores (losses by row except the symmetric one)",
         needs=f"loss={'|'.join(SOFTENED)}",
     )
     matryoshka_dims: str = option(
         "",
-        "nested embeddings: the loss counts at these numbers of first components too, besides the whole embedding",
+        "Matryoshka: also apply the loss to this many first components of each embedding",
         reads=read_widths,
         form="N,N,...",
     )

@@ -41,9 +41,7 @@ class ModelConfig:
     truncate_dim: int | None = option(
         None, "how many first components of an embedding are kept; for encoders of nested embeddings", minimum=1
     )
-    lora_rank: int = option(
-        0, "rank of the adapters that are trained in the encoder's place (LoRA); 0 trains the encoder", minimum=0
-    )
+    lora_rank: int = option(0, "rank of LoRA adapters; 0 trains the whole encoder", minimum=0)
     lora_alpha: float | None = option(
         None, "adapters count alpha / rank times; by default 2", above=0, needs="lora_rank"
     )

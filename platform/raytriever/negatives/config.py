@@ -25,11 +25,11 @@ class MiningConfig:
     """Who finds hard negatives, which of their candidates are false negatives, and how many are kept."""
 
     method: str = option(
-        "bm25", f"who finds candidates, of {', '.join(METHODS)}; several, separated by commas, fill one table"
+        "bm25", f"how candidates are found: {', '.join(METHODS)}; several, separated by commas, fill one table"
     )
     num_negatives: int = option(10, "negatives that each method keeps for a query, at most", minimum=1)
     range_min: int = option(
-        0, "ranks that are passed over; the first document that is not known to be relevant has rank 0", minimum=0
+        0, "first rank that is used; rank 0 is the best document that is not known to be relevant", minimum=0
     )
     range_max: int | None = option(
         None,
@@ -51,12 +51,12 @@ class MiningConfig:
         needs=_SCORED,
     )
     sampling_strategy: str = option(
-        "top", "which of the candidates that are left: the first ones, or drawn ones", choices=("top", "random")
+        "top", "which of the remaining candidates: the first ones, or random ones", choices=("top", "random")
     )
     drop_answers: bool = option(False, "remove candidates that hold an answer of the query")
     judge: str = option(
         "",
-        "directory of a cross-encoder whose scores, from 0 to 1 as a rule, margins and --max-score are held to",
+        "directory of a cross-encoder whose scores are used for margins and --max-score, usually 0 to 1",
         reads=TEACHER,
         form="MODEL",
         needs=("relative_margin", "absolute_margin", "max_score"),

@@ -20,10 +20,10 @@ class EvaluationConfig:
     )
     relevance_level: int = option(1, "grade from which on a document is relevant; TREC DL's passages want 2", minimum=1)
     drop_own_id: bool = option(
-        True, "leave a document with the query's own id out, as BEIR does; --no-drop-own-id where ids only look alike"
+        True, "leave out a document with the query's own id, as BEIR does; --no-drop-own-id keeps it"
     )
     suite: str | None = option(
-        None, "all data sets of a benchmark, by name; what is missing is told", choices=("beir",)
+        None, "all data sets of a benchmark; missing ones are named in the output", choices=("beir",)
     )
     data_root: str = option(
         "",

@@ -38,7 +38,7 @@ def read_repository(given: str) -> str:
 class ExportConfig:
     """What is made of a model, and what is said of it."""
 
-    formats: str | None = option(None, "written beside the weights", reads=read_formats, form="onnx,openvino")
+    formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(
         None,
         "a directory of jobs/evaluate.py, whose figures and thresholds the model card shows",

@@ -90,23 +90,21 @@ class TrainingConfig:
         None, "the same in tokens, padding included: texts of like length are encoded together", minimum=1
     )
     seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
-    eval_steps: int = option(
-        20, "steps between two looks at the dev loss, and at the dev data where that is retrieved from", minimum=1
-    )
-    dev_batches: int = option(4, "global batches of the dev split in one look", minimum=1)
+    eval_steps: int = option(20, "steps between two validations", minimum=1)
+    dev_batches: int = option(4, "global batches of the dev split in one validation", minimum=1)
     best_metric: str = option(
         DEV_LOSS,
         "chooses the best checkpoint, such as ndcg_at_10",
         reads=metric_name,
         form="METRIC",
     )
-    patience: int = option(5, "looks without a better --best-metric after which training stops", minimum=1)
+    patience: int = option(5, "validations without a better --best-metric after which training stops", minimum=1)
     min_delta: float = option(0.0, "how much better it must be to count for --patience", minimum=0)
     checkpoint_steps: int | None = option(
-        None, "steps between two checkpoints; by default one at every look, and always at a best one", minimum=1
+        None, "steps between two checkpoints; by default one at each validation, and always a best one", minimum=1
     )
     checkpoint_minutes: float = option(10.0, "minutes after which there is a checkpoint at the latest", above=0)
-    keep: int = option(1, "newest checkpoints kept beside the best", minimum=1)
+    keep: int = option(1, "newest checkpoints to keep, next to the best", minimum=1)
 
     @property
     def workers(self) -> tuple[int, int]:

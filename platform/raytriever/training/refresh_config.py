@@ -39,7 +39,7 @@ class RefreshConfig:
     )
     refresh_mode: str = option(
         ASYNC,
-        "training goes on meanwhile, waits for the new table, or goes on while a share of the corpus is re-encoded",
+        "async: training continues meanwhile; sync: it waits; rolling: a share of the corpus is re-encoded",
         choices=MODES,
         needs="refresh_every",
     )

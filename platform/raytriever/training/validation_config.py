@@ -26,7 +26,7 @@ class ValidationConfig:
     )
     eval_corpus: int | None = option(
         None,
-        "documents of each dev corpus beside the judged ones, half by BM25 and half drawn; by default all of it",
+        "documents of each dev corpus next to the judged ones, half by BM25 and half drawn; default: all",
         minimum=0,
         needs=_EVALUATED,
     )

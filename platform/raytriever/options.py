@@ -85,6 +85,8 @@ def check_options(config: Any) -> None:
             read_option(field, value, where)
         if rule["choices"] is not None and value not in rule["choices"]:
             raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]))
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError("is out of range", where, "give a number of at most 18 digits")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{value!r} is out of range", where, "give a finite number")
         for name, fails in (

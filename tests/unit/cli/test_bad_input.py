@@ -39,6 +39,7 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--seed", "argument --seed: expected one argument; see raytriever train --help"),
         ("--max-bad-rows 2", "--max-bad-rows: 2.0 is out of range; give a value at most 1"),
         ("--recipe pydoc", "--recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?"),
+        (f"--batch-size {'9' * 100}", "--batch-size: is out of range; give a number of at most 18 digits"),
         ("--run-name=", "--run-name: '' is no run name; use letters, digits"),
         ("--run-name ../x", "--run-name: '../x' is no run name; use letters, digits"),
         ("--run-name $(x)", "--run-name: '$(x)' is no run name; use letters, digits"),

@@ -100,3 +100,9 @@ def test_standard_streams_that_fail(redirection: str, code: int, told: str, word
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.stderr.count("\n") <= 1
+
+
+def test_an_error_whose_reader_has_gone_keeps_its_exit_code() -> None:
+    program = "import time; time.sleep(0.3); from raytriever.cli.main import entry; entry()"
+    line = '"$0" -c "$1" search x --nonsense 2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}'
+    assert subprocess.run(["bash", "-c", line, sys.executable, program], timeout=60, check=False).returncode == 2

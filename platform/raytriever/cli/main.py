@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from raytriever import __version__
@@ -103,14 +104,14 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
             action()
     except UserError as mistake:
         if debug:
-            warn(traceback.format_exc().rstrip("\n"))
-        warn(_error_line(str(mistake)))
+            _report(traceback.format_exc().rstrip("\n"))
+        _report(_error_line(str(mistake)))
         return 2
     except FileNotFoundError as error:
         if error.filename is None:
             raise
         missing = f"{error.filename}: no such file or folder; give a path that exists, and let nothing remove it"
-        warn(_error_line(missing))
+        _report(_error_line(missing))
         return 2
     except KeyboardInterrupt:
         warn("interrupted; give the same command again to go on")
@@ -118,6 +119,12 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
     except BrokenPipeError:
         return 141  # the reader of our output went away: nothing more can be printed
     return 0
+
+
+def _report(text: str) -> None:
+    """Print a line on standard error; the exit code tells the same where its reader has gone."""
+    with suppress(BrokenPipeError):
+        warn(text)
 
 
 def _error_line(text: str) -> str:

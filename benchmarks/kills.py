@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -34,8 +34,8 @@ from faults import make_encoder
 
 REPOSITORY = Path(__file__).parent.parent
 HOW = ("SIGKILL", "SIGTERM", "SIGHUP", "worker", "SIGSTOP")
-# Ray's processes of a killed command end by themselves when they notice it.
-LEFT_SECONDS, STOPPED_SECONDS, HUNG_SECONDS = 30.0, 2.0, 600.0
+# Workers end within seconds of a killed command; Ray's own agents look for it every half a minute.
+LEFT_SECONDS, STOPPED_SECONDS, HUNG_SECONDS = 60.0, 2.0, 900.0
 STEPS = 60
 TRAIN = [
     "--batch-size",
@@ -134,7 +134,8 @@ class Command:
         while self.others() and time.monotonic() < began + LEFT_SECONDS:
             time.sleep(0.1)
         for pid in self.others():
-            os.kill(pid, signal.SIGKILL)
+            print(f"  left behind: {Path(f'/proc/{pid}/cmdline').read_bytes().decode().replace(chr(0), ' ')[:100]}")
+            send(pid, signal.SIGKILL)
         return min(time.monotonic() - began, LEFT_SECONDS)
 
     def wait(self) -> int:
@@ -165,6 +166,7 @@ def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Foun
     wanted = contents(work / f"{stage}-peace", stage)
     done, attempt = 0, 0
     deck: list[str] = []
+    pool, watchers = ThreadPoolExecutor(kills + 1), list[Future[float]]()
     while done < kills:
         attempt += 1
         output, cache = f"{stage}-{attempt}", f"{stage}-{attempt}-cache"
@@ -183,19 +185,19 @@ def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Foun
                 found.codes[key] = found.codes.get(key, 0) + 1
                 if code not in (-signal.SIGKILL, 130, 0):
                     found.errors.append(f"{how}: exit code {code}: {last_line(command)}")
-                again = Command(work, stage, words, output, cache)  # at once: leftovers may still be there
-                found.left.append(command.leftovers())
-                command = again
+                watchers.append(pool.submit(command.leftovers))
+                command = Command(work, stage, words, output, cache)  # at once: leftovers may still be there
         if code := command.wait():
             found.errors.append(f"the last command: exit code {code}: {last_line(command)}")
             continue
-        found.left.append(command.leftovers())
+        watchers.append(pool.submit(command.leftovers))
         there = contents(work / output, stage)
         found.different += [
             f"{output}/{name}" for name in sorted(wanted.keys() | there.keys()) if wanted.get(name) != there.get(name)
         ]
         found.different += [f"{path}" for path in work.glob(f".{output}*")]
         shutil.rmtree(work / output)
+    found.left = [watcher.result() for watcher in watchers]
     found.seconds = time.monotonic() - began
     print(f"{stage}: {found.kills}, exit codes {found.codes}, {found.seconds:.0f} s", flush=True)
     for problem in (*found.errors, *found.different):
@@ -263,7 +265,7 @@ def last_line(command: Command) -> str:
     return lines[-1] if lines else ""
 
 
-def equal_commands(work: Path, pairs: int, chance: random.Random) -> dict[str, End]:
+def equal_commands(work: Path, pairs: int, chance: random.Random) -> tuple[dict[str, End], dict[str, object]]:
     """Give equal commands for one run directory at random times."""
     words = ["--dataset", "letters", "--model", "encoder", "--max-steps", str(STEPS), *TRAIN]
     began = time.monotonic()
@@ -306,7 +308,7 @@ def equal_commands(work: Path, pairs: int, chance: random.Random) -> dict[str, E
         json.loads((work / run / "run.json").read_bytes())
     for line in other:
         print(f"  {line}")
-    return {
+    ends = {
         "equal commands: refused, or found the run finished": End(
             refused + finished, f"{pairs}", refused + finished == pairs
         ),
@@ -314,6 +316,7 @@ def equal_commands(work: Path, pairs: int, chance: random.Random) -> dict[str, E
         "equal commands: runs with other steps or losses": End(lost, "0", lost == 0),
         "equal commands: slowest refusal (s)": End(slowest, "reported", True),
     }
+    return ends, {"equal commands": {"refused": refused, "found the run finished": finished, "other": other}}
 
 
 def _runs(entry: Path) -> bool:
@@ -328,39 +331,50 @@ def main() -> None:
     line.add_argument("--stages", default=",".join(STAGES), help="which; results of others stay in the file of --json")
     line.add_argument("--at-once", type=int, default=1, help="stages that are disturbed at the same time")
     given = line.parse_args()
-    ends, details = dict[str, End](), dict[str, object]()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # for the commands, where `nohup` started this
+    stages = [name for name in given.stages.split(",") if name]
     with TemporaryDirectory() as place:
         work = Path(place)
         make_encoder(work / "encoder")
         make_dataset(work / "letters")
         (work / "space.yaml").write_text(SPACE)
-        if given.pairs:
-            ends |= equal_commands(work, given.pairs, random.Random("train"))
-        stages = [name for name in given.stages.split(",") if name]
         with ThreadPoolExecutor(given.at_once) as pool:
-            tasks = [pool.submit(disturbed, work, stage, given.kills, random.Random(stage)) for stage in stages]
-            results = [task.result() for task in tasks]
-    for stage, found in zip(stages, results, strict=True):
-        details[stage] = {"kills": found.kills, "codes": found.codes, "seconds": round(found.seconds)}
-        done, left = sum(found.kills.values()), max(found.left)
-        ends |= {
-            f"{stage}: disturbances": End(done, f"{given.kills}", done >= given.kills),
-            f"{stage}: commands that ended otherwise": End(len(found.errors), "0", not found.errors),
-            f"{stage}: files that differ": End(len(found.different), "0", not found.different),
-            f"{stage}: longest life of a process left behind (s)": End(
-                round(left, 1), f"below {LEFT_SECONDS:g}", left < LEFT_SECONDS
-            ),
-        }
-    report("kills and equal commands", ends, None)
-    if given.json is not None:
-        before = json.loads(given.json.read_bytes()) if given.json.is_file() else {"details": {}, "ends": {}}
-        content = {
-            "date": str(date.today()),
-            "machine": machine(),
-            "details": before["details"] | details,
-            "ends": before["ends"] | {name: vars(end) for name, end in ends.items()},
-        }
-        given.json.write_text(json.dumps(content, indent=2) + "\n")
+            tasks: list[Future[tuple[dict[str, End], dict[str, object]]]] = []
+            if given.pairs:
+                tasks.append(pool.submit(equal_commands, work, given.pairs, random.Random("train")))
+            tasks += [pool.submit(measured, work, stage, given.kills) for stage in stages]
+            for task in as_completed(tasks):
+                ends, details = task.result()
+                report("kills and equal commands", ends, None)
+                if given.json is not None:
+                    add_to(given.json, ends, details)
+
+
+def measured(work: Path, stage: str, kills: int) -> tuple[dict[str, End], dict[str, object]]:
+    """Disturb a stage; its ends, and what was done."""
+    found = disturbed(work, stage, kills, random.Random(stage))
+    done, left = sum(found.kills.values()), max(found.left)
+    ends = {
+        f"{stage}: disturbances": End(done, f"{kills}", done >= kills),
+        f"{stage}: commands that ended otherwise": End(len(found.errors), "0", not found.errors),
+        f"{stage}: files that differ": End(len(found.different), "0", not found.different),
+        f"{stage}: longest life of a process left behind (s)": End(
+            round(left, 1), f"below {LEFT_SECONDS:g}", left < LEFT_SECONDS
+        ),
+    }
+    return ends, {stage: {"kills": found.kills, "codes": found.codes, "seconds": round(found.seconds)}}
+
+
+def add_to(file: Path, ends: dict[str, End], details: dict[str, object]) -> None:
+    """Add results to a file, in which those of other stages stay."""
+    before = json.loads(file.read_bytes()) if file.is_file() else {"details": {}, "ends": {}}
+    content = {
+        "date": str(date.today()),
+        "machine": machine(),
+        "details": before["details"] | details,
+        "ends": before["ends"] | {name: vars(end) for name, end in ends.items()},
+    }
+    file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

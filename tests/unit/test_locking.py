@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -211,6 +211,41 @@ def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.usefixtures("heard_interrupts")
+def test_waiting_in_another_thread_ends_with_the_interruption_too(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def wait() -> None:
+        with suppress(KeyboardInterrupt):
+            acquire(tmp_path / "mine", wait=True)
+        ended.set()
+
+    with one_writer(tmp_path / "mine"), interruptible():
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.wait(10)
+    with interruptible():
+        pass
+
+
+def test_a_lock_file_that_its_owner_removes_meanwhile_locks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, flock = acquire(tmp_path / "mine"), fcntl.flock
+
+    def released_just_before(descriptor: int, operation: int) -> None:
+        if first.owner.token in locking._held:
+            first.release()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", released_just_before)
+    second = acquire(tmp_path / "mine")
+    assert owner_of(tmp_path / "mine") == second.owner
+    second.release()
+
+
 def test_two_threads_exclude_each_other(tmp_path: Path, file_system: str) -> None:
     inside, most = 0, 0
 
@@ -294,6 +329,11 @@ def test_an_owner_that_lost_its_lock_commits_nothing(tmp_path: Path, monkeypatch
         with (
             pytest.raises(InUseError, match="took it over"),
             committed_directory(tmp_path / "mine" / "step-1") as aside,
+        ):
+            (aside / "b.txt").write_text("second")
+        with (
+            pytest.raises(InUseError, match="took it over"),
+            committed_directory(tmp_path / "mine", replace=True) as aside,
         ):
             (aside / "b.txt").write_text("second")
         storage.write_atomically(tmp_path / "yours" / "a.txt", "elsewhere")

@@ -30,7 +30,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from raytriever.activity import activity
 from raytriever.errors import ConfigError
 from raytriever.reading.structured import conform, parse_json, read_yaml
-from raytriever.terminal import end_of_silence, warn
+from raytriever.terminal import warn
 
 MOST = 100_000_000  # bytes
 STOP_SECONDS = 60.0
@@ -112,10 +112,15 @@ def _largest(package: Path) -> str:
 
 
 async def _follow(client: JobSubmissionClient, job: str) -> None:
-    with activity(f"waiting for the lines of {job}"):
+    has_begun = False
+
+    def line(seconds: float) -> str | None:
+        return None if has_begun else f"waiting for the first line of {job}: {seconds:.0f} s"
+
+    with activity(line):  # once it has begun, the job itself is not silent for long
         async for lines in client.tail_job_logs(job):
             print(lines, end="", flush=True)
-            end_of_silence()
+            has_begun = True
 
 
 def _code(client: JobSubmissionClient, job: str, say: Callable[[str], None]) -> int:

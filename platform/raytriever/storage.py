@@ -88,6 +88,30 @@ def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
         raise StorageError(known[0], where, remedy=known[1]) from error
 
 
+def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a folder as `os.walk` does, which passes over what it may not read; here that is an error.
+
+    Raises:
+        StorageError: naming the folder that cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    with disk_errors(folder, reading=True):
+        yield from os.walk(folder, onerror=refuse)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and in those below it, in order; links to folders are not followed.
+
+    Raises:
+        StorageError: naming the folder that cannot be read.
+    """
+    paths = sorted(Path(here, name) for here, _, names in walk(folder) for name in names)
+    return [path for path in paths if path.is_file()]
+
+
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless something can be written under `path`, which need not exist; leaves nothing."""
     place = Path(os.path.abspath(path))
@@ -258,13 +282,13 @@ def _hidden(path: Path) -> Path:
 
 def _seal(directory: Path, meta: Mapping[str, Any]) -> None:
     """Make every file durable, and name them all in the manifest, which comes last."""
-    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    files = files_below(directory)
     entries = {}
     for file in files:
         fsync(file)
         name = file.relative_to(directory).as_posix()
         entries[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
-    for folder in (folder for folder in directory.rglob("*") if folder.is_dir()):
+    for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
         fsync(folder)
     write_atomically(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1))
 

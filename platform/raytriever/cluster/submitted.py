@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.paths import expanded
-from raytriever.storage import check_writable
+from raytriever.storage import check_writable, files_below
 
 HOME = "RAYTRIEVER_HOME"
 # Where Ray unpacks uploads, and what it sets for the process of a submitted job.
@@ -71,7 +71,7 @@ def _whole(word: str, before: str, upload: Path) -> str:
 
 def _told(upload: Path) -> list[str]:
     """Lines on what was uploaded."""
-    files = [file for file in upload.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    files = [file for file in files_below(upload) if "__pycache__" not in file.parts]
     sizes = {file: file.stat().st_size for file in files}
     total = sum(sizes.values())
     lines = [f"upload: {len(sizes):,} files, {total / 1e6:.1f} MB"]

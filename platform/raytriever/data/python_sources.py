@@ -5,7 +5,6 @@ Tests, examples, generated code and vendored copies are nobody's interface and a
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import sys
@@ -13,6 +12,8 @@ import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+
+from raytriever.storage import walk
 
 _OWN = "raytriever"  # editing the project must not change its data
 _SITES = ("site-packages", "dist-packages")
@@ -41,7 +42,7 @@ def source_roots() -> list[Path]:
 
 def modules_of(root: Path) -> Iterator[tuple[str, Path]]:
     """Dotted name and file of each module that is part of an interface, in the order of their names."""
-    for here, folders, files in os.walk(root):
+    for here, folders, files in walk(root):
         folders[:] = sorted(name for name in folders if _is_package(name))
         inside = Path(here).relative_to(root).parts
         for file in sorted(files):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from raytriever.storage import MANIFEST, disk_errors
+from raytriever.storage import MANIFEST, disk_errors, walk
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
@@ -67,7 +67,7 @@ def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
     if path.is_symlink() or not path.is_dir():
         paths: Iterator[Path] = iter([path])
     else:
-        paths = (Path(here, name) for here, _, names in os.walk(path) for name in names if name != without)
+        paths = (Path(here, name) for here, _, names in walk(path) for name in names if name != without)
     for one in paths:
         try:
             yield one.lstat()

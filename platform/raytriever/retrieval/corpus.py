@@ -30,7 +30,7 @@ from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork, sh
 from raytriever.retrieval.embeddings import EmbeddingStore
 from raytriever.retrieval.encode_shard import Corpus, ShardEncoder, in_this_process
 from raytriever.retrieval.loading import load_for_encoding
-from raytriever.storage import MANIFEST, cache_folder, one_writer, sha256_of
+from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, sha256_of
 from raytriever.terminal import warn
 from raytriever.tracking.progress import Progress
 
@@ -82,7 +82,8 @@ def plan_embeddings(
 ) -> EmbeddingPlan:
     """What a store of one side of a data set is to hold; see `EmbeddingPlan`."""
     directory = resolve_model(config.model, config.revision)
-    weights = {str(file.relative_to(directory)): sha256_of(file) for file in sorted(directory.rglob("*.safetensors"))}
+    files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
+    weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
     description, corpus = retriever.description, Corpus(dataset, side)
     prefix, length = (
         (description.query_prefix, description.query_length)
@@ -162,6 +163,6 @@ def _prune(folder: Path, keep: Path) -> None:
     entries = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
     total = 0
     for path in entries:
-        total += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        total += sum(file.stat().st_size for file in files_below(path))
         if total > CACHE_BYTES and path != keep and owner_of(path) is None:
             shutil.rmtree(path, ignore_errors=True)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
+from raytriever.storage import files_below
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
 from raytriever.tracking.outbox import IDENTITY, Outbox
 from raytriever.tracking.progress import say as say_beside_progress
@@ -116,7 +117,7 @@ class Spool:
         if path.is_file():
             self._outbox.put_file(path, folder)
         else:
-            for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            for file in files_below(path):
                 inner = file.parent.relative_to(path).as_posix()
                 self._outbox.put_file(file, f"{folder or path.name}/{inner}".removesuffix("/."))
         self._sender.wake()

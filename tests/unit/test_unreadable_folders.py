@@ -1,0 +1,62 @@
+"""Folders that may not be read: the listing of what they are in ends in one line that names them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent.parent / "platform"
+NOBODY = 65534
+# Each prints the line of the error that it ends in.
+LISTINGS = {
+    "files": "from raytriever.storage import files_below; files_below(folder)",
+    "data set": "from raytriever.data.source import Source; Source.open(folder)",
+    "modules": "from raytriever.data.python_sources import modules_of; list(modules_of(folder))",
+}
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everybody may enter, with a folder in it that nobody may read."""
+    with TemporaryDirectory(prefix="raytriever-test-") as name:
+        folder = Path(name)
+        (folder / "part" / "closed").mkdir(parents=True)
+        (folder / "corpus.jsonl").write_text('{"_id": "d", "text": "t"}\n')
+        folder.chmod(0o755)
+        (folder / "part" / "closed").chmod(0o000)
+        yield folder
+        (folder / "part" / "closed").chmod(0o700)
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
+    # Modules are loaded before the rights are dropped: the interpreter may be in a folder of the first user's.
+    program = f"""
+import os, sys
+from pathlib import Path
+from raytriever.errors import UserError
+import raytriever.data.source, raytriever.data.python_sources, raytriever.storage
+folder = Path(sys.argv[1])
+if os.getuid() == 0:
+    os.setuid({NOBODY})
+try:
+    {LISTINGS[listing]}
+except UserError as error:
+    print(error)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(shared)],
+        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(shared / "part" / "closed") in ended.stdout
+    assert "ermi" in ended.stdout  # permission, or permitted
+    assert ended.stdout.count("\n") == 1

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
+from scipy.stats import t as student
 
 from raytriever.metrics.auc import auc
 from raytriever.metrics.auc_interval import auc_interval
@@ -72,11 +74,78 @@ def test_only_the_clustered_error_is_that_of_repeated_draws_where_queries_have_l
     assert np.mean(plain) != pytest.approx(np.std(areas), rel=0.12)
 
 
-def test_nothing_is_said_where_pools_lie_apart_or_are_single() -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_bounds_by_their_formula(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries = int(rng.integers(3, 12))
+    ours, theirs = np.repeat(np.arange(queries), 2), np.repeat(np.arange(queries), 5)
+    up, down = rng.normal(1, 1, len(ours)), rng.normal(0, 1, len(theirs))
+    kernel = (up[:, None] > down) + (up[:, None] == down) / 2
+    area, v, w = kernel.mean(), kernel.mean(1), kernel.mean(0)
+    shares = [sum(v[ours == q] - area) / len(up) + sum(w[theirs == q] - area) / len(down) for q in range(queries)]
+    squares = sum(d**2 for d in shares)
+    inverse = sum(d**4 for d in shares) / squares**2 - 2 / queries
+    freedom = queries - 1 if inverse <= 0 else min(max(1 / inverse, 1), queries - 1)
+    found = auc_interval(up, down, ours, theirs)
+    reach = student.ppf(0.975, freedom) * found.standard_error / (area * (1 - area))
+    logit = np.log(area / (1 - area))
+    assert found.low == pytest.approx(1 / (1 + np.exp(-(logit - reach))), rel=1e-9)
+    assert found.high == pytest.approx(1 / (1 + np.exp(-(logit + reach))), rel=1e-9)
+    of_positives = {int(q) for q in ours[v < 1]}
+    of_negatives = {int(q) for q in theirs[w < 1]}
+    assert found.misordered == min(len(of_positives), len(of_negatives))
+
+
+@pytest.mark.parametrize(("gap", "queries", "per_query"), [(1.7, 10, 1), (4.9, 100, 1), (4.9, 100, 3)])
+def test_the_interval_holds_the_true_auc_as_often_as_it_says(gap: float, queries: int, per_query: int) -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = np.repeat(np.arange(queries), per_query), np.repeat(np.arange(queries), 20)
+    between, within = ndtr(gap / np.sqrt(2 + 2 * 0.49)), ndtr(gap / np.sqrt(2))
+    true, held, by_normal = (1 - 1 / queries) * between + within / queries, 0, 0
+    for _ in range(400):
+        level = rng.normal(0, 0.7, queries)
+        up, down = rng.normal(gap, 1, len(ours)) + level[ours], rng.normal(0, 1, len(theirs)) + level[theirs]
+        found = auc_interval(up, down, ours, theirs)
+        held += found.low <= true <= found.high
+        reach = 1.96 * found.standard_error / (found.auc * (1 - found.auc)) if found.auc < 1 else 0
+        by_normal += abs(np.log(true / (1 - true)) - np.log(found.auc / max(1 - found.auc, 1e-300))) <= reach
+    assert 0.92 <= held / 400 <= 0.985
+    assert by_normal < held
+
+
+def test_pools_that_lie_apart_leave_open_what_so_few_queries_leave_open() -> None:
+    up, down = np.arange(30.0) + 100, np.arange(60.0)
+    found = auc_interval(up, down, np.arange(30), np.arange(60) // 2)
+    assert (found.auc, found.high, found.misordered) == (1, 1, 0)
+    assert found.low == pytest.approx(0.05 ** (1 / 30))  # about 1 - 3 / 30
+    assert np.isnan(found.standard_error)
+    assert found.note is not None
+    assert found.note.startswith("All pairs are in one order.")
+    turned = auc_interval(down, up, np.arange(60) // 2, np.arange(30))
+    assert (turned.auc, turned.low) == (0, 0)
+    assert turned.high == pytest.approx(1 - 0.05 ** (1 / 30))
     apart = auc_interval(np.array([3.0, 4.0]), np.array([1.0, 2.0]))
+    assert apart.low == pytest.approx(0.05**0.5)
+
+
+def test_nothing_is_said_of_one_query_or_one_score() -> None:
     single = auc_interval(np.array([3.0]), np.array([1.0, 4.0]))
-    assert (apart.auc, single.auc) == (1, 0.5)
-    assert np.isnan([apart.standard_error, apart.low, apart.high, single.standard_error]).all()
+    of_one_query = auc_interval(np.array([3.0, 2.0]), np.array([1.0, 4.0]), np.array([0, 0]), np.array([0, 1]))
+    assert (single.auc, of_one_query.auc) == (0.5, 0.5)
+    for found in (single, of_one_query):
+        assert np.isnan([found.standard_error, found.low, found.high]).all()
+        assert found.note is not None
+        assert found.note.startswith("There is no interval")
+
+
+def test_few_misordered_queries_are_warned_of() -> None:
+    up, down = np.linspace(10, 11, 100), np.zeros(100)
+    up[:3], down[3:9] = -1, 0.5
+    few = auc_interval(up, down, np.arange(100), np.arange(100))
+    assert few.misordered == 3
+    assert few.note == "Only 3 queries have misordered pairs. Below 10 of them the interval is uncertain."
+    up[:12] = -1
+    assert auc_interval(up, down, np.arange(100), np.arange(100)).note is None
 
 
 def test_what_has_no_interval_is_told() -> None:

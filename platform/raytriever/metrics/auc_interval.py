@@ -11,8 +11,20 @@ negative, W(n), the share of positives above it. Both have the AUC θ as their m
 
 where I_P and I_N count the queries that have a positive, a negative. Scores of one query rise and fall together, so
 DeLong's error, which takes them for independent, is wrong for a pool of many queries, and may be so either way.
-Placements are found by merging sorted pools (Sun & Xu, 2014). The interval is taken on the logit, so that it stays
-within 0 and 1 (Pepe, 2003).
+Placements are found by merging sorted pools (Sun & Xu, 2014).
+
+The interval is taken on the logit, so that it stays within 0 and 1 (Pepe, 2003), with Student's quantile. Near an AUC
+of 1 few clusters hold all misordered pairs, and the variance is as uncertain as if there were no others. So the degrees
+of freedom are an effective number of clusters, from the kurtosis of their shares d_q = A_q / |P| + B_q / |N|:
+
+    1 / df = Σ d_q⁴ / (Σ d_q²)² - 2 / I,   df from 1 to I - 1
+
+I of them for normal shares, m where m clusters of many hold them all. `benchmarks/interval_coverage.py` simulates how
+often the interval holds the true AUC.
+
+Where the pools lie wholly apart there is no variance to estimate. From I clusters without a misordered pair it follows
+that at most a share of 1 - α^(1 / I) of all clusters has one, about 3 / I at 95 % (the rule of three). The AUC is taken
+to be at most so far from 1, or from 0.
 """
 
 from __future__ import annotations
@@ -21,26 +33,46 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from numpy import ndarray
-from scipy.special import expit, logit, ndtri
+from scipy.special import expit, logit, stdtrit
 
 from raytriever.metrics.auc import sorted_pools
 from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries
+
+# With fewer misordered clusters the interval may hold the true AUC less often than it says, or be far too wide.
+FEW_MISORDERED = 10
 
 
 @dataclass(frozen=True)
 class AucInterval:
     """An AUC, its standard error, and the bounds of its confidence interval, all from 0 to 1.
 
-    The error and the bounds are NaN where nothing can be said: fewer than two positives, negatives or clusters, or
-    pools that lie wholly apart, whose estimated variance is 0.
+    The error is NaN where nothing can be said of it: fewer than two positives, negatives or clusters, or pools that lie
+    wholly apart. The bounds are NaN where there are fewer than two positives, negatives or clusters.
+
+    Args:
+        misordered: the fewer of the clusters with a positive that is not above all negatives, and of those with a
+            negative that is not below all positives; scores where no queries are given.
     """
 
     auc: float
     standard_error: float
     low: float
     high: float
+    misordered: int
+
+    @property
+    def note(self) -> str | None:
+        """What is to be known of the bounds where they are none or uncertain, as a sentence."""
+        if self.low != self.low:
+            return "There is no interval: it takes two queries with a relevant document, and two with another one."
+        if self.auc in (0, 1):
+            return "All pairs are in one order. The interval is what so many queries without another order leave open."
+        if self.misordered < FEW_MISORDERED:
+            few = f"Only {self.misordered} queries have misordered pairs"
+            return f"{few}. Below {FEW_MISORDERED} of them the interval is uncertain."
+        return None
 
 
 def auc_interval(
@@ -70,41 +102,54 @@ def auc_interval(
     of_negatives = 1 - places(below, above) / (2.0 * len(above))
     area = float(of_positives.mean())
     if positive_queries is None or negative_queries is None:
-        variance = _variance(of_positives) / len(above) + _variance(of_negatives) / len(below)
+        ours, theirs = np.arange(len(above)), len(above) + np.arange(len(below))
     else:
         check_queries(positive_queries, positives, "scores of positives")
         check_queries(negative_queries, negatives, "scores of negatives")
         # Placements stand in the order of the sorted scores; so must the queries.
         ours, theirs = positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
-        variance = _clustered(of_positives - area, ours, of_negatives - area, theirs)
-    error = float(np.sqrt(variance)) if variance > 0 and 0 < area < 1 else float("nan")
-    reach = ndtri((1 + confidence) / 2) * error / (area * (1 - area)) if error == error else float("nan")
-    low, high = (float(expit(logit(area) + side * reach)) if reach == reach else reach for side in (-1, 1))
-    return AucInterval(area, error, low, high)
+    fewest = min(len(np.unique(ours)), len(np.unique(theirs)))
+    misordered = min(len(np.unique(ours[of_positives < 1])), len(np.unique(theirs[of_negatives < 1])))
+    nothing = float("nan")
+    if fewest < 2:
+        return AucInterval(area, nothing, nothing, nothing, misordered)
+    if area in (0, 1):
+        known = (1 - confidence) ** (1 / fewest)
+        return AucInterval(area, nothing, *((known, 1.0) if area == 1 else (0.0, 1 - known)), misordered)
+    variance, freedom = _clustered(of_positives - area, ours, of_negatives - area, theirs)
+    if not variance > 0:
+        return AucInterval(area, nothing, nothing, nothing, misordered)
+    error = float(np.sqrt(variance))
+    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * error / (area * (1 - area))
+    low, high = (float(expit(logit(area) + side * reach)) for side in (-1, 1))
+    return AucInterval(area, error, low, high, misordered)
 
 
-def _variance(placements: Float64[ndarray, " scores"]) -> float:
-    return float(placements.var(ddof=1)) if len(placements) > 1 else float("nan")
-
-
-def _clustered(above: ndarray, positive_queries: ndarray, below: ndarray, negative_queries: ndarray) -> float:
+def _clustered(
+    above: ndarray, positive_queries: ndarray, below: ndarray, negative_queries: ndarray
+) -> tuple[float, float]:
+    """Obuchowski's variance, and its degrees of freedom; DeLong's where each score is a cluster."""
     count = int(max(positive_queries.max(), negative_queries.max())) + 1
     with_positive = np.bincount(positive_queries, minlength=count) > 0
     with_negative = np.bincount(negative_queries, minlength=count) > 0
-    fewest = min(with_positive.sum(), with_negative.sum())
-    if fewest < 2:
-        return float("nan")
     ours = np.bincount(positive_queries, above, count) / len(above)
     theirs = np.bincount(negative_queries, below, count) / len(below)
 
     def inflated(clusters: ndarray) -> float:
         return float(clusters.sum() / (clusters.sum() - 1))
 
-    return (
+    both = with_positive | with_negative
+    variance = (
         inflated(with_positive) * float(ours @ ours)
         + inflated(with_negative) * float(theirs @ theirs)
-        + 2 * inflated(with_positive | with_negative) * float(ours @ theirs)
+        + 2 * inflated(both) * float(ours @ theirs)
     )
+    squares = (ours + theirs) ** 2
+    most = min(int(with_positive.sum()), int(with_negative.sum())) - 1
+    if not squares.sum() > 0:
+        return variance, float(most)
+    share = float(squares @ squares) / float(squares.sum()) ** 2 - 2 / int(both.sum())
+    return variance, float(np.clip(1 / share if share > 0 else most, 1, most))
 
 
 @numba.njit(cache=True)

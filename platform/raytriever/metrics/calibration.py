@@ -1,8 +1,10 @@
 """Whether a score means the same on another split: thresholds chosen on one and checked on another.
 
 1. For each wanted precision or recall a threshold is chosen on the pooled scores of one split (`threshold.py`).
-2. It is applied to the pooled scores of another, which gives what it achieves there, with an interval: by drawing whole
-   queries where it is known which query a score belongs to, else Wilson's, which takes scores for independent.
+2. It is applied to the pooled scores of another, which gives what it achieves there (`Achieved`): how many queries have
+   an answer, how often the best one is relevant, and precision and recall of pairs, each with an interval. Queries are
+   independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's for
+   an effective number of pairs (`wilson_by_query`), where it is known which query a score belongs to.
 3. The transfer error is the mean distance between what a threshold achieved here and there.
 4. The expected calibration error asks the same without a threshold: scores are cut into bins of as many scores each on
    the choosing split, the share of positives in a bin is taken for the chance that a score in it is relevant (histogram
@@ -21,7 +23,7 @@ from jaxtyping import Float, Int64
 from numpy import ndarray
 
 from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
-from raytriever.metrics.proportions import bootstrap_by_query, wilson
+from raytriever.metrics.proportions import wilson, wilson_by_query
 from raytriever.metrics.threshold import Aim, Threshold, choose_threshold
 
 
@@ -36,36 +38,87 @@ class ScoredPools:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A share with the bounds of its confidence interval; NaN, from 0 to 1, of nothing.
+
+    Args:
+        part, whole: the cases that count, and all cases.
+        low, high: the bounds.
+    """
+
+    part: int
+    whole: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """part / whole."""
+        return self.part / self.whole if self.whole else float("nan")
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """What taking every pair that scores at or above a threshold gives on a split.
+
+    Args:
+        coverage: the queries with at least one such pair, of all queries; None where scores name no queries.
+        top_precision: the queries whose best-scoring document is relevant, of those with such a pair. A best score that
+            a relevant and another document share does not count. None where scores name no queries.
+        precision: the relevant pairs among such pairs.
+        recall: the relevant pairs that are such pairs, of all relevant pairs.
+    """
+
+    coverage: Share | None
+    top_precision: Share | None
+    precision: Share
+    recall: Share
+
+
+@dataclass(frozen=True)
 class CalibrationRow:
     """One line of the table: a threshold and what it achieves on the checking split.
 
     Args:
         threshold: with what was wanted, and what it achieves on the choosing split.
-        checked: precision or recall on the checking split, whichever was wanted; NaN for a precision where no score
-            reaches the threshold, and where the aim was out of reach.
-        low, high: the bounds of `checked`.
+        achieved: on the checking split; None where the aim was out of reach.
     """
 
     threshold: Threshold
-    checked: float
-    low: float
-    high: float
+    achieved: Achieved | None
+
+    @property
+    def wanted(self) -> Share | None:
+        """The precision or recall on the checking split, whichever was wanted."""
+        if self.achieved is None:
+            return None
+        return self.achieved.precision if self.threshold.aim == "precision" else self.achieved.recall
+
+    @property
+    def checked(self) -> float:
+        """Its value; NaN for a precision where no score reaches the threshold, and where the aim was out of reach."""
+        return self.wanted.value if self.wanted else float("nan")
+
+    @property
+    def low(self) -> float:
+        """The lower bound of `checked`; NaN where it is."""
+        return self.wanted.low if self.wanted and self.wanted.whole else float("nan")
+
+    @property
+    def high(self) -> float:
+        """The upper bound of `checked`; NaN where it is."""
+        return self.wanted.high if self.wanted and self.wanted.whole else float("nan")
 
 
 def calibrate(
-    choosing: ScoredPools,
-    checking: ScoredPools,
-    aims: Iterable[tuple[Aim, float]],
-    confidence: float = 0.95,
-    draws: int = 2_000,
-    seed: int = 0,
+    choosing: ScoredPools, checking: ScoredPools, aims: Iterable[tuple[Aim, float]], confidence: float = 0.95
 ) -> list[CalibrationRow]:
     """The table: for each wanted precision or recall a threshold, and what it achieves on the other split.
 
     Args:
         choosing, checking: two splits, whose pools were made in the same way.
         aims: `("precision", 0.9)` and the like.
-        confidence, draws, seed: of the intervals.
+        confidence: of the intervals.
 
     Raises:
         MetricInputError: a score is NaN, a split has no positive, or an aim is out of range.
@@ -73,8 +126,53 @@ def calibrate(
     rows = []
     for aim, wanted in aims:
         threshold = choose_threshold(choosing.positives, choosing.negatives, aim, wanted)
-        rows.append(_checked(threshold, checking, confidence, draws, seed))
+        achieved = achieve(checking, threshold.score, confidence) if threshold.reached else None
+        rows.append(CalibrationRow(threshold, achieved))
     return rows
+
+
+def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achieved:
+    """What a threshold achieves on a split.
+
+    Args:
+        pools: of that split.
+        score: pairs that score so high or higher are taken.
+        confidence: of the intervals.
+
+    Raises:
+        MetricInputError: a score is NaN, or there is no positive.
+    """
+    if not len(pools.positives):
+        raise MetricInputError("no positives", "checking split", "check on a split that has judged documents")
+    positives = scores_of(pools.positives, "scores of positives")
+    negatives = scores_of(pools.negatives, "scores of negatives")
+    true, false = positives >= score, negatives >= score
+    taken, relevant = int(true.sum() + false.sum()), int(true.sum())
+    if pools.positive_queries is None or pools.negative_queries is None:
+        return Achieved(
+            None, None, _independent(relevant, taken, confidence), _independent(relevant, len(true), confidence)
+        )
+    check_queries(pools.positive_queries, true, "checking split")
+    check_queries(pools.negative_queries, false, "checking split")
+    count = int(max(pools.positive_queries.max(), pools.negative_queries.max(initial=0))) + 1
+    parts = np.bincount(pools.positive_queries[true], minlength=count)
+    wholes = parts + np.bincount(pools.negative_queries[false], minlength=count)
+    best_positive, best_negative = np.full(count, -np.inf), np.full(count, -np.inf)
+    np.maximum.at(best_positive, pools.positive_queries, positives)
+    np.maximum.at(best_negative, pools.negative_queries, negatives)
+    answered = wholes > 0
+    right = answered & (best_positive >= score) & (best_positive > best_negative)
+    all_relevant = np.bincount(pools.positive_queries, minlength=count)
+    return Achieved(
+        coverage=_independent(int(answered.sum()), count, confidence),
+        top_precision=_independent(int(right.sum()), int(answered.sum()), confidence),
+        precision=Share(relevant, taken, *wilson_by_query(parts, wholes, confidence)),
+        recall=Share(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
+    )
+
+
+def _independent(part: int, whole: int, confidence: float) -> Share:
+    return Share(part, whole, *wilson(part, whole, confidence))
 
 
 def transfer_error(rows: Sequence[CalibrationRow]) -> float:
@@ -102,23 +200,3 @@ def expected_calibration_error(choosing: ScoredPools, checking: ScoredPools, bin
     # A bin without scores on the choosing split is the one below its lowest score.
     share = learnt[0] / np.maximum(learnt[0] + learnt[1], 1)
     return float(np.abs(seen[0] - share * (seen[0] + seen[1])).sum() / (seen[0] + seen[1]).sum())
-
-
-def _checked(threshold: Threshold, pools: ScoredPools, confidence: float, draws: int, seed: int) -> CalibrationRow:
-    if not len(pools.positives):
-        raise MetricInputError("no positives", "checking split", "check on a split that has judged documents")
-    true = scores_of(pools.positives, "scores of positives") >= threshold.score
-    false = scores_of(pools.negatives, "scores of negatives") >= threshold.score
-    part, whole = int(true.sum()), len(true) if threshold.aim == "recall" else int(true.sum() + false.sum())
-    if not threshold.reached or not whole:
-        return CalibrationRow(threshold, float("nan"), float("nan"), float("nan"))
-    if pools.positive_queries is None or pools.negative_queries is None:
-        return CalibrationRow(threshold, part / whole, *wilson(part, whole, confidence))
-    check_queries(pools.positive_queries, true, "checking split")
-    check_queries(pools.negative_queries, false, "checking split")
-    count = int(max(pools.positive_queries.max(), pools.negative_queries.max(initial=0))) + 1
-    parts = np.bincount(pools.positive_queries[true], minlength=count)
-    wholes = parts + np.bincount(pools.negative_queries[false], minlength=count)
-    if threshold.aim == "recall":
-        wholes = np.bincount(pools.positive_queries, minlength=count)
-    return CalibrationRow(threshold, part / whole, *bootstrap_by_query(parts, wholes, confidence, draws, seed))

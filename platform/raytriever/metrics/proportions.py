@@ -1,16 +1,13 @@
-"""How sure a share is: of independent cases, and of cases that come by query."""
+"""Confidence intervals of a share: of independent cases, and of cases that come by query."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 from numpy import ndarray
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 from raytriever.metrics.inputs import MetricInputError, check_confidence
-
-# Queries drawn at once.
-BLOCK = 1 << 20
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -25,43 +22,51 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
         raise MetricInputError(f"{successes} of {trials}", "share", "successes from 0 to the number of trials")
     if not trials:
         return 0.0, 1.0
-    z, share = float(ndtri((1 + confidence) / 2)), successes / trials
-    middle = share + z * z / (2 * trials)
-    reach = z * np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2))
-    whole = 1 + z * z / trials
-    return max(0.0, float((middle - reach) / whole)), min(1.0, float((middle + reach) / whole))
+    return _wilson_bounds(successes / trials, trials, _normal_quantile(confidence))
 
 
-def bootstrap_by_query(
-    parts: Int64[ndarray, " queries"],
-    wholes: Int64[ndarray, " queries"],
-    confidence: float = 0.95,
-    draws: int = 2_000,
-    seed: int = 0,
+def wilson_by_query(
+    parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Bounds of `sum(parts) / sum(wholes)` where cases of one query go together (Efron, 1979: percentiles).
+    """Bounds of `sum(parts) / sum(wholes)` where the cases of one query are alike; 0 and 1 without a case.
 
-    Whole queries are drawn with replacement, so that whatever their cases have in common counts as chance. Draws
-    without a case say nothing and are left out; NaN where no draw has one.
+    Wilson's interval for an effective number of independent cases n and Student's quantile t in place of z:
+
+        n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
+
+    V is the variance of the ratio over the Q queries that have a case, as the linearisation of survey sampling gives it
+    (Korn & Graubard, 1998); t has Q - 1 degrees of freedom. n is at most the number of cases, and at most Q where all
+    cases or none count: nothing is known of a query's variance then, so each query counts as one case.
 
     Args:
-        parts, wholes: what each query adds to both sums.
+        parts, wholes: the cases of each query that count, and all its cases.
         confidence: how often such bounds hold the true share.
-        draws: samples of as many queries as there are.
-        seed: of the draws.
+
+    Raises:
+        MetricInputError: the queries of both differ, a part exceeds its whole, or the confidence is out of range.
     """
     check_confidence(confidence)
-    if len(parts) != len(wholes) or not len(parts) or draws < 1:
-        raise MetricInputError(f"{len(parts)} parts of {len(wholes)} queries", "bootstrap", "give both of each query")
-    rng = np.random.default_rng(seed)
-    shares: list[Float64[ndarray, " draws"]] = []
-    step = max(1, BLOCK // len(parts))
-    for start in range(0, draws, step):
-        drawn = rng.integers(0, len(parts), (min(step, draws - start), len(parts)))
-        whole = wholes[drawn].sum(1)
-        shares.append(parts[drawn].sum(1)[whole > 0] / whole[whole > 0])
-    found = np.concatenate(shares)
-    if not len(found):
-        return float("nan"), float("nan")
-    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):
+        raise MetricInputError(f"{len(parts)} parts of {len(wholes)} queries", "share", "give both of each query")
+    parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
+    queries, cases = len(wholes), float(wholes.sum())
+    if not queries:
+        return 0.0, 1.0
+    share = float(parts.sum()) / cases
+    if queries == 1:
+        return _wilson_bounds(share, 1.0, _normal_quantile(confidence))
+    residuals = parts - share * wholes
+    variance = queries / (queries - 1) * float(residuals @ residuals) / cases**2
+    effective = min(share * (1 - share) / variance, cases) if variance > 0 else float(queries)
+    return _wilson_bounds(share, effective, float(stdtrit(queries - 1, (1 + confidence) / 2)))
+
+
+def _normal_quantile(confidence: float) -> float:
+    return float(ndtri((1 + confidence) / 2))
+
+
+def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]:
+    middle = share + z * z / (2 * trials)
+    reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
+    whole = 1 + z * z / trials
+    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)

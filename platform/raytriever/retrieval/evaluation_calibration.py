@@ -8,13 +8,22 @@ from typing import Any
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError
-from raytriever.metrics.calibration import calibrate, expected_calibration_error
+from raytriever.metrics.calibration import Achieved, CalibrationRow, calibrate, expected_calibration_error
 from raytriever.metrics.threshold import Aim
 from raytriever.retrieval.measured import MeasuredSet
 from raytriever.tracking.tracker import Point
 
 CALIBRATE = "--calibrate"
 AIMS: tuple[Aim, ...] = ("precision", "recall")
+# The shares of the judged split, and the keys of the cases that count and of all cases.
+SHARES = {
+    "coverage": ("answered_queries", "queries"),
+    "top_precision": ("relevant_answers", "answered_queries"),
+    "checked_precision": ("relevant_pairs_above", "pairs_above"),
+    "checked_recall": ("relevant_pairs_above", "relevant_pairs"),
+}
+# Below so many answered queries a precision is said to be uncertain: Wilson's interval of 27 of 30 is 0.74 to 0.97.
+FEW_QUERIES = 30
 
 
 def read_aims(words: Sequence[str]) -> list[tuple[Aim, float]]:
@@ -45,7 +54,12 @@ def calibration_rows(measured: MeasuredSet, split: str, aims: Sequence[tuple[Aim
     Returns:
         Rows of `dataset`, `model`, `aim`, `wanted`, `threshold` (a score; None where no score has the precision),
         `reached`, `precision` and `recall` (on the choosing split), `checked` (the wanted one on the judged split) with
-        `low` and `high` (95 %, by drawing queries), `calibration_error` (of scores taken for chances), `chosen_on`.
+        `low` and `high`, `calibration_error` (of scores taken for chances), `chosen_on`. On the judged split:
+        `queries`, `answered_queries` (with a document at or above the threshold) and their share `coverage`,
+        `relevant_answers` (whose best document is relevant) and their share `top_precision`, `pairs_above`,
+        `relevant_pairs_above`, `relevant_pairs`, `checked_precision` and `checked_recall` of pairs. Each share has its
+        95 % interval as `NAME_low` and `NAME_high`, and is None where it is of nothing. `notes` are sentences on what
+        is missing or uncertain.
     """
     rows = []
     for model in measured.parts[0].evaluations if aims else ():
@@ -68,6 +82,8 @@ def calibration_rows(measured: MeasuredSet, split: str, aims: Sequence[tuple[Aim
                     "high": row.high,
                     "calibration_error": error,
                     "chosen_on": split,
+                    **_achieved_keys(row.achieved),
+                    "notes": _notes(row, split, measured.about.split),
                 }
             )
     return rows
@@ -91,19 +107,111 @@ def calibration_points(rows: Sequence[Mapping[str, Any]], step: int, millisecond
     return points
 
 
-def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a Markdown table; nothing where there are none."""
+def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table, and their notes below it; nothing where there are none."""
     if not rows:
         return ""
-    head = ("data set", "model", "wanted", "threshold", f"on {rows[0]['chosen_on']}", "checked", "95 %", "ECE")
+    head = (
+        "data set",
+        "model",
+        "wanted",
+        "threshold",
+        f"on {rows[0]['chosen_on']}",
+        "queries answered",
+        "top answer relevant",
+        "precision of pairs",
+        "recall of pairs",
+        "ECE",
+    )
     lines = [" | ".join(head), " | ".join("---" for _ in head)]
     for row in rows:
-        if row["reached"]:
-            checked = f"{row['checked']:.3f} | {row['low']:.3f} to {row['high']:.3f}"
-            threshold, here = f"{row['threshold']:.6g}", f"{row[row['aim']]:.3f}"
-        else:
-            checked, threshold, here = "- | -", "out of reach", f"{row[row['aim']]:.3f} at best"
-        wanted = f"{row['aim']} {row['wanted']:g}"
-        cells = [row["dataset"], row["model"], wanted, threshold, here, checked, f"{row['calibration_error']:.3f}"]
+        reached = bool(row["reached"])
+        here = f"{row[row['aim']]:.3f}" + ("" if reached else " at best")
+        cells = [
+            row["dataset"],
+            row["model"],
+            f"{row['aim']} {row['wanted']:g}",
+            f"{row['threshold']:.6g}" if reached else "out of reach",
+            here,
+            *(share_text(row, name) for name in SHARES),
+            f"{row['calibration_error']:.3f}",
+        ]
         lines.append(" | ".join(cells))
-    return "".join(f"| {line} |\n" for line in lines)
+    table = "".join(f"| {line} |\n" for line in lines)
+    notes = [f"- {line}\n" for line in calibration_notes(rows)]
+    return table + ("\n" + "".join(notes) if notes else "")
+
+
+def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The notes of all rows, each behind the names of its row."""
+    found = [
+        f"{row['dataset']}, {row['model']}, {row['aim']} {row['wanted']:g}: {note}"
+        for row in rows
+        for note in row.get("notes") or ()
+    ]
+    if any("coverage" not in row for row in rows):
+        found.append("An earlier version wrote these results without coverage; evaluate again to measure it.")
+    return found
+
+
+def share_text(row: Mapping[str, Any], name: str) -> str:
+    """A share of the judged split with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; `none` of nothing."""
+    value, low, high = share_of(row, name)
+    if value is None:
+        return "none" if row["reached"] and "coverage" in row else "-"
+    part, whole = SHARES[name]
+    counts = f"{row[part]:,} of {row[whole]:,} = " if part in row else ""
+    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def share_of(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None, float | None]:
+    """A share of the judged split and its bounds; of rows without it, what they have of the wanted share."""
+    if name not in row and name == f"checked_{row['aim']}":
+        return row["checked"], row["low"], row["high"]
+    return row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
+
+
+def _achieved_keys(achieved: Achieved | None) -> dict[str, Any]:
+    """What a threshold achieves on the judged split, as keys of a row; None where there is no such share."""
+    bounds = [f"{name}{end}" for name in SHARES for end in ("", "_low", "_high")]
+    counts = [key for keys in SHARES.values() for key in keys]
+    found: dict[str, Any] = dict.fromkeys([*counts, *bounds])
+    if achieved is None:
+        return found
+    assert achieved.coverage is not None
+    assert achieved.top_precision is not None
+    found |= {
+        "queries": achieved.coverage.whole,
+        "answered_queries": achieved.coverage.part,
+        "relevant_answers": achieved.top_precision.part,
+        "pairs_above": achieved.precision.whole,
+        "relevant_pairs_above": achieved.precision.part,
+        "relevant_pairs": achieved.recall.whole,
+    }
+    shares = (achieved.coverage, achieved.top_precision, achieved.precision, achieved.recall)
+    for name, share in zip(SHARES, shares, strict=True):
+        if share.whole:
+            found |= {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+    return found
+
+
+def _notes(row: CalibrationRow, split: str, judged: str) -> list[str]:
+    """Sentences on a row whose figures are missing or uncertain."""
+    threshold, achieved = row.threshold, row.achieved
+    if achieved is None or achieved.coverage is None:
+        return [
+            f"There is no threshold, because no score on {split} has a precision of {threshold.wanted:g}; "
+            f"the best there is {threshold.precision:.3f}."
+        ]
+    answered, queries = achieved.coverage.part, achieved.coverage.whole
+    if not answered:
+        return [
+            f"No document of {judged} scores at or above the threshold. So none of the {queries:,} queries is "
+            "answered, and there is no precision."
+        ]
+    if answered < FEW_QUERIES:
+        return [
+            f"Few answers: {answered:,} of {queries:,} queries of {judged} have one. Below {FEW_QUERIES} answered "
+            "queries a precision says little; see its interval."
+        ]
+    return []

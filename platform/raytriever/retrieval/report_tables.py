@@ -9,6 +9,7 @@ from typing import Any
 from raytriever.metrics.comparison import FIRST_MARKS, LEVEL, SECOND_MARKS
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.retrieval import metric_words
+from raytriever.retrieval.evaluation_calibration import SHARES, calibration_notes, share_of, share_text
 from raytriever.retrieval.evaluation_significance import Best
 from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.report import Cell, Table
@@ -64,11 +65,12 @@ def threshold_table(rows: Rows) -> list[Table]:
     if not rows:
         return []
     on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
-    columns = ["data set", "model", "wanted", "threshold", f"on {on}", "checked", "from", "to", "calibration error"]
+    columns = ["data set", "model", "wanted", "threshold", f"on {on}", "queries answered", "top answer relevant"]
+    columns += ["precision of pairs", "recall of pairs", "pairs above", "calibration error"]
     cells: list[list[str | Cell]] = []
     for row in rows:
         reached = bool(row["reached"])
-        here = row[str(row["aim"])]
+        here, above = row[str(row["aim"])], row.get("pairs_above")
         cells.append(
             [
                 str(row["dataset"]),
@@ -76,15 +78,19 @@ def threshold_table(rows: Rows) -> list[Table]:
                 f"{row['aim']} {row['wanted']:g}",
                 Cell(f"{row['threshold']:.6g}", float(row["threshold"])) if reached else Cell("out of reach"),
                 _figure(here) if reached else Cell(f"{here:.4f} at best", float(here)),
-                *(_figure(row[name]) for name in ("checked", "low", "high")),
+                *(Cell(share_text(row, name), share_of(row, name)[0]) for name in SHARES),
+                Cell("–") if above is None else Cell(f"{above:,}", float(above)),
                 _figure(row["calibration_error"]),
             ]
         )
     note = (
         f"Each threshold is the score from which on a pair counts as relevant, chosen on {on} for what is wanted and "
-        "checked on the judged split, with its 95 % interval by drawing queries. Calibration error: of taking a "
-        "score's share of relevant pairs there for its chance here, 0 at best."
+        "checked on the judged split. Queries answered: those with a document at or above it. Top answer relevant: of "
+        "these, those whose best document is relevant. In brackets are 95 % intervals by Wilson; the pairs of a query "
+        "are alike, so they count as fewer, independent ones. Calibration error: of taking a score's share of "
+        "relevant pairs there for its chance here, 0 at best."
     )
+    note = " ".join([note, *calibration_notes(rows)])
     return [Table("Thresholds", columns, cells, note)]
 
 

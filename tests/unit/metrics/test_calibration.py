@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from scipy.stats import t as student
 
-from raytriever.metrics.calibration import ScoredPools, calibrate, expected_calibration_error, transfer_error
+from raytriever.metrics.calibration import (
+    ScoredPools,
+    Share,
+    achieve,
+    calibrate,
+    expected_calibration_error,
+    transfer_error,
+)
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.proportions import bootstrap_by_query, wilson
+from raytriever.metrics.proportions import wilson, wilson_by_query
 
 AIMS = [("precision", 0.7), ("recall", 0.8), ("precision", 0.999)]
 
@@ -65,7 +73,7 @@ def test_a_precision_of_nothing_taken_is_nothing() -> None:
 def test_a_split_whose_scores_are_moved_shows_in_both_errors() -> None:
     choosing, alike, moved = split(0, 2_000), split(1, 2_000), split(2, 2_000, shift=1.0)
     for error in (
-        lambda other: transfer_error(calibrate(choosing, other, AIMS[:2], draws=10)),
+        lambda other: transfer_error(calibrate(choosing, other, AIMS[:2])),
         lambda other: expected_calibration_error(choosing, other),
     ):
         assert error(alike) < 0.03 < 0.05 < error(moved)
@@ -87,28 +95,88 @@ def test_wilson_equals_scipy(trials: int, share: float, confidence: float) -> No
     assert wilson(successes, trials, confidence) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
-def test_the_bootstrap_draws_queries_and_not_scores() -> None:
-    # A query's ten cases are alike: a hundred queries tell what a hundred cases would, not a thousand.
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries = int(rng.integers(1, 12))
+    ours = np.concatenate([np.arange(queries), rng.integers(0, queries, 5)])
+    theirs = rng.integers(0, queries, 30)
+    pools = ScoredPools(rng.integers(0, 8, len(ours)) / 2, rng.integers(0, 7, 30) / 2, ours, theirs)
+    for score in (-1.0, 1.5, 3.0, 3.5, 9.0):
+        answered = right = above = relevant = 0
+        for query in range(queries):
+            own = [(value, True) for value in pools.positives[ours == query]]
+            own += [(value, False) for value in pools.negatives[theirs == query]]
+            taken = [pair for pair in own if pair[0] >= score]
+            answered += bool(taken)
+            best = max((value for value, _ in taken), default=None)
+            right += bool(taken) and all(is_relevant for value, is_relevant in taken if value == best)
+            above += len(taken)
+            relevant += sum(is_relevant for _, is_relevant in taken)
+        found = achieve(pools, score)
+        assert found.coverage == Share(answered, queries, *wilson(answered, queries))
+        assert found.top_precision == Share(right, answered, *wilson(right, answered))
+        assert (found.precision.part, found.precision.whole) == (relevant, above)
+        assert (found.recall.part, found.recall.whole) == (relevant, len(ours))
+        for share in (found.precision, found.recall):
+            assert 0 <= share.low <= share.high <= 1
+            assert not share.low > share.value
+            assert not share.value > share.high
+
+
+def test_one_answered_question_is_no_certain_precision() -> None:
+    # Thirty queries of which one has an answer, a right one: it was told to have precision 1, from 1 to 1.
+    positives = np.array([0.9, *np.linspace(0.1, 0.3, 29)])
+    pools = ScoredPools(positives, np.full(30, 0.2), np.arange(30), np.arange(30))
+    found = achieve(pools, 0.8)
+    assert found.coverage is not None
+    assert found.top_precision is not None
+    assert (found.coverage.part, found.coverage.whole) == (1, 30)
+    assert (found.coverage.low, found.coverage.high) == pytest.approx((0.0059, 0.1667), abs=1e-4)
+    for share in (found.top_precision, found.precision):
+        assert share.value == 1
+        assert (share.low, share.high) == pytest.approx((0.2065, 1.0), abs=1e-4)
+    assert found.recall.value == pytest.approx(1 / 30)
+    assert found.recall.high > 0.12
+
+
+def test_a_share_by_query_counts_queries_and_not_cases() -> None:
+    # A query's ten cases are alike: a hundred queries say what a hundred cases would, not a thousand.
     rng = np.random.default_rng(0)
     held, width = 0, []
-    for seed in range(200):
-        parts = 10 * (rng.random(100) < 0.3)
-        low, high = bootstrap_by_query(parts, np.full(100, 10), 0.9, 400, seed)
+    for _ in range(200):
+        low, high = wilson_by_query(10 * (rng.random(100) < 0.3), np.full(100, 10), 0.9)
         held += low <= 0.3 <= high
         width.append(high - low)
     assert 0.84 < held / 200 < 0.96
     assert np.mean(width) > 2.5 * np.diff(wilson(300, 1000, 0.9))[0]
 
 
-def test_the_bootstrap_draws_parts_and_wholes_together() -> None:
+def test_a_share_by_query_by_its_formula() -> None:
+    parts, wholes = np.array([1, 0, 3, 2, 0]), np.array([2, 0, 4, 2, 1])
+    share, queries = 6 / 9, 4
+    variance = queries / (queries - 1) * sum((a - share * b) ** 2 for a, b in zip(parts, wholes, strict=True)) / 81
+    trials, t = min(share * (1 - share) / variance, wholes.sum()), float(student.ppf(0.975, queries - 1))
+    middle = (share + t * t / (2 * trials)) / (1 + t * t / trials)
+    reach = t * np.sqrt(share * (1 - share) / trials + t * t / (4 * trials**2)) / (1 + t * t / trials)
+    assert wilson_by_query(parts, wholes) == pytest.approx((middle - reach, middle + reach), abs=1e-12)
+
+
+def test_a_share_by_query_of_all_cases_counts_each_query_once() -> None:
     cases = np.random.default_rng(0).integers(1, 20, 30)
-    assert bootstrap_by_query(cases, cases) == (1, 1)
+    low, high = wilson_by_query(cases, cases)
+    t = float(student.ppf(0.975, 29))
+    assert high == 1
+    assert low == pytest.approx(30 / (30 + t * t))
+    assert wilson_by_query(np.array([7]), np.array([7])) == wilson(1, 1)
 
 
 def test_bounds_of_nothing() -> None:
     assert wilson(0, 0) == (0, 1)
-    assert np.isnan(bootstrap_by_query(np.zeros(3, int), np.zeros(3, int))).all()
+    assert wilson_by_query(np.zeros(3, int), np.zeros(3, int)) == (0, 1)
     with pytest.raises(MetricInputError, match="successes from 0"):
         wilson(3, 2)
     with pytest.raises(MetricInputError, match="give both of each query"):
-        bootstrap_by_query(np.ones(2, int), np.ones(3, int))
+        wilson_by_query(np.ones(2, int), np.ones(3, int))
+    with pytest.raises(MetricInputError, match="give both of each query"):
+        wilson_by_query(np.array([2]), np.array([1]))

@@ -35,6 +35,28 @@ ROW = {
     "calibration_error": 0.1,
     "chosen_on": "dev",
 }
+OLD_KEYS = tuple(ROW)
+ROW |= {
+    "queries": 30,
+    "answered_queries": 1,
+    "coverage": 1 / 30,
+    "coverage_low": 0.006,
+    "coverage_high": 0.167,
+    "relevant_answers": 1,
+    "top_precision": 1.0,
+    "top_precision_low": 0.207,
+    "top_precision_high": 1.0,
+    "pairs_above": 10,
+    "relevant_pairs_above": 8,
+    "relevant_pairs": 90,
+    "checked_precision": 0.8,
+    "checked_precision_low": 0.49,
+    "checked_precision_high": 0.943,
+    "checked_recall": 8 / 90,
+    "checked_recall_low": 0.046,
+    "checked_recall_high": 0.166,
+    "notes": ["Few answers: 1 of 30 queries of test have one."],
+}
 RESULTS = {
     "models": {"other set": {"ndcg_at_10": 0.4, "auc": None}},
     "about": {"other set": {"split": "test"}},
@@ -67,7 +89,23 @@ def test_a_reader_finds_data_settings_results_and_threshold() -> None:
     assert "Trained by raytriever on `company/docs` with the loss `mw`" in text
     assert "queries begin with `query: `" in text
     assert "| this model | 0.6612 | 0.9000 |" in text
-    assert "| other set | mine | precision 0.9 | 0.625 | 0.900 | 0.880 | 0.800 to 0.930 | 0.100 |" in text
+    row = (
+        "| other set | mine | precision 0.9 | 0.625 | 0.900 | 1 of 30 = 0.033 (0.006 to 0.167) | 1 of 1 = 1.000 (0.207 "
+    )
+    row += "to 1.000) | 8 of 10 = 0.800 (0.490 to 0.943) | 8 of 90 = 0.089 (0.046 to 0.166) | 0.100 |"
+    assert row in text
+    assert "- other set, mine, precision 0.9: Few answers: 1 of 30 queries" in text
+
+
+def test_a_threshold_of_an_earlier_version_shows_what_it_has() -> None:
+    old = {key: value for key, value in ROW.items() if key in ("dataset", "model", *OLD_KEYS)}
+    text = card(results={**RESULTS, "calibration": [old]}).text
+    assert "| other set | mine | precision 0.9 | 0.625 | 0.900 | - | - | 0.880 (0.800 to 0.930) | - | 0.100 |" in text
+    assert "An earlier version wrote these results without coverage; evaluate again to measure it." in text
+
+
+def test_the_card_holds_the_settings() -> None:
+    text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
     settings = text.split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(settings) == CONFIG
 

@@ -217,6 +217,17 @@ def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done)
     for figure in ("threshold", "recall", "checked", "low", "high"):
         assert done.tracker.points[f"{name}/{figure}"] == row[figure]
     assert not any(name.endswith("/wanted") for name in done.tracker.points)
+    assert row["checked_recall"] == row["checked"]
+    assert 0 < row["coverage"] == row["answered_queries"] / row["queries"]
+    assert row["top_precision"] == row["relevant_answers"] / row["answered_queries"]
+    assert row["checked_precision"] == row["relevant_pairs_above"] / row["pairs_above"]
+    assert any(one["notes"] for one in rows if one["reached"] and one["answered_queries"] < 30)
+    for figure in ("coverage", "coverage_low", "top_precision_high", "pairs_above", "answered_queries"):
+        assert done.tracker.points[f"{name}/{figure}"] == row[figure]
+    text = evaluation_text(done.results)
+    assert f"{row['answered_queries']} of {row['queries']} = {row['coverage']:.3f}" in text
+    assert "answered queries a precision says little" in (done.output / "table.md").read_text()
+    assert "nan" not in text
 
 
 def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Path) -> None:

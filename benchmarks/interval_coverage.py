@@ -1,0 +1,210 @@
+"""How often confidence intervals hold the truth: simulated data sets whose truth is known.
+
+Run: `python benchmarks/interval_coverage.py [--sets N] [--json PATH] [--markdown PATH]`. A data set has queries with
+levels and difficulties of their own, so that the scores of a query are alike: a positive scores `gap + level +
+difficulty + noise`, a negative `level + noise`, all normal. The true AUC is that of Obuchowski's estimator in the mean,
+the truth of a threshold that of endless queries. Each interval is asked for 95 %; the old methods are those of version
+0.1. (It is not called `coverage.py`, because numba imports a package of that name.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+from scipy.special import expit, logit, ndtr, ndtri
+
+from ends import machine, parser
+from raytriever.metrics.auc_interval import FEW_MISORDERED, auc_interval
+from raytriever.metrics.calibration import ScoredPools, Share, achieve
+
+AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)
+QUERIES = (10, 30, 100, 1000)
+NEGATIVES = 20
+DIFFICULTY = 0.7
+# Queries from which the truth of a threshold is counted.
+ENDLESS = 400_000
+THRESHOLDS = {"high": 0.995, "middle": 0.9}  # the share of negatives below
+
+
+@dataclass(frozen=True)
+class Population:
+    """Where data sets come from.
+
+    Args:
+        gap: how far positives score above negatives.
+        level: the standard deviation of what all scores of a query have in common.
+        several: whether a query has one to seven positives in place of one.
+    """
+
+    gap: float
+    level: float
+    several: bool
+
+    def draw(self, rng: np.random.Generator, queries: int) -> ScoredPools:
+        """A data set of so many queries."""
+        level, difficulty = rng.normal(0, self.level, queries), rng.normal(0, DIFFICULTY, queries)
+        counts = rng.integers(1, 8, queries) if self.several else np.ones(queries, np.int64)
+        of_positives, of_negatives = np.repeat(np.arange(queries), counts), np.repeat(np.arange(queries), NEGATIVES)
+        positives = self.gap + (level + difficulty)[of_positives] + rng.normal(size=len(of_positives))
+        return ScoredPools(
+            positives, level[of_negatives] + rng.normal(size=len(of_negatives)), of_positives, of_negatives
+        )
+
+    def auc(self, queries: int) -> float:
+        """The mean AUC of data sets of so many queries: pairs of two queries, and one in `queries` of the same."""
+        two, one = 2 + 2 * self.level**2 + DIFFICULTY**2, 2 + DIFFICULTY**2
+        return float((1 - 1 / queries) * ndtr(self.gap / np.sqrt(two)) + ndtr(self.gap / np.sqrt(one)) / queries)
+
+
+def population(auc: float, queries: int, level: float, several: bool) -> Population:
+    """The population with a given true AUC, by bisection."""
+    low, high = 0.0, 60.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if Population(middle, level, several).auc(queries) < auc else (low, middle)
+    return Population(low, level, several)
+
+
+def auc_cell(auc: float, queries: int, level: float, several: bool, sets: int, seed: int) -> dict[str, object]:
+    """Coverage of the AUC's interval, new and old, over data sets of one population."""
+    drawn, rng = population(auc, queries, level, several), np.random.default_rng(seed)
+    new, old, few, apart = [], [], [], 0
+    for _ in range(sets):
+        pools = drawn.draw(rng, queries)
+        found = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
+        apart += found.standard_error != found.standard_error
+        new.append(found.low <= auc <= found.high)
+        few.append(found.misordered < FEW_MISORDERED)
+        # NaN bounds held nothing.
+        reach = ndtri(0.975) * found.standard_error / max(found.auc * (1 - found.auc), 1e-300)
+        old.append(
+            expit(logit(found.auc) - reach) <= auc <= expit(logit(found.auc) + reach) if reach == reach else False
+        )
+    held, warned = np.array(new), np.array(few)
+    return {
+        "figure": "AUC",
+        "auc": auc,
+        "queries": queries,
+        "positives": "1 to 7" if several else "1",
+        "level": level,
+        "sets": sets,
+        "new": float(held.mean()),
+        "old": float(np.mean(old)),
+        "warned": float(warned.mean()),
+        "new_without_warning": float(held[~warned].mean()) if (~warned).any() else None,
+        "sets_without_warning": int((~warned).sum()),
+        "apart": apart / sets,
+    }
+
+
+def bootstrap(parts: ndarray, wholes: ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    """The old interval of pairs: percentiles of 400 draws of whole queries."""
+    drawn = rng.integers(0, len(parts), (400, len(parts)))
+    whole = wholes[drawn].sum(1)
+    shares = parts[drawn].sum(1)[whole > 0] / whole[whole > 0]
+    return tuple(np.quantile(shares, [0.025, 0.975])) if len(shares) else (np.nan, np.nan)
+
+
+def threshold_cells(
+    queries: int, level: float, several: bool, where: str, sets: int, seed: int
+) -> list[dict[str, object]]:
+    """Coverage of each interval of the calibration table at one threshold."""
+    drawn, rng = population(0.95, 1000, level, several), np.random.default_rng(seed)
+    score = float(ndtri(THRESHOLDS[where]) * np.sqrt(1 + level**2))
+    endless = achieve(drawn.draw(rng, ENDLESS), score)
+    read: dict[str, Callable[[object], Share]] = {
+        name: (lambda found, name=name: getattr(found, name))
+        for name in ("coverage", "top_precision", "precision", "recall")
+    }
+    held: dict[str, list[bool]] = {name: [] for name in read}
+    old: dict[str, list[bool]] = {"precision": [], "recall": []}
+    for _ in range(sets):
+        pools = drawn.draw(rng, queries)
+        found = achieve(pools, score)
+        for name, of in read.items():
+            if of(found).whole:
+                held[name].append(of(found).low <= of(endless).value <= of(found).high)
+        relevant = np.bincount(pools.positive_queries[pools.positives >= score], minlength=queries)
+        taken = relevant + np.bincount(pools.negative_queries[pools.negatives >= score], minlength=queries)
+        for name, wholes in (("precision", taken), ("recall", np.bincount(pools.positive_queries, minlength=queries))):
+            if wholes.sum():
+                low, high = bootstrap(relevant, wholes, rng)
+                old[name].append(low <= read[name](endless).value <= high)
+    return [
+        {
+            "figure": name,
+            "truth": read[name](endless).value,
+            "threshold": where,
+            "queries": queries,
+            "positives": "1 to 7" if several else "1",
+            "level": level,
+            "sets": len(of_sets),
+            "new": float(np.mean(of_sets)),
+            "old": float(np.mean(old[name])) if name in old else None,
+        }
+        for name, of_sets in held.items()
+    ]
+
+
+def percent(value: object) -> str:
+    """A share as a whole number and a tenth of a percent; a dash for none."""
+    return "–" if value is None else f"{100 * float(str(value)):.1f}"
+
+
+def markdown(cells: list[dict[str, object]]) -> str:
+    """Both tables."""
+    lines = [
+        "| AUC | queries | positives a query | covered, old | covered, new | warned of | covered, not warned of |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {cell['auc']} | {cell['queries']} | {cell['positives']} | {percent(cell['old'])} | {percent(cell['new'])} "
+        f"| {percent(cell['warned'])} | "
+        f"{percent(cell['new_without_warning'] if int(str(cell['sets_without_warning'])) >= 100 else None)} |"
+        for cell in cells
+        if cell["figure"] == "AUC"
+    ]
+    lines += [
+        "",
+        "| figure | true value | queries | positives a query | covered, old | covered, new |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {cell['figure']} | {float(str(cell['truth'])):.3f} | {cell['queries']} | {cell['positives']} "
+        f"| {percent(cell['old'])} | {percent(cell['new'])} |"
+        for cell in cells
+        if cell["figure"] != "AUC"
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Simulate and report."""
+    line = parser(__doc__.splitlines()[0])
+    line.add_argument("--sets", type=int, default=2_000, help="data sets of each cell")
+    line.add_argument("--seed", type=int, default=0)
+    line.add_argument("--markdown", type=Path, metavar="PATH", help="write both tables there")
+    given = line.parse_args()
+    cells: list[dict[str, object]] = []
+    for several in (False, True):
+        for queries in QUERIES:
+            for auc in AUCS:
+                cells.append(auc_cell(auc, queries, 0.7, several, given.sets, given.seed + len(cells)))
+                print(cells[-1], flush=True)
+            for where in THRESHOLDS:
+                cells += threshold_cells(queries, 0.7, several, where, given.sets, given.seed + len(cells))
+                print(*cells[-4:], sep="\n", flush=True)
+    print(f"{machine()}\n\n{markdown(cells)}")
+    if given.json:
+        given.json.write_text(json.dumps({"sets": given.sets, "seed": given.seed, "cells": cells}, indent=1) + "\n")
+    if given.markdown:
+        given.markdown.write_text(markdown(cells))
+
+
+if __name__ == "__main__":
+    main()

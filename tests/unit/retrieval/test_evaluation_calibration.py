@@ -1,0 +1,59 @@
+"""Thresholds in tables, on the page and in the tracker: few answers, none, and aims out of reach are explained."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.retrieval.evaluation_calibration import calibration_points, calibration_rows, calibration_table
+from raytriever.retrieval.evaluation_sets import EvaluationSet
+from raytriever.retrieval.measured import MeasuredSet
+from raytriever.retrieval.report import Cell
+from raytriever.retrieval.report_tables import threshold_table
+
+
+def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
+    def rows_of(choosing: list[float], checking: list[float], wanted: float) -> list[dict[str, Any]]:
+        """Queries with one positive each, whose scores are given, and one negative at 0.5."""
+        evaluations = [
+            SimpleNamespace(
+                queries=np.arange(len(scores)),
+                positive_scores=np.array(scores),
+                negative_scores=np.full(len(scores), 0.5),
+                positive_queries=np.arange(len(scores)),
+                negative_queries=np.arange(len(scores)),
+            )
+            for scores in (choosing, checking)
+        ]
+        part = SimpleNamespace(choosing={"m": evaluations[0]}, evaluations={"m": evaluations[1]})
+        return calibration_rows(
+            MeasuredSet(EvaluationSet("d", {"d": "d"}, "test"), [part]), "dev", [("precision", wanted)]
+        )
+
+    [few] = rows_of([0.9] * 4, [0.9] + [0.1] * 29, 1.0)
+    assert (few["coverage"], few["top_precision"], few["checked"]) == (1 / 30, 1.0, 1.0)
+    assert few["low"] == few["top_precision_low"] == pytest.approx(0.2065, abs=1e-4)
+    assert few["notes"] == [
+        "Few answers: 1 of 30 queries of test have one. Below 30 answered queries a precision says little; "
+        "see its interval."
+    ]
+    [none] = rows_of([0.9] * 4, [0.1] * 30, 1.0)
+    assert (none["coverage"], none["top_precision"], none["pairs_above"], none["checked_recall"]) == (0, None, 0, 0)
+    assert none["notes"][0].startswith("No document of test scores at or above the threshold. So none of the 30 quer")
+    [out] = rows_of([0.1] * 4, [0.9] * 30, 0.9)
+    assert (out["reached"], out["coverage"], out["queries"]) == (False, None, None)
+    assert out["notes"] == [
+        "There is no threshold, because no score on dev has a precision of 0.9; the best there is 0.500."
+    ]
+    text = calibration_table([few, none, out])
+    assert "nan" not in text.lower().replace("answer", "")
+    assert "| 0 of 30 = 0.000 (0.000 to 0.114) | none | none |" in text
+    assert "| out of reach | 0.500 at best | - | - | - | - |" in text
+    assert "- d, m, precision 1: Few answers" in text
+    page = threshold_table([few, none, out])[0]
+    assert "Few answers: 1 of 30" in page.note
+    assert page.rows[0][5] == Cell("1 of 30 = 0.033 (0.006 to 0.167)", 1 / 30)
+    assert not [point for point in calibration_points([few, none, out], 0, 0) if point.value != point.value]

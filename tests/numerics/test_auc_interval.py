@@ -143,7 +143,7 @@ def test_few_misordered_queries_are_warned_of() -> None:
     up[:3], down[3:9] = -1, 0.5
     few = auc_interval(up, down, np.arange(100), np.arange(100))
     assert few.misordered == 3
-    assert few.note == "Only 3 queries have misordered pairs. Below 10 of them the interval is uncertain."
+    assert few.note == "Misordered pairs are of 3 queries only. Below 10 the interval is uncertain."
     up[:12] = -1
     assert auc_interval(up, down, np.arange(100), np.arange(100)).note is None
 

@@ -70,8 +70,8 @@ class AucInterval:
         if self.auc in (0, 1):
             return "All pairs are in one order. The interval is what so many queries without another order leave open."
         if self.misordered < FEW_MISORDERED:
-            few = f"Only {self.misordered} queries have misordered pairs"
-            return f"{few}. Below {FEW_MISORDERED} of them the interval is uncertain."
+            few = f"Misordered pairs are of {self.misordered} queries only"
+            return f"{few}. Below {FEW_MISORDERED} the interval is uncertain."
         return None
 
 

@@ -22,6 +22,7 @@ from raytriever.negatives.bm25 import Bm25Index
 from raytriever.retrieval.corpus import plan_embeddings
 from raytriever.retrieval.evaluate import Evaluation
 from raytriever.retrieval.evaluated_models import EvaluatedModel
+from raytriever.retrieval.evaluation_auc import auc_points, auc_rows
 from raytriever.retrieval.evaluation_calibration import calibration_points, calibration_rows
 from raytriever.retrieval.evaluation_encoders import Encoders
 from raytriever.retrieval.evaluation_files import write_set, write_whole
@@ -99,6 +100,7 @@ def run_evaluation(
                 if hear is not None:
                     for model in job.models:
                         hear(model.name, one.name, results.models[model.name][one.name])
+                results.auc_intervals += auc_rows(measured)
                 results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
                 for part in parts:
                     left_out = part.dataset.quarantine.write(aside / measured.label(part))
@@ -247,6 +249,7 @@ def _log(run: Tracker, results: Results, folder: Path) -> None:
             for name, value in metrics.items()
         ]
         + significance_points(results.significance, 0, now)
+        + auc_points(results.auc_intervals, 0, now)
         + calibration_points(results.calibration, 0, now)
         + [Point(f"absent_relevant/{one}", about["absent_relevant"], 0, now) for one, about in results.about.items()]
     )

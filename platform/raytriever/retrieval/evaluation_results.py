@@ -34,6 +34,7 @@ class Results:
             corpus, and where BM25 is measured what its analyser makes of the documents.
         significance: a row for each data set, metric, model and baseline.
         best: a row for each data set and metric that has a significant best, see `evaluation_significance.best_rows`.
+        auc_intervals: a row for each data set and model, from `evaluation_auc.auc_rows`.
         calibration: a row for each data set, model and aim.
         systems: of each model how it reads texts, and the width of its embeddings.
     """
@@ -43,6 +44,7 @@ class Results:
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     significance: list[dict[str, Any]] = field(default_factory=list)
     best: list[dict[str, Any]] = field(default_factory=list)
+    auc_intervals: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
@@ -50,7 +52,17 @@ class Results:
 
     def content(self, asked: Mapping[str, Any]) -> str:
         """The text of `results.json`; what has no value (NaN) is null."""
-        parts = ("models", "parts", "about", "significance", "best", "calibration", "systems", "missing")
+        parts = (
+            "models",
+            "parts",
+            "about",
+            "significance",
+            "best",
+            "auc_intervals",
+            "calibration",
+            "systems",
+            "missing",
+        )
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(asked)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raytriever.negatives.analyser import analyser_line
+from raytriever.retrieval.evaluation_auc import auc_lines
 from raytriever.retrieval.evaluation_calibration import calibration_table
 from raytriever.retrieval.evaluation_results import Results, bm25_warnings
 from raytriever.retrieval.evaluation_significance import marks_of
@@ -29,6 +30,7 @@ def evaluation_text(results: Results) -> str:
     if against := dict.fromkeys(row["against"] for row in results.significance):
         signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
+    notes += auc_lines(results.auc_intervals)
     if results.calibration:
         notes.append(f"\n{calibration_table(results.calibration)}")
     notes += results.quarantined

@@ -24,6 +24,7 @@ from raytriever.retrieval.report import Page, Picture, write_page
 from raytriever.retrieval.report_queries import chosen_queries
 from raytriever.retrieval.report_tables import (
     Values,
+    auc_table,
     datasets_of,
     metric_title,
     metrics_of,
@@ -66,7 +67,11 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     page = Page(
         title,
         [*about_lines(results["about"]), *map(str, results.get("missing", ()))],
-        [*result_tables(models, significance, best_of_rows(results.get("best") or ())), *threshold_table(calibration)],
+        [
+            *result_tables(models, significance, best_of_rows(results.get("best") or ())),
+            *auc_table(results.get("auc_intervals") or ()),
+            *threshold_table(calibration),
+        ],
         [*of_gains, *of_scores, *threshold_pictures(folder / FIGURES, calibration)],
         queries,
     )

@@ -56,6 +56,29 @@ def result_tables(models: Values, significance: Rows = (), best: Best | None = N
     return tables
 
 
+def auc_table(rows: Rows) -> list[Table]:
+    """Pooled AUC with its interval; no table where there are none.
+
+    Args:
+        rows: of `evaluation_auc.auc_rows`.
+    """
+    if not rows:
+        return []
+    cells: list[list[str | Cell]] = [
+        [
+            str(row["dataset"]),
+            str(row["model"]),
+            *(_figure(row[name]) for name in ("auc", "low", "high")),
+            Cell(f"{row['misordered_queries']:,}", float(row["misordered_queries"])),
+            str(row["note"] or ""),
+        ]
+        for row in rows
+    ]
+    note = "95 % intervals of the AUC over all queries' pairs. The scores of a query count as one cluster."
+    columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
+    return [Table("AUC", columns, cells, note)]
+
+
 def threshold_table(rows: Rows) -> list[Table]:
     """Thresholds chosen on one split and checked on another; no table where there are none.
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raytriever.retrieval.evaluation_auc import auc_lines, auc_points, auc_rows
 from raytriever.retrieval.evaluation_calibration import calibration_points, calibration_rows, calibration_table
 from raytriever.retrieval.evaluation_sets import EvaluationSet
 from raytriever.retrieval.measured import MeasuredSet
 from raytriever.retrieval.report import Cell
-from raytriever.retrieval.report_tables import threshold_table
+from raytriever.retrieval.report_tables import auc_table, threshold_table
 
 
 def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
@@ -57,3 +58,33 @@ def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
     assert "Few answers: 1 of 30" in page.note
     assert page.rows[0][5] == Cell("1 of 30 = 0.033 (0.006 to 0.167)", 1 / 30)
     assert not [point for point in calibration_points([few, none, out], 0, 0) if point.value != point.value]
+
+
+def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() -> None:
+    def measured(positives: list[float], negatives: list[float]) -> MeasuredSet:
+        evaluation = SimpleNamespace(
+            queries=np.arange(len(positives)),
+            positive_scores=np.array(positives),
+            negative_scores=np.array(negatives),
+            positive_queries=np.arange(len(positives)),
+            negative_queries=np.arange(len(negatives)),
+            metrics={"auc": 0.5},
+        )
+        return MeasuredSet(
+            EvaluationSet("d", {"d": "d"}, "test"), [SimpleNamespace(evaluations={"m": evaluation}, choosing={})]
+        )
+
+    [few] = auc_rows(measured([1.0] * 49 + [-1.0], [0.0] * 50))
+    assert (few["auc"], few["misordered_queries"]) == (0.98, 1)
+    assert few["low"] < 0.9 < 0.98 < few["high"] <= 1
+    [apart] = auc_rows(measured([1.0] * 30, [0.0] * 30))
+    assert (apart["auc"], apart["high"], round(apart["low"], 3)) == (1, 1, 0.905)
+    [one] = auc_rows(measured([1.0], [0.0]))
+    lines = auc_lines([few, apart, one])
+    assert lines[0].startswith("d, m: AUC 0.9800 (95 %: ")
+    assert lines[0].endswith("Misordered pairs are of 1 queries only. Below 10 the interval is uncertain.")
+    assert lines[1].startswith("d, m: AUC 1.0000 (95 %: 0.9050 to 1.0000). All pairs are in one order.")
+    assert lines[2].startswith("d, m: AUC 1.0000. There is no interval")
+    assert [point.name for point in auc_points([one, apart], 0, 0)] == ["m/d/auc_low", "m/d/auc_high"]
+    page = auc_table([few, apart, {**one, "low": None, "high": None}])[0]
+    assert [row[6] for row in page.rows] == [few["note"], apart["note"], one["note"]]

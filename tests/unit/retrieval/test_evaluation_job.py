@@ -226,6 +226,12 @@ def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done)
         assert done.tracker.points[f"{name}/{figure}"] == row[figure]
     text = evaluation_text(done.results)
     assert f"{row['answered_queries']} of {row['queries']} = {row['coverage']:.3f}" in text
+    intervals = {one["model"]: one for one in read_results(done.output)["auc_intervals"]}
+    own = intervals["tiny"]
+    assert own["dataset"] == "letters"  # of two parts there is a mean, which has no interval
+    assert own["low"] < own["auc"] == done.results.models["tiny"]["letters"]["auc"] < own["high"]
+    assert logged["tiny/letters/auc_low"] == own["low"]
+    assert f"letters, tiny: AUC {own['auc']:.4f} (95 %: {own['low']:.4f} to {own['high']:.4f})" in text
     assert "answered queries a precision says little" in (done.output / "table.md").read_text()
     assert "nan" not in text
 

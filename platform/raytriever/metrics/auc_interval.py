@@ -115,7 +115,8 @@ def auc_interval(
         return AucInterval(area, nothing, nothing, nothing, misordered)
     if area in (0, 1):
         known = (1 - confidence) ** (1 / fewest)
-        return AucInterval(area, nothing, *((known, 1.0) if area == 1 else (0.0, 1 - known)), misordered)
+        low, high = (known, 1.0) if area == 1 else (0.0, 1 - known)
+        return AucInterval(area, nothing, low, high, misordered)
     variance, freedom = _clustered(of_positives - area, ours, of_negatives - area, theirs)
     if not variance > 0:
         return AucInterval(area, nothing, nothing, nothing, misordered)

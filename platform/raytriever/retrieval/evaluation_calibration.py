@@ -157,10 +157,10 @@ def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def share_text(row: Mapping[str, Any], name: str) -> str:
     """A share of the judged split with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; `none` of nothing."""
     value, low, high = share_of(row, name)
-    if value is None:
+    if value is None or low is None or high is None:
         return "none" if row["reached"] and "coverage" in row else "-"
-    part, whole = SHARES[name]
-    counts = f"{row[part]:,} of {row[whole]:,} = " if part in row else ""
+    part, whole = (row.get(key) for key in SHARES[name])
+    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
     return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
 
 

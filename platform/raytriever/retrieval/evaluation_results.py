@@ -1,8 +1,8 @@
 """`results.json`: what an evaluation found, and whether a directory holds one.
 
     {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
-     "significance": [...], "best": [...], "calibration": [...], "parts": {NAME: {PART: {metric: value}}},
-     "systems": {NAME: {...}}, "asked": {...}}
+     "significance": [...], "best": [...], "auc_intervals": [...], "calibration": [...],
+     "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
 
 `asked` is what the command asked for: the same command given again replaces its results, any other one is refused.
 """
@@ -52,17 +52,8 @@ class Results:
 
     def content(self, asked: Mapping[str, Any]) -> str:
         """The text of `results.json`; what has no value (NaN) is null."""
-        parts = (
-            "models",
-            "parts",
-            "about",
-            "significance",
-            "best",
-            "auc_intervals",
-            "calibration",
-            "systems",
-            "missing",
-        )
+        rows = ("significance", "best", "auc_intervals", "calibration")
+        parts = ("models", "parts", "about", *rows, "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(asked)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 
@@ -118,6 +109,18 @@ class BestRow(TypedDict):
     models: list[str]
 
 
+class AucRow(TypedDict):
+    """The interval of one AUC, see `evaluation_auc.auc_rows`."""
+
+    dataset: str
+    model: str
+    auc: float
+    low: float | None
+    high: float | None
+    misordered_queries: int
+    note: str | None
+
+
 class CalibrationRow(TypedDict):
     """One threshold, see `evaluation_calibration.calibration_rows`."""
 
@@ -134,6 +137,25 @@ class CalibrationRow(TypedDict):
     high: float | None
     calibration_error: float | None
     chosen_on: str
+    queries: NotRequired[int | None]  # results of older versions have none of these
+    answered_queries: NotRequired[int | None]
+    relevant_answers: NotRequired[int | None]
+    pairs_above: NotRequired[int | None]
+    relevant_pairs_above: NotRequired[int | None]
+    relevant_pairs: NotRequired[int | None]
+    coverage: NotRequired[float | None]
+    coverage_low: NotRequired[float | None]
+    coverage_high: NotRequired[float | None]
+    top_precision: NotRequired[float | None]
+    top_precision_low: NotRequired[float | None]
+    top_precision_high: NotRequired[float | None]
+    checked_precision: NotRequired[float | None]
+    checked_precision_low: NotRequired[float | None]
+    checked_precision_high: NotRequired[float | None]
+    checked_recall: NotRequired[float | None]
+    checked_recall_low: NotRequired[float | None]
+    checked_recall_high: NotRequired[float | None]
+    notes: NotRequired[list[str]]
 
 
 class ResultsContent(TypedDict):
@@ -143,6 +165,7 @@ class ResultsContent(TypedDict):
     about: dict[str, About]
     significance: list[SignificanceRow]
     best: NotRequired[list[BestRow]]
+    auc_intervals: NotRequired[list[AucRow]]
     calibration: NotRequired[list[CalibrationRow] | None]
     parts: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
     systems: NotRequired[dict[str, dict[str, Any]]]

@@ -152,35 +152,46 @@ def threshold_cells(
 
 
 def percent(value: object) -> str:
-    """A share as a whole number and a tenth of a percent; a dash for none."""
+    """A share in percent; a dash for none."""
     return "–" if value is None else f"{100 * float(str(value)):.1f}"
 
 
 def markdown(cells: list[dict[str, object]]) -> str:
-    """Both tables."""
-    lines = [
-        "| AUC | queries | positives a query | covered, old | covered, new | warned of | covered, not warned of |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {cell['auc']} | {cell['queries']} | {cell['positives']} | {percent(cell['old'])} | {percent(cell['new'])} "
-        f"| {percent(cell['warned'])} | "
-        f"{percent(cell['new_without_warning'] if int(str(cell['sets_without_warning'])) >= 100 else None)} |"
-        for cell in cells
-        if cell["figure"] == "AUC"
-    ]
-    lines += [
-        "",
-        "| figure | true value | queries | positives a query | covered, old | covered, new |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    lines += [
-        f"| {cell['figure']} | {float(str(cell['truth'])):.3f} | {cell['queries']} | {cell['positives']} "
-        f"| {percent(cell['old'])} | {percent(cell['new'])} |"
-        for cell in cells
-        if cell["figure"] != "AUC"
-    ]
-    return "\n".join(lines) + "\n"
+    """Three tables, of a column for each number of queries: AUC, AUC without a warning, and thresholds."""
+    areas = [cell for cell in cells if cell["figure"] == "AUC"]
+    shares = [cell for cell in cells if cell["figure"] != "AUC"]
+    return "\n".join(
+        [
+            "Pooled AUC, old → new:\n",
+            *_table(areas, ("auc", "positives"), lambda cell: f"{percent(cell['old'])} → {percent(cell['new'])}"),
+            "\nPooled AUC, new: data sets warned of, and coverage of the others:\n",
+            *_table(areas, ("auc", "positives"), _without_warning),
+            "\nCalibration table at a threshold that few (`high`) or many (`middle`) negatives pass, old → new:\n",
+            *_table(shares, ("figure", "threshold", "positives"), _old_and_new),
+            "",
+        ]
+    )
+
+
+def _table(
+    cells: list[dict[str, object]], keys: tuple[str, ...], text: Callable[[dict[str, object]], str]
+) -> list[str]:
+    rows: dict[tuple[object, ...], dict[object, str]] = {}
+    for cell in cells:
+        rows.setdefault(tuple(cell[key] for key in keys), {})[cell["queries"]] = text(cell)
+    heads = [*(key.replace("positives", "positives a query") for key in keys), *(f"{n} queries" for n in QUERIES)]
+    lines = [heads, ["---"] * len(heads)]
+    lines += [[*map(str, row), *(found.get(n, "") for n in QUERIES)] for row, found in rows.items()]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _without_warning(cell: dict[str, object]) -> str:
+    held = cell["new_without_warning"] if int(str(cell["sets_without_warning"])) >= 100 else None
+    return f"{percent(cell['warned'])}, {percent(held)}"
+
+
+def _old_and_new(cell: dict[str, object]) -> str:
+    return percent(cell["new"]) if cell["old"] is None else f"{percent(cell['old'])} → {percent(cell['new'])}"
 
 
 def main() -> None:
@@ -188,7 +199,7 @@ def main() -> None:
     line = parser(__doc__.splitlines()[0])
     line.add_argument("--sets", type=int, default=2_000, help="data sets of each cell")
     line.add_argument("--seed", type=int, default=0)
-    line.add_argument("--markdown", type=Path, metavar="PATH", help="write both tables there")
+    line.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables there")
     given = line.parse_args()
     cells: list[dict[str, object]] = []
     for several in (False, True):

@@ -230,7 +230,7 @@ def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done)
     own = intervals["tiny"]
     assert own["dataset"] == "letters"  # of two parts there is a mean, which has no interval
     assert own["low"] < own["auc"] == done.results.models["tiny"]["letters"]["auc"] < own["high"]
-    assert logged["tiny/letters/auc_low"] == own["low"]
+    assert done.tracker.points["tiny/letters/auc_low"] == own["low"]
     assert f"letters, tiny: AUC {own['auc']:.4f} (95 %: {own['low']:.4f} to {own['high']:.4f})" in text
     assert "answered queries a precision says little" in (done.output / "table.md").read_text()
     assert "nan" not in text

@@ -10,7 +10,9 @@ import pytest
 
 from raytriever.retrieval.evaluation_auc import auc_lines, auc_points, auc_rows
 from raytriever.retrieval.evaluation_calibration import calibration_points, calibration_rows, calibration_table
+from raytriever.retrieval.evaluation_results import Results
 from raytriever.retrieval.evaluation_sets import EvaluationSet
+from raytriever.retrieval.evaluation_text import evaluation_text
 from raytriever.retrieval.measured import MeasuredSet
 from raytriever.retrieval.report import Cell
 from raytriever.retrieval.report_tables import auc_table, threshold_table
@@ -54,6 +56,7 @@ def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
     assert "| 0 of 30 = 0.000 (0.000 to 0.114) | none | none |" in text
     assert "| out of reach | 0.500 at best | - | - | - | - |" in text
     assert "- d, m, precision 1: Few answers" in text
+    assert text in evaluation_text(Results(calibration=[few, none, out]))
     page = threshold_table([few, none, out])[0]
     assert "Few answers: 1 of 30" in page.note
     assert page.rows[0][5] == Cell("1 of 30 = 0.033 (0.006 to 0.167)", 1 / 30)
@@ -86,5 +89,7 @@ def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() 
     assert lines[1].startswith("d, m: AUC 1.0000 (95 %: 0.9050 to 1.0000). All pairs are in one order.")
     assert lines[2].startswith("d, m: AUC 1.0000. There is no interval")
     assert [point.name for point in auc_points([one, apart], 0, 0)] == ["m/d/auc_low", "m/d/auc_high"]
+    text = evaluation_text(Results(auc_intervals=[few, apart, one]))
+    assert all(line in text for line in lines)
     page = auc_table([few, apart, {**one, "low": None, "high": None}])[0]
     assert [row[6] for row in page.rows] == [few["note"], apart["note"], one["note"]]

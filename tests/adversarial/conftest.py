@@ -1,0 +1,85 @@
+"""The server of commands, and the coverage table at the end."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from hostile.case import Case
+from hostile.coverage import coverage_table
+from hostile.running import Ended, Runner
+
+# Two commands at a time: most wait for a disk or for processes of their own.
+PROCESSES = 2
+
+
+@pytest.fixture(scope="session")
+def tiny_cross(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-encoder of random weights."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("cross") / "cross"
+    shutil.copytree(tiny_encoder, folder)
+    BertForSequenceClassification(BertConfig.from_pretrained(tiny_encoder, num_labels=1)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runner(
+    tiny_dataset: Path, tiny_encoder: Path, tiny_cross: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runner]:
+    """Runs hostile commands in folders of their own."""
+    given = {"letters": tiny_dataset, "model": tiny_encoder, "cross": tiny_cross}
+    runner = Runner(tmp_path_factory.mktemp("hostile"), given)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="session")
+def ended(runner: Runner, request: pytest.FixtureRequest) -> Iterator[Callable[[Case], Ended]]:
+    """How a case ended. The commands of all chosen cases run ahead of the tests, two at a time."""
+    chosen = [_case_of(item) for item in request.session.items]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        futures = {case.id: pool.submit(runner.run, case) for case in chosen if case is not None}
+        try:
+            yield lambda case: futures[case.id].result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _case_of(item: pytest.Item) -> Case | None:
+    case = item.callspec.params.get("case") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return case if isinstance(case, Case) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember how each case ended, also where a worker of xdist ran it."""
+    report = yield
+    case = _case_of(item)
+    if case is not None:
+        report.user_properties.append(("case", case.id))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the coverage table of the cases that ran, `passed/all` where some failed."""
+    from hostile.cases import CASES
+
+    failed: dict[str, bool] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "case":
+                    failed[value] = failed.get(value, False) or report.failed
+    ran = [case for case in CASES if case.id in failed]
+    if ran:
+        terminalreporter.section("hostile commands")
+        terminalreporter.write(coverage_table(ran, failed))

@@ -1,0 +1,262 @@
+"""Committed directories that were altered: prepared data, stores, indexes, negatives, scores; torn, or resealed with
+right digests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hostile.case import Case, Maker, of_area
+from hostile.making import change, cut, document, folder, link, removed, sealed, write
+
+TRAIN = "train --dataset prepared --model model --output out --max-steps 2"
+ENCODE = "encode --dataset prepared --model model --output out"
+STORE = "index --dataset letters --model model --embeddings store --output out"
+INDEX = "index --dataset letters --model model --output index --query is --precision fp32"
+NEGATIVES = "score --dataset letters --model cross --negatives negatives --output out"
+SCORES = (
+    "train --dataset letters --model model --loss kl --teacher scores --negatives-table negatives"
+    " --negatives-per-query 2 --output out"
+)
+DOCUMENTS = "prepared/documents/00000-000000"
+PART = "part-00000.parquet"
+
+
+def array(path: str, alter: Callable[[Any], Any]) -> Maker:
+    """Alter a NumPy array file; pickled where the result is one of objects."""
+
+    def action(file: Path) -> None:
+        import numpy as np
+
+        content = alter(np.load(file))
+        file.unlink()
+        np.save(file, content, allow_pickle=True)
+
+    return change(path, action)
+
+
+def arrow(path: str, alter: Callable[[Any], Any]) -> Maker:
+    """Alter the table of an Arrow file."""
+
+    def action(file: Path) -> None:
+        import pyarrow as pa
+
+        with pa.memory_map(str(file)) as source:
+            table = alter(pa.ipc.open_file(source).read_all())
+        file.unlink()
+        with pa.ipc.new_file(str(file), table.schema) as writer:
+            writer.write_table(table)
+
+    return change(path, action)
+
+
+def parquet(path: str, alter: Callable[[Any], Any]) -> Maker:
+    """Alter the table of a Parquet file."""
+
+    def action(file: Path) -> None:
+        import pyarrow.parquet as pq
+
+        table = alter(pq.read_table(file))
+        file.unlink()
+        pq.write_table(table, file)
+
+    return change(path, action)
+
+
+def pickled(column: str) -> Callable[[Any], Any]:
+    """A column as Ray's pickled objects, which run `touch HACKED` when they are read."""
+
+    def alter(table: Any) -> Any:
+        import pyarrow as pa
+
+        about = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
+        code = b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0ctouch HACKED\x85R."
+        content = pa.array([code] * len(table), pa.binary())
+        place = table.schema.get_field_index(column)
+        return table.set_column(place, pa.field(column, pa.binary(), metadata=about), content)
+
+    return alter
+
+
+def cast(column: str, kind: str) -> Callable[[Any], Any]:
+    """A column of another type."""
+
+    def alter(table: Any) -> Any:
+        import pyarrow as pa
+
+        place = table.schema.get_field_index(column)
+        values = {
+            "dictionary": lambda: table[column].cast(pa.string()).dictionary_encode(),
+            "number": lambda: pa.array([1] * len(table)),
+            "null": lambda: pa.nulls(len(table), pa.string()),
+            "binary": lambda: table[column].cast(pa.binary()),
+            "nested": lambda: pa.array([["x"]] * len(table)),
+        }[kind]()
+        return table.set_column(place, column, values)
+
+    return alter
+
+
+def poison(size: int) -> Callable[[Any], Any]:
+    """An array of pickled objects."""
+
+    def alter(found: Any) -> Any:
+        import numpy as np
+
+        return np.array([{"a": 1}] * size, dtype=object)
+
+    return alter
+
+
+def negative(found: Any) -> Any:
+    found = found.copy()
+    found.flat[-1] = -5
+    return found
+
+
+def unknown(found: Any) -> Any:
+    found = found.copy()
+    found[1, 3] = 10**6
+    return found
+
+
+def huge(found: Any) -> Any:
+    import numpy as np
+
+    found = found.copy()
+    found.flat[len(found.flat) // 2] = min(2**30, np.iinfo(found.dtype).max)
+    return found
+
+
+def not_a_number(found: Any) -> Any:
+    found = found.copy()
+    found.flat[3] = float("nan")
+    return found
+
+
+def of_meta(path: str, **values: Any) -> Maker:
+    """Other values in a manifest's `meta`."""
+    return document(f"{path}/manifest.json", lambda content: content["meta"].update(values))
+
+
+def named(path: str, name: str) -> Maker:
+    """A file more in a manifest's list, with a size and a digest that do not matter."""
+    return document(
+        f"{path}/manifest.json", lambda content: content["files"].update({name: {"size": 5, "sha256": "0" * 64}})
+    )
+
+
+def torn(words: str, path: str, file: str, fast: bool = False, about: bool = True) -> list[Case]:
+    """What can happen to any committed directory; `about` where its manifest says what the directory is."""
+    manifest = f"{path}/manifest.json"
+    cases = [
+        Case(f"{path} with a file changed", words, "", (change(f"{path}/{file}", _flip),)),
+        Case(f"{path} with a file cut", words, "torn: ", (cut(f"{path}/{file}", -7),), fast=fast),
+        Case(f"{path} without a file", words, "missing, though the manifest names it", (removed(f"{path}/{file}"),)),
+        Case(f"{path} with a folder for a file", words, "missing, though", (folder(f"{path}/{file}"),)),
+        Case(f"{path} without a manifest", words, "", (removed(manifest),), fast=path == "index"),
+        Case(f"{path} with a manifest of no bytes", words, "", (write(manifest, b""),)),
+        Case(f"{path} with a manifest that is an array", words, "", (write(manifest, b"[]"),), fast=fast),
+        Case(f"{path} with a manifest nested deeply", words, "", (write(manifest, b"[" * 100_000),)),
+        Case(f"{path} with a manifest that names a file outside", words, "", (named(path, "../../etc/passwd"),)),
+        Case(f"{path} with a manifest that links to itself", words, "", (link(manifest, "manifest.json"),)),
+    ]
+    if about:
+        cases += [
+            Case(f"{path} with a manifest of another kind", words, "", (of_meta(path, kind="cake"),)),
+            Case(f"{path} with a manifest of a later version", words, "", (of_meta(path, version=99),)),
+            Case(f"{path} with a manifest about nothing", words, "", (document(manifest, _about_nothing),)),
+        ]
+    return cases
+
+
+def _about_nothing(content: dict[str, Any]) -> None:
+    content["meta"] = {}
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.unlink()
+    file.write_bytes(content)
+
+
+def resealed(name: str, words: str, path: str, *makers: Maker, line: str = "", fast: bool = False) -> Case:
+    """A directory that was altered and has right digests."""
+    return Case(name, words, line, (sealed(path, *makers),), fast=fast)
+
+
+CASES = of_area(
+    "committed",
+    *torn(ENCODE, "prepared", "documents/00000-000000.arrow", fast=True),
+    *torn(STORE, "store", "shards/000000/embeddings.npy"),
+    *torn(INDEX, "index", "embeddings.npy"),
+    *torn(NEGATIVES, "negatives", PART, about=False),
+    Case("scores with a file cut", SCORES, "torn: ", (cut(f"scores/{PART}", -7),), leaves=("out*",)),
+    Case("scores of another kind", SCORES, "", (of_meta("scores", kind="cake"),), leaves=("out*",)),
+    resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text")), fast=True),
+    *[
+        resealed(f"texts of kind {kind}", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", cast("text", kind)))
+        for kind in ("dictionary", "number", "null", "nested")
+    ],
+    resealed("an Arrow file without columns", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.select([]))),
+    resealed("an Arrow file of garbage", ENCODE, "prepared", write(f"{DOCUMENTS}.arrow", b"ARROW1" * 50)),
+    resealed("an Arrow file of fewer rows", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.slice(9))),
+    resealed("an Arrow file with a wrong offset", ENCODE, "prepared", change(f"{DOCUMENTS}.arrow", _flip)),
+    resealed("tokens that are pickled", ENCODE, "prepared", array(f"{DOCUMENTS}.tokens.npy", poison(160))),
+    resealed("offsets that go back", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", lambda a: a[::-1])),
+    resealed("offsets beyond the tokens", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", huge)),
+    resealed("offsets of another shape", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", lambda a: a[None])),
+    resealed("an array cut in its header", ENCODE, "prepared", cut(f"{DOCUMENTS}.offsets.npy", 20)),
+    resealed(
+        "judgements of documents that do not exist", TRAIN, "prepared", array("prepared/judgements/train.npy", unknown)
+    ),
+    resealed("judgements below zero", TRAIN, "prepared", array("prepared/judgements/train.npy", negative)),
+    resealed("judgements of fractions", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a + 0.5)),
+    resealed("judgements of two rows", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a[:2])),
+    resealed("judgements that are pickled", TRAIN, "prepared", array("prepared/judgements/train.npy", poison(5))),
+    resealed("a store of NaN", STORE, "store", array("store/shards/000000/embeddings.npy", not_a_number)),
+    resealed("a store of fewer rows", STORE, "store", array("store/shards/000000/embeddings.npy", lambda a: a[:9])),
+    resealed("an index whose finder is cut", INDEX, "index", cut("index/finder/index.faiss", 500)),
+    resealed("an index whose finder is empty", INDEX, "index", write("index/finder/index.faiss", b"")),
+    resealed("negatives as pickled objects", NEGATIVES, "negatives", parquet(f"negatives/{PART}", pickled("query"))),
+    resealed(
+        "negatives without a column", NEGATIVES, "negatives", parquet(f"negatives/{PART}", lambda t: t.select([0]))
+    ),
+    resealed("negatives that are no Parquet", NEGATIVES, "negatives", write(f"negatives/{PART}", b"PAR1")),
+    Case(
+        "an index for another data set",
+        "index --dataset other --model model --output index --query x",
+        "",
+        (
+            write("other/corpus.jsonl", json.dumps({"_id": "a", "text": "x"})),
+            write("other/queries.jsonl", json.dumps({"_id": "q", "text": "x"})),
+            write("other/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\ta\t1\n"),
+        ),
+    ),
+    Case(
+        "a prepared data set as embeddings",
+        "index --dataset letters --model model --embeddings prepared --output out",
+        "",
+    ),
+    Case("embeddings as a data set", "encode --dataset store --model model --output out", ""),
+    Case(
+        "an index as embeddings",
+        "mine --dataset letters --model model --method dense --embeddings index --output out",
+        "",
+    ),
+    Case(
+        "a folder of data as negatives",
+        "train --dataset letters --model model --negatives-table letters --negatives-per-query 1 --output out",
+        "",
+        fast=True,
+    ),
+    Case(
+        "a folder of data as teacher",
+        SCORES.replace("--teacher scores", "--teacher letters"),
+        "",
+    ),
+)

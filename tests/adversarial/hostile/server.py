@@ -1,0 +1,147 @@
+"""A process that has imported everything heavy and forks once for each command, so that a case takes a moment.
+
+It reads one JSON line a request from standard input and writes one a finished command to file descriptor `argv[1]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+NOBODY = 65534
+AFTER_SECONDS = 5.0  # what a command started must have ended so soon after it
+HEAVY = (
+    "multiprocessing.forkserver",
+    "torch",
+    "transformers",
+    "transformers.models.bert.modeling_bert",
+    "tokenizers",
+    "safetensors.torch",
+    "pyarrow.parquet",
+    "pyarrow.fs",
+    "ray",
+    "ray.data",
+    "ray.train",
+    "faiss",
+    "bm25s",
+    "numba",
+    "mlflow",
+    "sqlalchemy.dialects.sqlite",
+    "huggingface_hub",
+    "aiohttp",
+    "matplotlib.pyplot",
+)
+
+
+def main() -> None:
+    """Import, then serve until standard input ends."""
+    answers = int(sys.argv[1])
+    for name in HEAVY:
+        importlib.import_module(name)
+    import raytriever
+
+    for module in pkgutil.walk_packages(raytriever.__path__, "raytriever."):
+        if not module.name.startswith(("raytriever.index.vamana", "raytriever.parallel.zero")):
+            importlib.import_module(module.name)
+    os.write(answers, b"ready\n")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # In one write, so that answers of several commands do not mix.
+            os.write(answers, json.dumps(_run(json.loads(line), answers)).encode() + b"\n")
+            os._exit(0)
+    os._exit(0)  # no library that was imported has anything to end
+
+
+def _run(request: dict[str, Any], answers: int) -> dict[str, Any]:
+    """Run one command in a child and wait for it, and for what it started."""
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(answers)
+        _command(request)
+    code = _wait(child, request["seconds"])
+    seconds = time.monotonic() - began
+    left = _group_lives(child)
+    if left:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+    return {"id": request["id"], "code": code, "seconds": seconds, "left": left}
+
+
+def _wait(child: int, seconds: float) -> int | None:
+    """The exit code of a child, negative for a signal; None where it had to be killed at its limit."""
+    descriptor = os.pidfd_open(child)
+    ended, _, _ = select.select([descriptor], [], [], seconds)
+    os.close(descriptor)
+    if not ended:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _group_lives(group: int) -> bool:
+    end = time.monotonic() + AFTER_SECONDS
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _command(request: dict[str, Any]) -> None:
+    """Become the command: folder, environment, limits, user, then the console script's entry."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    for number, (path, flags) in enumerate(
+        [
+            (os.devnull, os.O_RDONLY),
+            (request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            (request["err"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        ]
+    ):
+        descriptor = os.open(path, flags, 0o666)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for name, value in request["limits"].items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+    if request["unprivileged"] and os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    sys.argv = ["raytriever", *request["words"]]
+    code = 1
+    try:
+        from raytriever.cli.main import entry
+
+        entry()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Every hostile command ends as its case says, in one line, with nothing half-written and no secret shown."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from hostile.case import Case
+from hostile.cases import CASES
+from hostile.checking import faults
+from hostile.coverage import STAGES
+from hostile.running import Ended
+from write_readme import readme
+
+README = Path(__file__).with_name("README.md")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.id, marks=() if case.fast else pytest.mark.slow) for case in CASES],
+)
+def test_a_hostile_command(case: Case, ended: Callable[[Case], Ended]) -> None:
+    how = ended(case)
+    found = list(faults(case, how))
+    assert not found, "\n".join([*found, f"$ raytriever {case.words}", how.out[-1500:], how.err[-3000:]])
+
+
+def test_there_are_enough_of_them_and_no_two_have_one_name() -> None:
+    assert len(CASES) >= 300
+    assert sum(case.fast for case in CASES) >= 60
+    assert not [name for name, count in Counter(case.id for case in CASES).items() if count > 1]
+    assert {case.stage for case in CASES} >= set(STAGES)
+
+
+def test_the_readme_shows_the_coverage() -> None:
+    assert README.read_text() == readme(), "run `python tests/adversarial/write_readme.py`"

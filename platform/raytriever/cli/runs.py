@@ -7,6 +7,7 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, path_of
 from raytriever.errors import ConfigError
+from raytriever.locking import InUseError
 from raytriever.operation.disk import size_text, time_text
 from raytriever.operation.runs import (
     FINISHED,
@@ -117,7 +118,10 @@ def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -
         return
     freed = 0
     for run in chosen:
-        freed += remove_checkpoints(run)
+        try:
+            freed += remove_checkpoints(run)
+        except InUseError as error:  # it has been continued since it was listed
+            warn(f"left alone: {error}")
     show(f"removed {size_text(freed)}")
 
 

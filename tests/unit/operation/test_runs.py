@@ -163,5 +163,21 @@ def test_cleaning_removes_checkpoints_of_the_chosen_runs_alone(
     assert (folder / "finished" / "model").is_dir()
     for kept in ("running/checkpoints/step-4", "interrupted/checkpoints/step-8", "elsewhere/kept/step-4"):
         read_manifest(folder / kept)
+    assert (link / "checkpoints").is_symlink()
     assert (folder / "photos" / "checkpoints" / "cat.jpg").exists()
     assert (folder / "damaged" / "checkpoints" / "step-4").is_dir()
+
+
+def test_a_run_that_was_continued_since_it_was_listed_is_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = find_runs([folder])
+    monkeypatch.setattr("raytriever.cli.runs.find_runs", lambda folders: listed)
+    lock = acquire(folder / "interrupted")
+    try:
+        assert run("runs", ["clean", "--interrupted", "--finished", "--yes"]) == 0
+    finally:
+        lock.release()
+    assert f"left alone: {folder}/interrupted: in use by " in capsys.readouterr().err
+    read_manifest(folder / "interrupted" / "checkpoints" / "step-8")
+    assert not (folder / "finished" / "checkpoints").exists()

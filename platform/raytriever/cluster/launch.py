@@ -87,7 +87,12 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
         servers: dict[str, Launched] = {}
         for name, command, environment, address in (
             ("MLflow", mlflow_command(asked), mlflow_environment(), f"http://{LOCAL}:{asked.mlflow_port}/health"),
-            ("Ray", ray_command(asked, doors), ray_environment(doors), _dashboard(asked, doors) + "/api/version"),
+            (
+                "Ray",
+                ray_command(asked, doors),
+                ray_environment(asked, doors),
+                _dashboard(asked, doors) + "/api/version",
+            ),
         ):
             servers[name] = Launched(
                 name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log", address
@@ -168,9 +173,9 @@ def ray_command(asked: Launch, doors: Doors) -> list[str]:
     return command
 
 
-def ray_environment(doors: Doors) -> dict[str, str]:
-    """This process's own, with what decides whether Ray asks for a token."""
-    return {**os.environ, **doors.environment}
+def ray_environment(asked: Launch, doors: Doors) -> dict[str, str]:
+    """This process's own, with what decides whether Ray asks for a token, and the MLflow server of submitted jobs."""
+    return {**os.environ, "MLFLOW_TRACKING_URI": f"http://{LOCAL}:{asked.mlflow_port}", **doors.environment}
 
 
 def mlflow_command(asked: Launch) -> list[str]:

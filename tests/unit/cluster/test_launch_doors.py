@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.launch import Launch, mlflow_command, mlflow_environment, ray_command, told
+from raytriever.cluster.launch import Launch, mlflow_command, mlflow_environment, ray_command, ray_environment, told
 from raytriever.cluster.launch_doors import MODE, ONE_MACHINE, TOKEN, TOKEN_PATH, keep_token, open_doors, tighten_token
 from raytriever.errors import ConfigError, StorageError
 
@@ -113,3 +113,10 @@ def test_mlflow_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     environment = mlflow_environment()
     assert environment["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
     assert "MLFLOW_TRACKING_URI" not in environment
+
+
+def test_submitted_jobs_track_to_the_mlflow_that_was_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@elsewhere")
+    asked = Launch("127.0.0.1", False, 6379, 8265, 5001, tmp_path / "m.db", tmp_path / "files")
+    environment = ray_environment(asked, open_doors("127.0.0.1", False, {}))
+    assert environment["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5001"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.reading.structured import read_json, read_yaml
+from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.retrieval.compare_run import Curve, Figures, FinishedRun
 from raytriever.retrieval.evaluation_results import RESULTS, read_results
 from raytriever.retrieval.per_query_file import read_per_query
@@ -67,12 +67,12 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
 
 
 def _settings(path: Path) -> dict[str, str]:
+    remedy = "write it again by the run's command"
     try:
         with disk_errors(path, reading=True):
-            content = read_yaml(path, "write it again by the run's command")
+            content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
     except FileNotFoundError:
         return {}
-    content = content if isinstance(content, dict) else {}
     return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError
-from raytriever.reading.structured import read_json, read_yaml
+from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.storage import check_writable, disk_errors, write_atomically
 from raytriever.training.config import MAY_CHANGE
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
+_REMEDY = "give another --output, or --fresh to replace the run"
 
 
 class DifferenceRow(TypedDict):
@@ -119,8 +120,8 @@ class RunDirectory:
 
 def _read_config(path: Path) -> dict[str, Any]:
     with disk_errors(path, reading=True):
-        content = read_yaml(path, "give another --output", ConfigError)
-    return content if isinstance(content, dict) else {}
+        content = read_yaml(path, _REMEDY, ConfigError)
+    return conform(content, str(path), dict[str, Any], _REMEDY, error=ConfigError)
 
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

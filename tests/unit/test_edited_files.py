@@ -120,7 +120,7 @@ def compared(folder: Path, to: Path) -> None:
 
 def tables(folder: Path) -> None:
     results = read_results(folder)
-    result_tables(results["models"], results["significance"], best_of_rows(results.get("best", [])))
+    result_tables(results["models"], results.get("significance", []), best_of_rows(results.get("best", [])))
     threshold_table(results.get("calibration") or [])
 
 

@@ -147,7 +147,7 @@ class _ArmMetrics(TypedDict):
 def _read_arm(folder: Path) -> Mapping[str, Any]:
     file, remedy = folder / METRICS, f"remove {folder}; the arm is trained and measured again"
     with disk_errors(file, reading=True):
-        return read_json(file, _ArmMetrics, remedy)
+        return read_json(file, _ArmMetrics, remedy, needed=True)
 
 
 def _trainings(study: Study, output: Path, seeds: int) -> list[list[str]]:

@@ -48,11 +48,12 @@ def read_array(
         mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
 
     Raises:
-        StorageError: the header is broken, names another type or shape, or another number of bytes than there are.
+        StorageError: the file is missing; its header is broken, names another type or shape, or another number of
+            bytes than there are.
     """
     import numpy as np
 
-    with open_regular(file) as stream:
+    with _opened(file, remedy) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
         dtype, found = _npy_header(stream, str(file), dtypes, shape, remedy)
@@ -74,7 +75,7 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
         remedy: what the user can do where one is missing or another.
 
     Raises:
-        StorageError: the file is no archive, is torn, or lacks an array; or an array is another than expected.
+        StorageError: the file is missing, no archive, torn, or lacks an array; or an array is another than expected.
     """
     import zipfile
     import zlib
@@ -83,7 +84,7 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
 
     found = {}
     try:
-        with zipfile.ZipFile(file) as archive:
+        with _opened(file, remedy) as packed, zipfile.ZipFile(packed) as archive:
             for name, (dtypes, shape) in arrays.items():
                 about, where = archive.getinfo(f"{name}.npy"), f"{file}: {name}"
                 with archive.open(about) as stream:
@@ -119,11 +120,13 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
         The table; the mapping lives as long as it does.
 
     Raises:
-        StorageError: it is no such file; a column has another type, or an extension type, which may hold pickled
-            objects; a column has empty rows, or is not valid.
+        StorageError: it is missing, or no such file; a column has another type, or an extension type, which may hold
+            pickled objects; a column has empty rows, or is not valid.
     """
     import pyarrow as pa
 
+    with _opened(file, remedy):
+        pass
     with _arrow_errors(str(file), remedy):
         whole = pa.memory_map(str(file)).read_buffer()
         _check_schema(str(file), whole, columns, remedy)
@@ -206,6 +209,13 @@ def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError)
         raise error(f"is torn or changed: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
 
 
+def _opened(file: Path, remedy: str) -> BinaryIO:
+    try:
+        return open_regular(file)
+    except FileNotFoundError:
+        raise StorageError("is missing", str(file), remedy) from None
+
+
 def _npy_header(
     stream: BinaryIO, where: str, dtypes: Collection[str], shape: Shape, remedy: str
 ) -> tuple[Any, tuple[int, ...]]:
@@ -282,8 +292,6 @@ def _arrow_errors(where: str, remedy: str) -> Iterator[None]:
 
     try:
         yield
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise

@@ -67,6 +67,7 @@ def read_json(
     wrong: str = _CHANGED,
     error: type[UserError] = StorageError,
     most: int = MOST_JSON_BYTES,
+    needed: bool = False,
 ) -> T:
     """Read a JSON file; see `parse_json`.
 
@@ -77,9 +78,15 @@ def read_json(
         wrong: how the sentence begins that says what differs.
         error: the kind of error.
         most: the bytes beyond which the file is refused unread.
+        needed: whether a missing file is an error of the same kind, and no `FileNotFoundError`.
     """
-    with open_regular(file) as stream:
-        text = stream.read(most + 1)
+    try:
+        with open_regular(file) as stream:
+            text = stream.read(most + 1)
+    except FileNotFoundError:
+        if needed:
+            raise error("is missing", str(file), remedy) from None
+        raise
     if len(text) > most:
         raise error(f"{wrong}: it is longer than {most >> 20} MB", str(file), remedy)
     return parse_json(text, str(file), kind, remedy, wrong, error)

@@ -163,7 +163,7 @@ class ResultsContent(TypedDict):
 
     models: dict[str, dict[str, dict[str, float | None]]]
     about: dict[str, About]
-    significance: list[SignificanceRow]
+    significance: NotRequired[list[SignificanceRow]]
     best: NotRequired[list[BestRow]]
     auc_intervals: NotRequired[list[AucRow]]
     calibration: NotRequired[list[CalibrationRow] | None]

@@ -203,12 +203,12 @@ def _results(folder: Path, model: str) -> dict[str, Any]:
         StorageError: it is none, or of other models.
     """
     results = read_results(folder)
-    names = [name for name, system in results["systems"].items() if Path(system["model"]) in _same(model)]
+    names = [name for name, system in results.get("systems", {}).items() if Path(system["model"]) in _same(model)]
     if not names:
-        measured = ", ".join(system["model"] for system in results["systems"].values())
+        measured = ", ".join(system["model"] for system in results.get("systems", {}).values())
         raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that is handed over")
     name = names[0]
-    rows = [row for row in results["calibration"] if row["model"] == name]
+    rows = [row for row in results.get("calibration") or [] if row["model"] == name]
     return {"models": results["models"][name], "about": results["about"], "calibration": rows}
 
 

@@ -131,7 +131,7 @@ def read_ood(folder: Path) -> OodResults:
     """Read what `run_ood` found for one model; raises `StorageError` where it is not as it was written."""
     file, remedy = folder / RESULTS, f"remove {folder}; it is measured again"
     with disk_errors(file, reading=True):
-        found = read_json(file, OodResults, remedy)
+        found = read_json(file, OodResults, remedy, needed=True)
     cutoffs = {str(k) for k in CUTOFFS}
     if not all(one["curves"].keys() >= cutoffs for one in found["indexes"].values()) or "queries" not in found["mmd2"]:
         raise StorageError("is torn or changed: a curve or the distance of the queries is missing", str(file), remedy)

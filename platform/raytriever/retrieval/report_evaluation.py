@@ -59,7 +59,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
         StorageError: a file is missing, torn or of another format, or the disk is full.
     """
     results = read_results(folder)
-    models, significance = results["models"], results["significance"]
+    models, significance = results["models"], results.get("significance", [])
     calibration = results.get("calibration") or []
     queries = read_queries(folder)
     of_scores = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]

@@ -56,11 +56,8 @@ def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:
     path, remedy = folder / "scores" / f"{dataset}.{model}.npz", f"remove {folder}; it is measured again"
     sides = ("positives", "negatives")
     kinds = dict.fromkeys(sides, SCORES_KIND) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
-    try:
-        with disk_errors(path, reading=True):
-            kept = read_arrays(path, kinds, remedy)
-    except FileNotFoundError as error:
-        raise StorageError("is missing", str(path), remedy) from error
+    with disk_errors(path, reading=True):
+        kept = read_arrays(path, kinds, remedy)
     for side in sides:
         if len(kept[side]) != len(kept[f"{side[:-1]}_queries"]):
             raise StorageError(f"is torn or changed: not every one of its {side} has a query", str(path), remedy)

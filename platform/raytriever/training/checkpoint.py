@@ -106,7 +106,7 @@ def write_state(state: State, folder: Path) -> None:
 def read_state(path: Path) -> State:
     """Read `state.json` of a checkpoint; raises `StorageError` where it is not as it was written."""
     with disk_errors(path / STATE, reading=True):
-        return read_json(path / STATE, State, _TRAIN_AGAIN)
+        return read_json(path / STATE, State, _TRAIN_AGAIN, needed=True)
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:

@@ -105,9 +105,13 @@ class Arms:
         }
         np.savez_compressed(place / "scores" / f"letters.{name}.npz", **pools)
         found = {"auc": auc(pools["positives"], pools["negatives"])}
-        told = {"format": 1, "models": {name: {"letters": found}}, "about": {"letters": {"queries": 20}}}
+        about = {"letters": {"queries": 20, "documents": 60, "split": "test"}}
+        told = {"format": 1, "models": {name: {"letters": found}}, "about": about}
         (place / "results.json").write_text(json.dumps(told))
-        (place / "per_query" / "letters.json").write_text(json.dumps({"models": {name: {"metrics": {}}}}))
+        queries = [str(query) for query in range(20)]
+        models = {name: {"metrics": {}, "top": [[]] * 20}}
+        values = {"queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
+        (place / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
         (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": found}, **facts}))
 

@@ -225,8 +225,16 @@ def test_a_torn_arrow_file_is_one_line(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(StorageError, match=r"a\.arrow: .*; make it again$"):
             read_arrow(file, TEXTS, "make it again", full=True)
-    with pytest.raises(FileNotFoundError):
-        read_arrow(tmp_path / "b.arrow", TEXTS, "")
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    for read in (
+        lambda file: read_arrow(file, TEXTS, "make it again"),
+        lambda file: read_array(file, ["int64"], (None,), "make it again"),
+        lambda file: read_arrays(file, {}, "make it again"),
+    ):
+        with pytest.raises(StorageError, match=r"b\.bin: is missing; make it again"):
+            read(tmp_path / "b.bin")
 
 
 def test_torn_parquet_is_one_line(tmp_path: Path) -> None:

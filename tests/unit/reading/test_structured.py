@@ -109,6 +109,8 @@ def test_a_file_longer_than_expected_is_not_parsed(tmp_path: Path) -> None:
         read_json(file, list[Any], "make it again", most=1 << 20)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "b.json", list[Any], "")
+    with pytest.raises(StorageError, match=r"b\.json: is missing; make it again"):
+        read_json(tmp_path / "b.json", list[Any], "make it again", needed=True)
 
 
 def yaml_message(tmp_path: Path, text: str) -> str:

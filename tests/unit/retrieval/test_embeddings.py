@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,3 +219,21 @@ def test_fp16_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
         write_embeddings(tmp_path, rows, "fp16")
     write_embeddings(tmp_path, rows, "int8")
     np.testing.assert_allclose(read_embeddings(tmp_path, rows.shape), rows, atol=1e5 / 254)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.zeros((59, 8), np.float32), "has the shape 59 x 8, expected 60 x 8"),
+        (np.zeros((60, 9), np.float32), "has the shape 60 x 9, expected 60 x 8"),
+        (np.zeros((60, 8), np.float64), "holds values of type '<f8', expected float32 or float16 or int8"),
+        (np.zeros((60, 8), np.int8), "scales.npy: is missing"),
+    ],
+)
+def test_a_shard_of_another_shape_is_one_line(tmp_path: Path, values: np.ndarray, says: str) -> None:
+    fixture = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "passages"
+    shutil.copytree(fixture, tmp_path / "store")
+    store = EmbeddingStore.open(tmp_path / "store")
+    np.save(tmp_path / "store" / "shards" / "000000" / "embeddings.npy", values)
+    with pytest.raises(StorageError, match=says):
+        store.array()

@@ -245,10 +245,18 @@ def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> 
     values = [0.5, None, 1.0, 0.0, 0.25, 0.75]
     for name in ("per_query", "scores"):
         (tmp_path / name).mkdir()
-    told = {"format": 1, "models": {"mw": {"set": {"auc": area, "ndcg_at_10": 0.5}}}, "about": {"set": {"queries": 6}}}
+    about = {"set": {"queries": 6, "documents": 60, "split": "test"}}
+    told = {"format": 1, "models": {"mw": {"set": {"auc": area, "ndcg_at_10": 0.5}}}, "about": about}
     (tmp_path / "results.json").write_text(json.dumps(told))
     (tmp_path / "per_query" / "set.json").write_text(
-        json.dumps({"models": {"mw": {"metrics": {"ndcg_at_10": values}}}})
+        json.dumps(
+            {
+                "queries": list("abcdef"),
+                "texts": list("abcdef"),
+                "models": {"mw": {"metrics": {"ndcg_at_10": values}, "top": [[]] * 6}},
+                "relevant": [[]] * 6,
+            }
+        )
     )
     np.savez_compressed(tmp_path / "scores" / "set.mw.npz", **pools)
     one = read_found(tmp_path, "mw", "set", 3, {"steps_to_best": 5.0})

@@ -1,0 +1,84 @@
+"""Indexes that somebody else wrote, with right digests: arrays that do not fit each other are one line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.errors import StorageError
+from raytriever.index.store import read_index
+from raytriever.storage import committed_directory, read_manifest
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "index"
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "rows": (
+        lambda p: np.save(p / "embeddings.npy", np.zeros((59, 8), np.float32)),
+        "has the shape 59 x 8, expected 60",
+    ),
+    "type": (
+        lambda p: np.save(p / "embeddings.npy", np.zeros((60, 8))),
+        "holds values of type '<f8', expected float32",
+    ),
+    "documents": (
+        lambda p: np.save(p / "documents.npy", np.arange(1, 61)),
+        "documents.npy: holds positions outside of a",
+    ),
+    "ties": (lambda p: np.save(p / "ties.npy", np.full(60, -1)), "ties.npy: holds positions outside of a corpus of 60"),
+    "objects": (
+        lambda p: np.save(p / "ties.npy", np.array([{}] * 60, dtype=object), allow_pickle=True),
+        r"holds values of type '\|O', expected int64",
+    ),
+}
+
+
+def seal(folder: Path, to: Path, change: Callable[[Path], None], **meta: object) -> Path:
+    with committed_directory(to, {**read_manifest(folder)["meta"], **meta}) as aside:
+        shutil.copytree(folder, aside, dirs_exist_ok=True, ignore=lambda *_: ["manifest.json"])
+        change(aside)
+    return to
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+
+
+def test_an_index_is_read(tmp_path: Path) -> None:
+    assert read_index(seal(FIXTURE, tmp_path / "index", lambda folder: None)).embeddings.shape == (60, 8)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, name: str) -> None:
+    change, says = CHANGES[name]
+    with pytest.raises(StorageError, match=rf"{says}.*; build the index again$"):
+        read_index(seal(FIXTURE, tmp_path / "index", change))
+
+
+def test_a_finder_of_other_embeddings_is_one_line(tmp_path: Path) -> None:
+    def shorten(folder: Path) -> None:
+        for name in ("embeddings", "documents", "ties"):
+            np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
+
+    with pytest.raises(StorageError, match=r"finder.*: holds 60 vectors of width 8, expected 40 of width 8; build the"):
+        read_index(seal(FIXTURE, tmp_path / "index", shorten, rows=40))
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        ({"rows": "many"}, "'rows' is a text, expected a whole number"),
+        ({"effort": None}, "'effort' is null, expected a whole number"),
+        ({"index": ["hnsw"]}, "holds no index"),
+        ({"index": "vamana"}, "'degree'"),
+    ],
+)
+def test_a_manifest_of_another_form_is_one_line(tmp_path: Path, meta: dict[str, object], says: str) -> None:
+    content = {**read_manifest(FIXTURE)["meta"], **meta}
+    if meta.get("index") == "vamana":
+        content["degree"] = "four"
+    with pytest.raises(StorageError, match=says):
+        read_index(seal(FIXTURE, tmp_path / "index", lambda folder: None, **content))

@@ -162,7 +162,7 @@ def test_places_that_are_taken(told: Callable[..., str], serve: Callable[..., An
     assert line.endswith("); wait for it with --wait, or give other --answers")
     log.close()
     line = told(*words, "o", "--embeddings", "e")
-    assert line.startswith("--embeddings: only dense needs them; ")
+    assert line.startswith("--embeddings: has no effect with --candidates bm25; ")
 
 
 def test_a_service_that_fails_for_good_ends_the_job_and_what_was_paid_is_kept(

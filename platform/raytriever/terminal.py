@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO
 
 from raytriever.masking import masked
@@ -45,6 +46,15 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a text of the data as part of one line: runs of white space are one space each."""
     return printable(" ".join(text.split()))
+
+
+def plain_table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns under each other; the last one, of words, is not filled up."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([f"{cell:>{w}}" for cell, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows
+    )
 
 
 def show(text: str = "") -> None:

@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
 
 
 def _list(entries: list[CacheEntry]) -> None:
-    from raytriever.retrieval.sweep_table import plain_table
+    from raytriever.terminal import plain_table
 
     rows = [["last used", "size", "entry", "what it is"]]
     for entry in entries:

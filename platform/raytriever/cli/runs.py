@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
 
 
 def _list(runs: list[RunEntry]) -> None:
-    from raytriever.retrieval.sweep_table import plain_table
+    from raytriever.terminal import plain_table
 
     if not runs:
         show("no runs")

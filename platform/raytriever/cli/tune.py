@@ -39,8 +39,9 @@ def main(words: list[str]) -> None:
     from raytriever.cluster.tune import run_sweep
     from raytriever.config.search_names import short_name
     from raytriever.retrieval.sweep import TrialError
-    from raytriever.retrieval.sweep_table import plain_table, sweep_rows
+    from raytriever.retrieval.sweep_table import sweep_rows
     from raytriever.retrieval.table import metrics_table, outcome_notes
+    from raytriever.terminal import plain_table
     from raytriever.training.run_directory import RunDirectory
 
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)

@@ -9,7 +9,6 @@ from raytriever.retrieval.file_names import unique_names
 from raytriever.retrieval.metric_words import metric_title
 from raytriever.retrieval.sweep import DEV_LOSS, FINISHED, Trial
 from raytriever.retrieval.table import markdown_cell
-from raytriever.terminal import one_line
 
 # What is shown of a trial beside the metric that decides.
 SHOWN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)
@@ -41,15 +40,6 @@ def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]
         settings = [setting_text(trial.settings[key]) for key in keys]
         rows.append([trial.name, *settings, *values, str(trial.steps), f"{trial.seconds:.1f}", status])
     return rows
-
-
-def plain_table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other; the last one, of words, is not filled up."""
-    rows = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([f"{cell:>{w}}" for cell, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows
-    )
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

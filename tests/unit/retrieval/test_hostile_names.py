@@ -6,9 +6,9 @@ import pytest
 
 from raytriever.retrieval.paper_table import Figure, PaperTable
 from raytriever.retrieval.paper_table_files import latex, markdown
-from raytriever.retrieval.sweep_table import markdown_table, plain_table
+from raytriever.retrieval.sweep_table import markdown_table
 from raytriever.retrieval.table import markdown_cell, metrics_table
-from raytriever.terminal import printable
+from raytriever.terminal import plain_table, printable
 
 NAMES = [
     "a|b",

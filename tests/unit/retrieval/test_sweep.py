@@ -9,7 +9,8 @@ import pytest
 from raytriever.errors import StorageError
 from raytriever.retrieval.sweep import Trial, best_of, read_trials, write_trials
 from raytriever.retrieval.sweep_figures import save_parallel, save_response, save_trial_curves
-from raytriever.retrieval.sweep_table import markdown_table, plain_table, ranked, sweep_rows
+from raytriever.retrieval.sweep_table import markdown_table, ranked, sweep_rows
+from raytriever.terminal import plain_table
 
 METRIC = "ndcg_at_10"
 

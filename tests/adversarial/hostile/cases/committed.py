@@ -252,11 +252,12 @@ CASES = of_area(
         "a folder of data as negatives",
         "train --dataset letters --model model --negatives-table letters --negatives-per-query 1 --output out",
         "",
-        fast=True,
+        leaves=("out*",),
     ),
     Case(
         "a folder of data as teacher",
         SCORES.replace("--teacher scores", "--teacher letters"),
         "",
+        leaves=("out*",),
     ),
 )

@@ -69,8 +69,13 @@ CASES = of_area(
     "files",
     Case("no corpus", PREPARE, "letters: no corpus.jsonl or corpus.jsonl.gz", (removed(CORPUS),), fast=True),
     Case("no queries", PREPARE, "letters: no queries.jsonl", (removed("letters/queries.jsonl"),), fast=True),
-    Case("no judgements", PREPARE, "", (removed("letters/qrels"),), fast=True),
-    Case("a folder of judgements that is empty", PREPARE, "", (removed("letters/qrels"), folder("letters/qrels"))),
+    Case("no judgements", PREPARE, make=(removed("letters/qrels"),), code=0),
+    Case(
+        "a folder of judgements that is empty",
+        PREPARE,
+        make=(removed("letters/qrels"), folder("letters/qrels")),
+        code=0,
+    ),
     Case(
         "a corpus of no bytes",
         PREPARE,

@@ -42,6 +42,7 @@ def interruptible() -> Iterator[None]:
     finally:
         if _told.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0)  # whoever has the signal next knows nothing of it, and would die
+            _told.clear()  # what comes after the block was not interrupted
         for number, handler in before.items():
             signal.signal(number, handler)
 

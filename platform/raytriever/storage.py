@@ -31,6 +31,7 @@ from raytriever.reading.structured import read_json
 
 MANIFEST = "manifest.json"
 _ASIDE = ".aside-"
+_FINAL = re.compile(rf"(?<=/)\.([^/]+){_ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
 _STALE_SECONDS = 60
 # Of a system error: what is wrong, and what to do about it where something is written.
 _WRITING = {
@@ -84,7 +85,7 @@ def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
         if known is None:
             raise
         named = str(getattr(error, "filename", None) or path)
-        where = str(path) if _ASIDE in named else named
+        where = _FINAL.sub(r"\1", str(path) if _ASIDE in named else named)
         raise StorageError(known[0], where, remedy=known[1]) from error
 
 

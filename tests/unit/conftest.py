@@ -15,10 +15,10 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A real file system of 16 KiB; where none may be mounted, one on which nothing can be made to last."""
+    """A real file system of 20 KiB; where none may be mounted, one on which nothing can be made to last."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20k", "tmpfs", str(folder)]
     if shutil.which("mount") and subprocess.run(mount, capture_output=True, check=False).returncode == 0:
         yield folder
         subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -6,7 +6,6 @@ What holds none of the files that a stage writes first is no run, and is neither
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from raytriever.config import Config, to_dict
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.locking import Owner, owner_of
 from raytriever.operation.disk import remove, size_of
-from raytriever.reading.structured import read_json, read_yaml
+from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.storage import MANIFEST, disk_errors, one_writer
 from raytriever.training.run_directory import CONFIG, METRICS
 
@@ -294,11 +293,10 @@ def _last(file: Path) -> list[dict[str, Any]]:
 
 def _line(raw: bytes) -> dict[str, Any] | None:
     try:
-        line = json.loads(raw)
-    except ValueError:
+        line = parse_json(raw, STEPS, dict[str, Any], "")
+    except StorageError:
         return None
-    whole = isinstance(line, dict) and isinstance(line.get("measured"), dict) and isinstance(line.get("step"), int)
-    return line if whole else None
+    return line if isinstance(line.get("measured"), dict) and isinstance(line.get("step"), int) else None
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -41,10 +41,8 @@ def told(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         ("--output o --endpoint localhost:8000", "--endpoint: is no address; give one such as http://"),
         ("--output o --endpoint ftp://host/v1", "--endpoint: is no address; "),
         ("--output o --endpoint http://host:99999/v1", "--endpoint: is no address; "),
-        (
-            "--output o --endpoint http://me:pw@host/v1",
-            "--endpoint: holds more than host and path; put a key into the ",
-        ),
+        ("--output o --endpoint http://me:pw@host/v1", "--endpoint http://***@host/v1: there is a password in its "),
+        ("--output o --endpoint http://host/v1?x=1", "--endpoint: holds more than host and path; put a key into the "),
         ("--output o --endpoint http://host/v1", "--llm: is missing; give the model's name"),
         (
             "{} --key-variable sk-proj-123",

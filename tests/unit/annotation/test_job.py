@@ -134,7 +134,8 @@ def test_a_budget_stops_the_job_and_more_of_it_goes_on(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve()
-    flags = ["--price-in", "1", "--price-out", "2", "--max-tokens", "64"]
+    # Few requests at once, so that the first queries are finished before the budget is used up, on a slow machine too.
+    flags = ["--price-in", "1", "--price-out", "2", "--max-tokens", "64", "--in-flight", "2"]
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
     err = capsys.readouterr().err.splitlines()[-1]
     assert err.startswith("error: --budget: is used up after ")

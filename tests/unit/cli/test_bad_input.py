@@ -239,7 +239,7 @@ def test_an_interrupted_run_of_other_settings(mistake: Mistake, work: Path, lett
     assert line.startswith("--output run: holds a run with other settings (training.seed is 0 there and 7 here); give")
     assert line.endswith("--fresh to remove that run")
     (work / "run" / "config.yaml").write_text("loss: {")
-    assert "is not a run's configuration" in mistake("train", "--dataset", letters, "--output", "run")
+    assert "run/config.yaml: is not YAML" in mistake("train", "--dataset", letters, "--output", "run")
 
 
 def test_a_tracking_server_that_does_not_answer(

@@ -45,7 +45,7 @@ def test_a_directory_of_something_else_is_refused(mistake: Mistake, work: Path) 
     (folder / SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
     assert "(scale small there and smoke here)" in mistake("study", "mw-in-domain", "--output", "s")
     (folder / SETTINGS).write_text('{"study": "mw-in')
-    assert "study.json: is torn or changed; give another --output" in mistake("study", "mw-in-domain", "--output", "s")
+    assert "study.json: is torn or changed: it is not JSON" in mistake("study", "mw-in-domain", "--output", "s")
 
 
 def test_a_place_that_cannot_be_written_is_refused(mistake: Mistake, work: Path) -> None:

@@ -95,7 +95,7 @@ def test_what_is_asked_for_is_looked_at_first(
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, told)
     (tmp_path / "results.json").write_text(
-        json.dumps({"format": 1, "models": {}, "systems": {"BM25": {"model": "bm25"}}, "calibration": []})
+        json.dumps({"format": 1, "models": {}, "systems": {"BM25": {"model": "bm25"}}, "calibration": [], "about": {}})
     )
     with pytest.raises(StorageError, match="measured bm25, not "):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, told)

@@ -194,8 +194,8 @@ def test_pictures_are_the_same_each_time_and_bear_any_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("per_query/letters.json", "{}", "does not hold per-query values"),
-        ("scores/letters.bm25.npz", "nothing", "does not hold scores"),
+        ("per_query/letters.json", "{}", "is torn or changed: 'queries' is missing"),
+        ("scores/letters.bm25.npz", "nothing", "is torn or changed: File is not a zip file"),
         ("results.json", '{"split": "test"}', "older format"),
     ],
 )

@@ -17,7 +17,7 @@ from raytriever.data.examples import Examples
 from raytriever.data.negatives_table import NegativesTable
 from raytriever.data.open import open_dataset
 from raytriever.data.teacher_table import TeacherTable
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import DataError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
@@ -153,5 +153,5 @@ def test_scores_of_several_data_sets(tiny_encoder: Path, tiny_dataset: Path, sco
         assert len(material.teacher) == told * 320
         first = np.isfinite(material.teacher.of_pairs(np.array([3, 163]), np.array([3, 163])))
         assert first.tolist() == [not given.startswith(","), given != f"{scores}"]
-    with pytest.raises(ConfigError, match=r"--teacher: 3 for 2 data sets"):
-        _ = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher="a,b,c").teacher
+    with pytest.raises(DataError, match=r"a: there are no scores; give a directory that jobs/score.py wrote"):
+        _ = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher="a,b").teacher

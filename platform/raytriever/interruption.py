@@ -8,6 +8,7 @@ breaks something.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,26 @@ def check_interrupted() -> None:
     """Raise KeyboardInterrupt where the innermost such block was told to end."""
     if _told.is_set():
         raise KeyboardInterrupt
+
+
+def end_with_parent() -> None:
+    """End this process of `multiprocessing` as soon as the process that asked for it dies, SIGKILL included.
+
+    A worker waits for its next task on a pipe that the other workers hold open too, so it would wait without end. A
+    fork server and a resource tracker end when the last process does that they serve.
+    """
+    from multiprocessing import parent_process  # 0.1 s, which the command line can do without
+
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), name="end-with-parent", daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    from multiprocessing.connection import wait
+
+    wait([sentinel])
+    os._exit(1)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from processes import children_of, processes, wait_for
 
 from raytriever.interruption import check_interrupted, hangups_blocked, interruptible
 
 pytestmark = pytest.mark.usefixtures("heard_interrupts", "heard_hangups")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Programs whose worker processes compute without end.
+DRIVERS = {
+    "preparation": """
+from endless import Endless
+from raytriever.data.prepare import Request, prepare
+from raytriever.data.processes import in_processes
+prepare(Request(sys.argv[1], Endless("")), run=in_processes)
+""",
+    "texts tried one by one": """
+from endless import compute
+from raytriever.data.careful import try_each
+try_each(compute, ["text"])
+""",
+    "texts encoded one by one": """
+from endless import compute
+from raytriever.retrieval.encode_careful import find_killers
+find_killers(compute, [None], "passage")
+""",
+}
 
 
 @pytest.fixture
@@ -135,3 +161,40 @@ def test_an_interruption_ends_with_its_block() -> None:
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(signal.SIGTERM)
     check_interrupted()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name != "texts encoded one by one" else pytest.mark.slow) for name in DRIVERS],
+)
+def test_processes_end_when_the_one_that_started_them_is_killed(name: str, tiny_dataset: Path, tmp_path: Path) -> None:
+    computing = tmp_path / "computing"
+    computing.mkdir()
+    support = str(Path(__file__).parents[1] / "support")
+    environment = os.environ | {
+        "COMPUTING": str(computing),
+        "RAYTRIEVER_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [support, os.environ.get("PYTHONPATH")])),
+    }
+    driver = subprocess.Popen(
+        [sys.executable, "-c", f"import sys\n{DRIVERS[name]}", str(tiny_dataset)],
+        env=environment,
+        text=True,
+    )
+    started: set[int] = set()
+    try:
+        wait_for(lambda: any(computing.iterdir()), 60, driver)
+        helpers = processes("", children_of(driver.pid))  # a fork server has children of its own
+        started = {*helpers, *(child for helper in helpers for child in processes("", children_of(helper)))}
+        assert {int(file.name) for file in computing.iterdir()} <= started
+        driver.kill()
+        driver.wait()
+        end = time.monotonic() + 5
+        while (left := processes("", started.__contains__)) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not left
+    finally:
+        for pid in [driver.pid, *started]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        driver.wait()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from raytriever.interruption import end_with_parent
+
 Work = Callable[[Sequence[str]], Sequence[Any]]
 
 
@@ -63,6 +65,7 @@ def _in_a_process(work: Work, texts: Sequence[str]) -> tuple[Sequence[Any] | Non
 
 
 def _child(connection: Connection, work: Work, texts: Sequence[str]) -> None:
+    end_with_parent()
     try:
         answer: tuple[Sequence[Any] | None, str] = (work(texts), "")
     except BaseException as error:  # a panic of the tokenizer is no `Exception`

@@ -18,6 +18,7 @@ from raytriever.data.chunks import Chunk, read_chunks
 from raytriever.data.prepare import chunk_bytes
 from raytriever.data.shards import ShardReport, ShardWriter
 from raytriever.errors import DataError
+from raytriever.interruption import end_with_parent
 
 TRIES = 3
 
@@ -70,6 +71,7 @@ _writers: list[ShardWriter] = []
 
 
 def _begin(writer: ShardWriter) -> None:
+    end_with_parent()
     # Ctrl-C is the parent's to deal with; and every core has a process, so a tokenizer needs no threads of its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = "1"

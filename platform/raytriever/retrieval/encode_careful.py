@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from numpy import ndarray
 
 from raytriever.errors import ModelError
+from raytriever.interruption import end_with_parent
 from raytriever.models.retriever import Retriever, Side
 from raytriever.retrieval.encode import encode_contents
 
@@ -75,6 +76,7 @@ def _start(load: Callable[[], Retriever], contents: Sequence[ndarray], side: Sid
 
 
 def _child(connection: Connection, load: Callable[[], Retriever], contents: list[ndarray], side: Side) -> None:
+    end_with_parent()
     retriever = load()
     connection.send(0)
     for done, content in enumerate(contents, 1):

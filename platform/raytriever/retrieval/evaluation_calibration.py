@@ -11,6 +11,7 @@ from raytriever.errors import ConfigError
 from raytriever.metrics.calibration import Achieved, CalibrationRow, calibrate, expected_calibration_error
 from raytriever.metrics.threshold import Aim
 from raytriever.retrieval.measured import MeasuredSet
+from raytriever.retrieval.table import markdown_cell
 from raytriever.tracking.tracker import Point
 
 CALIBRATE = "--calibrate"
@@ -116,7 +117,7 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         "model",
         "wanted",
         "threshold",
-        f"on {rows[0]['chosen_on']}",
+        f"on {markdown_cell(rows[0]['chosen_on'])}",
         "queries answered",
         "top answer relevant",
         "precision of pairs",
@@ -128,8 +129,8 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         reached = bool(row["reached"])
         here = f"{row[row['aim']]:.3f}" + ("" if reached else " at best")
         cells = [
-            row["dataset"],
-            row["model"],
+            markdown_cell(row["dataset"]),
+            markdown_cell(row["model"]),
             f"{row['aim']} {row['wanted']:g}",
             f"{row['threshold']:.6g}" if reached else "out of reach",
             here,
@@ -138,7 +139,7 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         lines.append(" | ".join(cells))
     table = "".join(f"| {line} |\n" for line in lines)
-    notes = [f"- {line}\n" for line in calibration_notes(rows)]
+    notes = [f"- {markdown_cell(line)}\n" for line in calibration_notes(rows)]
     return table + ("\n" + "".join(notes) if notes else "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raytriever.retrieval.evaluation_calibration import calibration_table
 from raytriever.retrieval.paper_table import Figure, PaperTable
 from raytriever.retrieval.paper_table_files import latex, markdown
 from raytriever.retrieval.sweep_table import markdown_table
@@ -33,6 +34,27 @@ def test_a_cell_of_markdown_is_one_cell(name: str) -> None:
         assert "<script" not in text
         assert printable(text) == text
     assert "\n" not in markdown_cell(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_the_calibration_table_is_one_row(name: str) -> None:
+    out_of_reach = {"aim": "precision", "wanted": 0.9, "chosen_on": name, "reached": False, "precision": 0.5}
+    row = {
+        "dataset": name,
+        "model": name,
+        **out_of_reach,
+        "coverage": None,
+        "checked_precision": None,
+        "calibration_error": 0.1,
+    }
+    table, notes = calibration_table([{**row, "notes": ["There is no threshold."]}]).split("\n\n")
+    lines = table.splitlines()
+    assert len(lines) == 3
+    assert {line.replace("\\\\", "").replace("\\|", "").count("|") for line in lines} == {11}
+    assert len(notes.splitlines()) == 1
+    for text in (table, notes):
+        assert "<script" not in text
+        assert printable(text) == text
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from jaxtyping import Float32
 from numpy import ndarray
@@ -22,9 +22,9 @@ from raytriever.data.content import check_directory
 from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
 from raytriever.errors import StorageError
 from raytriever.models.retriever import Side
-from raytriever.reading.structured import conform, read_json
+from raytriever.reading.structured import conform
 from raytriever.retrieval.embedding_dtypes import write_embeddings
-from raytriever.retrieval.embeddings import KIND, PLAN, SHARDS, VERSION, EmbeddingStore, shard_folder
+from raytriever.retrieval.embeddings import KIND, PLAN, SHARDS, VERSION, EmbeddingStore, Keyed, plan_key, shard_folder
 from raytriever.retrieval.encode_mark import Mark
 from raytriever.storage import (
     MANIFEST,
@@ -188,17 +188,13 @@ class EmbeddingWork:
         return meta["key"] == self.plan.key and all(row.isdecimal() and int(row) in rows for row in meta["left_out"])
 
 
-class _Key(TypedDict):
-    key: str
-
-
-class _ShardMeta(_Key):
+class _ShardMeta(Keyed):
     left_out: dict[str, str]
 
 
 def _key_of(path: Path) -> str | None:
     with suppress(OSError, StorageError):
-        return read_json(path / PLAN, _Key, "encode again")["key"]
+        return plan_key(path)
     return None
 
 

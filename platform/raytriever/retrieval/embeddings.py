@@ -21,7 +21,7 @@ from numpy import ndarray
 
 from raytriever.data.content import check_directory
 from raytriever.errors import StorageError
-from raytriever.reading.structured import conform
+from raytriever.reading.structured import conform, read_json
 from raytriever.retrieval.embedding_dtypes import read_embeddings
 from raytriever.storage import MANIFEST, disk_errors, read_manifest
 
@@ -29,8 +29,13 @@ PLAN, SHARDS = "plan.json", "shards"
 KIND, VERSION = "embeddings", 1
 
 
-class _StoreMeta(TypedDict):
+class Keyed(TypedDict):
+    """The key of a plan, which everything that was made by it holds."""
+
     key: str
+
+
+class _StoreMeta(Keyed):
     model_digest: str
     data_digest: str
     side: str
@@ -69,6 +74,9 @@ class EmbeddingStore:
         if meta.get("kind") != KIND or meta.get("version") != VERSION:
             raise StorageError("holds no embeddings", str(path), "name the --output of jobs/encode.py")
         held = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
+        if plan_key(path) != held["key"]:
+            reason = f"is the plan of other embeddings than {MANIFEST} describes"
+            raise StorageError(reason, str(path / PLAN), "encode again")
         if min(held["rows"] + 1, held["width"], held["shard_rows"]) < 1:
             raise StorageError("its rows, width or rows of a shard are below 1", str(path / MANIFEST), "encode again")
         if outside := [row for row in held["left_out"] if not 0 <= row < held["rows"]]:
@@ -125,6 +133,11 @@ class EmbeddingStore:
         for first, part in self.parts():
             found[first : first + len(part)] = part
         return found
+
+
+def plan_key(path: Path) -> str:
+    """Return the key in the plan of a store, finished or not; raises `StorageError` where it has none."""
+    return read_json(path / PLAN, Keyed, "encode again", needed=True)["key"]
 
 
 def shard_folder(path: Path, number: int) -> Path:

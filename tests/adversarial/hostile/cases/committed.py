@@ -219,6 +219,26 @@ CASES = of_area(
     resealed("judgements of two rows", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a[:2])),
     resealed("judgements that are pickled", TRAIN, "prepared", array("prepared/judgements/train.npy", poison(5))),
     resealed("a store of NaN", STORE, "store", array("store/shards/000000/embeddings.npy", not_a_number)),
+    resealed("a store whose plan is garbage", STORE, "store", write("store/plan.json", b"\0garbage"), line="plan.json"),
+    resealed(
+        "a store with an empty plan",
+        STORE,
+        "store",
+        write("store/plan.json", b"{}"),
+        line="store/plan.json: is torn or changed: 'key' is missing",
+        fast=True,
+    ),
+    resealed(
+        "a store with the plan of another",
+        STORE,
+        "store",
+        document("store/plan.json", lambda content: content.update(key="0" * 64)),
+        line="store/plan.json: is the plan of other embeddings than manifest.json describes",
+    ),
+    resealed(
+        "a store without its plan", STORE, "store", removed("store/plan.json"), line="store/plan.json: is missing"
+    ),
+    Case("a store whose plan was emptied later", STORE, "plan.json: ", (write("store/plan.json", b"{}"),)),
     resealed("a store of fewer rows", STORE, "store", array("store/shards/000000/embeddings.npy", lambda a: a[:9])),
     resealed("an index whose finder is cut", INDEX, "index", cut("index/finder/index.faiss", 500)),
     resealed("an index whose finder is empty", INDEX, "index", write("index/finder/index.faiss", b"")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hostile.case import Case, of_area
 
 LETTERS = "--dataset letters --model model"
+MISLEADS = "so its figures would mislead; give another split, or --allow-split-overlap"
 
 
 def flag(words: str, line: str, fast: bool = False, name: str = "") -> Case:
@@ -66,6 +67,27 @@ CASES = of_area(
     flag(f"train {LETTERS} --loss kl --output out", "--teacher", name="a loss that wants a teacher without one"),
     flag(f"train {LETTERS} --truncate-dim 4096 --output out", "--truncate-dim"),
     flag(f"train {LETTERS} --train-split nope --output out", "no split 'nope'"),
+    flag(
+        f"train {LETTERS} --train-split test --output out",
+        f"--train-split: is the split 'test' that --test-split names too, {MISLEADS}",
+        fast=True,
+        name="the test split to train on",
+    ),
+    flag(
+        f"train {LETTERS} --dev-split train --output out",
+        f"--train-split: is the split 'train' that --dev-split names too, {MISLEADS}",
+        name="the training split as dev split",
+    ),
+    flag(
+        f"train {LETTERS} --dev-split test --output out",
+        f"--dev-split: is the split 'test' that --test-split names too, {MISLEADS}",
+        name="one split as dev and test split",
+    ),
+    flag(
+        f"train {LETTERS} --dev-split test --test-split train --output out",
+        f"--train-split: is the split 'train' that --test-split names too, {MISLEADS}",
+        name="the training split as test split",
+    ),
     flag(f"train {LETTERS} --run-name ''", "--run-name", name="a run name of nothing"),
     flag(f"train {LETTERS} --run-name ..", "--run-name"),
     flag(f"train {LETTERS} --run-name a/b", "--run-name"),
@@ -99,8 +121,8 @@ CASES = of_area(
     flag(f"mine {LETTERS} --output out --ranks 3:9 --range-min 3", "--range-min"),
     flag(f"mine {LETTERS} --output out --num-negatives 0", "--num-negatives"),
     flag(f"mine {LETTERS} --output out --method magic", "--method"),
-    flag(f"mine {LETTERS} --output out --round -1", "--round"),
-    flag(f"mine {LETTERS} --output out --split nope", "no split 'nope'"),
+    flag("mine --dataset letters --output out --round -1", "--round"),
+    flag("mine --dataset letters --output out --split nope", "no split 'nope'"),
     flag(
         "score --dataset letters --model cross --output out",
         "--negatives: letters brings no hard negatives along",

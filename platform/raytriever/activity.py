@@ -2,7 +2,7 @@
 
 `activity("indexing 23,641 documents")` prints nothing when its block is short. Whenever nothing was printed for
 `SILENCE_SECONDS`, a thread prints what the innermost open block does, and for how long it has done so. All output of
-the package counts, whoever prints it (`terminal.seconds_of_silence`).
+the package counts, no matter what prints it (`terminal.seconds_of_silence`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Reporter:
         """Add a block."""
         with self._changed:
             if not self._open:
-                end_of_silence()  # whoever was silent before was not at work
+                end_of_silence()  # the silence before the first block was no work
             self._open.append(opened)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="raytriever-activity", daemon=True)

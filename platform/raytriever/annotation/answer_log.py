@@ -49,7 +49,7 @@ class AnswerLog:
     Args:
         folder: made if it is not there.
         wait: whether to wait for another process that holds it.
-        say: hears for whom.
+        say: is called with a line that names the other command.
 
     Raises:
         InUseError: another process holds it, and `wait` is false.

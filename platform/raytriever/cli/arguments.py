@@ -113,7 +113,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_given(arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Refuse a flag that was given and has no effect beside the other settings; raises `ConfigError`.
+    """Refuse a flag that was given and has no effect next to the other settings; raises `ConfigError`.
 
     Only flags count: a recipe or a file lists settings for other losses and stages too, as a run's own `config.yaml`
     does.

@@ -95,7 +95,7 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
     """Call an action and turn the ways in which it may end into an exit code.
 
     A system error that is no mistake of the package (a full disk, too many open files) ends in one line too, wherever
-    it occurs; `name` stands for the path where the error names none.
+    it occurs; `name` is used where the error names no path.
     """
     open_missing_streams()
     try:

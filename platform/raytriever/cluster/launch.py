@@ -6,7 +6,7 @@
    process and one database under an absolute path.
 3. The two end together: by Ctrl-C, by SIGTERM or SIGHUP, or because one of them has ended. A server that is not ready
    is named every few seconds. MLflow may be late: runs keep what it does not have, so Ray is of use without it. One
-   that has ended will not come: the launcher ends too, so that whatever supervises it starts both again.
+   that has ended will not come: the launcher ends too, so that a supervisor starts both again.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Waiting:
 
     Args:
         servers: which have just been started.
-        say: hears that one is ready, and which are not.
+        say: is called with a line when a server is ready, and with the ones that are not.
     """
 
     def __init__(self, servers: Iterable[Launched], say: Callable[[str], None]) -> None:

@@ -1,6 +1,6 @@
 """Reads a prepared data set: columns memory-mapped, judgements loaded, nothing else touched.
 
-Right digests do not make a directory right, since whoever changed its files can write digests too. So each file must
+Right digests do not make a directory right, since an attacker can write digests too. So each file must
 have the types and lengths that `prepare` writes, and every position must name a row that exists. Offsets and texts,
 whose checks read all files, are validated as rarely as digests are compared: again only when a file has changed.
 """

@@ -164,7 +164,7 @@ def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Foun
         raise SystemExit(peace.log.read_text())
     length = time.monotonic() - began
     wanted = contents(work / f"{stage}-peace", stage)
-    done, attempt = 0, 0
+    done, attempt, how = 0, 0, ""
     deck: list[str] = []
     pool, watchers = ThreadPoolExecutor(kills + 1), list[Future[float]]()
     while done < kills:
@@ -187,7 +187,12 @@ def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Foun
                     found.errors.append(f"{how}: exit code {code}: {last_line(command)}")
                 watchers.append(pool.submit(command.leftovers))
                 command = Command(work, stage, words, output, cache)  # at once: leftovers may still be there
-        if code := command.wait():
+        if (code := command.wait()) == 2 and how == "worker":
+            # It cannot do without what was killed, and says so: the same command continues.
+            found.codes["worker 2"] = found.codes.get("worker 2", 0) + 1
+            command = Command(work, stage, words, output, cache)
+            code = command.wait()
+        if code:
             found.errors.append(f"the last command: exit code {code}: {last_line(command)}")
             continue
         watchers.append(pool.submit(command.leftovers))

@@ -14,7 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
+
+from raytriever.cluster.monitor import listening
+from raytriever.cluster.session import ray_session
+from raytriever.errors import UserError
 
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-steps", str(STEPS)]
@@ -207,3 +212,16 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
     compared = sorted(one.keys() & other.keys())
     assert len(compared) >= 50
     assert [other[step] for step in compared] == pytest.approx([one[step] for step in compared], rel=1e-4)
+
+
+def lose_the_actor() -> None:
+    with listening(print) as listener:
+        ray.kill(listener.mailbox)
+        assert listener.broken.wait(60)
+
+
+@pytest.mark.slow
+def test_the_death_of_the_actor_that_passes_steps_is_one_line() -> None:
+    line = "the Ray actor that passes steps from the workers to this command was killed"
+    with ray_session(num_workers=1), pytest.raises(UserError, match=line):
+        lose_the_actor()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.cluster.news import Evaluated, GivenUp, News, Notice, Phase, Saving, StepNews
@@ -179,6 +180,7 @@ def listening(hear: Callable[[Any], None]) -> Iterator[Listening]:
 
     Raises:
         Exception: whatever `hear` raised; it is raised again at the end of the block.
+        UserError: the actor was killed, by a person or because the memory was used up.
     """
     # Where the driver is: any other node may be lost without the run.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -196,7 +198,7 @@ def listening(hear: Callable[[Any], None]) -> Iterator[Listening]:
             for item in ray.get(mailbox.close.remote(heard)):
                 hear(item)
         except Exception as error:  # handed to the block's own thread below
-            failures.append(error)
+            failures.append(_actor_died(error) if isinstance(error, RayActorError) else error)
             broken.set()
             mailbox.close.remote(heard)
 
@@ -210,3 +212,13 @@ def listening(hear: Callable[[Any], None]) -> Iterator[Listening]:
         ray.kill(mailbox)
     if failures:
         raise failures[0]
+
+
+def _actor_died(error: RayActorError) -> UserError:
+    """The error in one line. The actor is not started again: it held steps that were not in `steps.jsonl` yet."""
+    mended = UserError(
+        "the Ray actor that passes steps from the workers to this command was killed",
+        remedy="look whether memory was used up, and give the same command again: it continues from the checkpoint",
+    )
+    mended.__cause__ = error
+    return mended

@@ -55,6 +55,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/interval_coverage.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/data_feed.py
 	$(BIN)/python benchmarks/grad_cache.py
@@ -71,6 +72,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/tune.py
 	$(BIN)/python benchmarks/studies.py
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/tracking.py

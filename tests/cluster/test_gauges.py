@@ -18,7 +18,7 @@ from raytriever.cluster.job_gauges import tell_evaluation, watched_encoding, wat
 from raytriever.cluster.news import Saving, StepNews
 from raytriever.cluster.recorder import Recorder
 from raytriever.cluster.session import ray_session
-from raytriever.data.chunks import Part
+from raytriever.data.formats.plan import Part
 from raytriever.data.shards import ShardReport, ShardWriter
 from raytriever.parallel.strategy import NotFiniteError
 from raytriever.tracking.mlflow_tracker import MlflowServer

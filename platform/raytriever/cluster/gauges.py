@@ -14,8 +14,7 @@ from pathlib import Path
 import ray
 from ray.util.metrics import Gauge
 
-from raytriever.config import STAGES
-from raytriever.config.search_config import TRIALS
+from raytriever.config import STAGES, TRIALS
 
 PREFIX = "raytriever_"
 # Half of Ray's default interval between two reports.

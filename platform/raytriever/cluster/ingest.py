@@ -23,7 +23,8 @@ from ray.data import DataContext
 from raytriever.cluster.job_gauges import watched_ingest
 from raytriever.cluster.mistakes import mistake_of, told
 from raytriever.cluster.session import ray_session
-from raytriever.data.chunks import Chunk, Part, read_chunks
+from raytriever.data.chunks import Chunk, read_chunks
+from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import Runner, chunk_bytes
 from raytriever.data.processes import in_processes
 from raytriever.data.shards import ShardReport, ShardWriter

@@ -19,8 +19,8 @@ from raytriever.cluster.stage import chosen
 from raytriever.cluster.tune_material import SweepMaterial, config_of
 from raytriever.cluster.tune_recorder import TrialRecorder
 from raytriever.cluster.tune_trial import ENDED, METRICS, REASON, STEP, TrialJob, TrialNews
-from raytriever.config import Config, dump_config, to_dict
-from raytriever.config.search_config import DEV_LOSS, TRIALS
+from raytriever.config import TRIALS, Config, dump_config, to_dict
+from raytriever.config.search_config import DEV_LOSS
 from raytriever.config.search_names import short_name
 from raytriever.config.search_sampler import OPTUNA, Past, Sampler
 from raytriever.errors import UserError

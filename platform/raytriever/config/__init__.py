@@ -3,6 +3,7 @@
 from raytriever.config.curriculum import (
     NAME,
     STAGES,
+    TRIALS,
     Curriculum,
     Stage,
     check_curriculum,
@@ -16,6 +17,7 @@ from raytriever.config.settings import Config, check_config, from_dict, lay, to_
 __all__ = [
     "NAME",
     "STAGES",
+    "TRIALS",
     "Config",
     "Curriculum",
     "Stage",

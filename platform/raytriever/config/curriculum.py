@@ -18,6 +18,7 @@ from raytriever.errors import ConfigError, UserError
 from raytriever.training.config import MAY_CHANGE
 
 STAGES = "stages"
+TRIALS = "trials"  # the folder of a sweep in which each trial has its run directory
 # Of runs and stages: a directory, and a run in MLflow.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # What all stages share: one encoder is trained, and measured on one split.

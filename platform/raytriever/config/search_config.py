@@ -9,7 +9,6 @@ from raytriever.paths import SEARCH_SPACE
 
 DEV_LOSS, BATCH_AUC = "dev_loss", "dev_batch_auc"
 DEFAULT_TRIALS = 20
-TRIALS = "trials"  # the folder of a sweep in which each has its run directory
 
 
 @dataclass(frozen=True)

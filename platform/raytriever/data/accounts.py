@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.data.assemble import BadRows
-from raytriever.data.chunks import Part
+from raytriever.data.formats.plan import Part
 from raytriever.data.quarantine import bad_entry, check_share
 from raytriever.data.shards import ShardReport
 

@@ -18,7 +18,6 @@ from numpy import ndarray
 
 from raytriever.data.columns import PREPARE_AGAIN
 from raytriever.data.keys import key_of, keys_of
-from raytriever.data.rows import encodable
 from raytriever.reading.arrays import read_arrow
 
 FILE = "answers.arrow"
@@ -42,14 +41,6 @@ class Answers:
         """The answers of one query, in their order; none where it has none."""
         first, end = np.searchsorted(self.queries, [query, query + 1])
         return [str(text) for text in self.texts[first:end]]
-
-
-def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """The field `answers` of a row, a text or a list of texts; what else stands there is none, for no format is told by
-    it. Raises `BadRow` for half of a surrogate pair."""
-    value = row.get("answers")
-    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
 
 
 def write_some(work: Path, stem: str, answers: Sequence[tuple[str, str]]) -> None:

@@ -11,49 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.data.formats.plan import Part
 from raytriever.data.lines import read_lines
 from raytriever.data.quarantine import BadRow, bad_entry
 from raytriever.data.records import Records
 from raytriever.data.rows import object_of, text_of
 
-Kind = Literal["json", "tsv", "array", "parquet", "ir"]
 Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
-
-
-class RowParser(Protocol):
-    """Adds what a row holds to the records, or raises `BadRow` having added nothing. Can be pickled.
-
-    The row is a mapping of fields, or for the kind `tsv` the list of its columns.
-    """
-
-    def __call__(self, row: Any, records: Records) -> None:
-        """Add one row."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One file of a data set and how it is read.
-
-    Args:
-        where: its path or URI, absolute; a name of `ir_datasets` with what is read of it for the kind `ir`.
-        kind: `json`, an object a line; `tsv`, with a header; `array`, one JSON array of objects; `parquet`; `ir`.
-        parse: what its rows mean.
-        header: the columns of a `tsv`, as the first row must name them.
-        split: the split that its judgements belong to; None where it has none, or where its rows name it.
-    """
-
-    where: str
-    kind: Kind
-    parse: RowParser
-    header: tuple[str, ...] = ()
-    split: str | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from raytriever.data.accounts import accounts_of, check_files, refuse_hopeless
 from raytriever.data.assemble import SideFound, assemble
 from raytriever.data.chunks import read_chunks
 from raytriever.data.content import check_directory, content_digest
-from raytriever.data.formats import Plan, recognise
+from raytriever.data.formats.plan import Plan
+from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepared import VERSION, DatasetMeta, prepared_meta
 from raytriever.data.pydocs import PYDOCS, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport

@@ -34,6 +34,13 @@ def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
                 yield number, line.rstrip(b"\r\n")
 
 
+def first_row(where: str) -> bytes:
+    """The first row that is not blank, empty where there is none; raises `DataError` for a broken gzip."""
+    rows: Any = numbered_rows(where)
+    with closing(rows):
+        return bytes(next(rows, (1, b""))[1])
+
+
 def text_of(row: bytes) -> str:
     """A row as text; raises `BadRow` naming the first byte that is not UTF-8."""
     try:
@@ -111,3 +118,11 @@ def encodable(value: str, name: str) -> str:
         except UnicodeEncodeError as error:
             raise BadRow(f'"{name}" holds half of a surrogate pair') from error
     return value
+
+
+def answers_in(row: Mapping[str, Any]) -> list[str]:
+    """The field `answers` of a row, a text or a list of texts; what else stands there is none, for no format is told by
+    it. Raises `BadRow` for half of a surrogate pair."""
+    value = row.get("answers")
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.data.answers import write_some
-from raytriever.data.chunks import Chunk, Part, parse_chunk
+from raytriever.data.chunks import Chunk, parse_chunk
+from raytriever.data.formats.plan import Part
 from raytriever.data.quarantine import bad_entry
 from raytriever.data.shard_files import Side, write_pairs
 from raytriever.data.tokenise import Tokenisation

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import faiss
 from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.index.approximate import Found
+from raytriever.index.faiss_files import faiss
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
     Args:
         warnings: whether it may still warn; not where what it warns of is an error of ours.
     """
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    verbosity, was_enabled = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    verbosity, was_enabled = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     if not warnings:
-        logging.set_verbosity_error()
+        transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        transformers_logging.set_verbosity(verbosity)
         if was_enabled:
-            logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()

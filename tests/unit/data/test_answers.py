@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from raytriever.data.answers import answers_in
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.open import open_dataset
 from raytriever.data.quarantine import BadRow
+from raytriever.data.rows import answers_in
 
 
 def lines(file: Path, rows: list[dict[str, Any]]) -> None:

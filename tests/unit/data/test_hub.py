@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from raytriever.data.chunks import parse_chunk, read_chunks
-from raytriever.data.formats import recognise
+from raytriever.data.formats.recognise import recognise
 from raytriever.data.source import Source
 from raytriever.errors import DataError
 

@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.data.chunks import parse_chunk, read_chunks
 from raytriever.data.files import open_raw, open_stream
-from raytriever.data.formats import recognise
+from raytriever.data.formats.recognise import recognise
 from raytriever.data.source import Source
 from raytriever.errors import DataError, StorageError
 

@@ -16,12 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.answers import answers_in
-from raytriever.data.chunks import Kind, Part
-from raytriever.data.formats.plan import Plan, kind_of, plain_before_packed, shown, split_named
+from raytriever.data.formats.plan import Kind, Part, Plan, kind_of, plain_before_packed, shown, split_named
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import SOURCES, Document, Judgement, Negative, Query, Records
-from raytriever.data.rows import id_field, optional_text, string_field
+from raytriever.data.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.source import Source, SourceFile
 from raytriever.errors import DataError
 
@@ -85,7 +83,7 @@ def _qrels_part(file: SourceFile) -> Part:
 
 def _header(file: SourceFile) -> tuple[str, ...]:
     """The header that the file has, or the shortest, which reading it will then ask for."""
-    from raytriever.data.formats.peek import first_row
+    from raytriever.data.rows import first_row
 
     found = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     return found if found in _HEADERS else _HEADERS[0]

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.answers import answers_in
-from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group, object_list, optional_score
+from raytriever.data.formats.plan import RowParser
 from raytriever.data.records import Records
-from raytriever.data.rows import id_field, optional_text, string_field
+from raytriever.data.rows import answers_in, id_field, optional_text, string_field
 
 NAME = "dpr"
 SIGNATURE = "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group, score_list, text_list
+from raytriever.data.formats.plan import RowParser
 from raytriever.data.records import Records
 from raytriever.data.rows import string_field
 

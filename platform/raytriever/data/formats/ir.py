@@ -10,9 +10,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raytriever.data.chunks import Part, RowParser
 from raytriever.data.formats.beir import DocumentRow, JudgementRow, QueryRow
-from raytriever.data.formats.plan import Plan, split_if_named
+from raytriever.data.formats.plan import Part, Plan, RowParser, split_if_named
 from raytriever.data.source import IR_DATASETS, Source
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group
-from raytriever.data.formats.plan import canonical_split
+from raytriever.data.formats.plan import RowParser, canonical_split
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
 from raytriever.data.rows import string_field

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from raytriever.data.arrays import read_elements
-from raytriever.data.chunks import Kind
 from raytriever.data.files import open_stream, reading
-from raytriever.data.formats.plan import kind_of
+from raytriever.data.formats.plan import Kind, kind_of
 from raytriever.data.quarantine import BadRow
 from raytriever.data.rows import BYTE_ORDER_MARK, numbered_rows, object_of
 from raytriever.data.source import SourceFile
@@ -43,13 +42,6 @@ def peek(file: SourceFile) -> Peek:
     numbered = numbered_rows(file.where)
     with closing(numbered):  # type: ignore[type-var]
         return Peek(kind, _fields([row for _, row in islice(numbered, _ROWS)]))
-
-
-def first_row(where: str) -> bytes:
-    """The first row that is not blank, empty where there is none; raises `DataError` for a broken gzip."""
-    rows: Any = numbered_rows(where)
-    with closing(rows):
-        return bytes(next(rows, (1, b""))[1])
 
 
 def _begins_with(where: str, sign: bytes) -> bool:

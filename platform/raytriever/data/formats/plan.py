@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
-from raytriever.data.chunks import Kind, Part
+from raytriever.data.records import Records
 from raytriever.data.source import Source, SourceFile
 
+Kind = Literal["json", "tsv", "array", "parquet", "ir"]
 _KINDS: dict[str, Kind] = {
     ".jsonl": "json",
     ".jsonl.gz": "json",
@@ -27,6 +29,35 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]
 
 _UNTELLING = ("data", "default")
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
+
+
+class RowParser(Protocol):
+    """Adds what a row holds to the records, or raises `BadRow` having added nothing. Can be pickled.
+
+    The row is a mapping of fields, or for the kind `tsv` the list of its columns.
+    """
+
+    def __call__(self, row: Any, records: Records) -> None:
+        """Add one row."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a data set and how it is read.
+
+    Args:
+        where: its path or URI, absolute; a name of `ir_datasets` with what is read of it for the kind `ir`.
+        kind: `json`, an object a line; `tsv`, with a header; `array`, one JSON array of objects; `parquet`; `ir`.
+        parse: what its rows mean.
+        header: the columns of a `tsv`, as the first row must name them.
+        split: the split that its judgements belong to; None where it has none, or where its rows name it.
+    """
+
+    where: str
+    kind: Kind
+    parse: RowParser
+    header: tuple[str, ...] = ()
+    split: str | None = None
 
 
 @dataclass(frozen=True)

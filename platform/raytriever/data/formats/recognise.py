@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raytriever.data.chunks import Part
 from raytriever.data.formats import beir, dpr, flagembedding, ir, pairs, sentence_transformers, tevatron
 from raytriever.data.formats.peek import Peek, peek
 from raytriever.data.formats.plan import (
+    Part,
     Plan,
     base_of,
     names_settings,

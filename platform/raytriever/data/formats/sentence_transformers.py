@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group, score_list, score_value, text_list
+from raytriever.data.formats.plan import RowParser
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
 from raytriever.data.rows import string_field

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.answers import answers_in
-from raytriever.data.chunks import RowParser
 from raytriever.data.formats.group import Group, id_list, list_field, object_list, optional_score, score_list
+from raytriever.data.formats.plan import RowParser
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import SOURCES, Document, Records
-from raytriever.data.rows import id_field, optional_text, string_field
+from raytriever.data.rows import answers_in, id_field, optional_text, string_field
 
 NAME = "tevatron"
 SIGNATURE = (

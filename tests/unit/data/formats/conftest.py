@@ -14,7 +14,8 @@ import pytest
 from pyarrow import parquet
 
 from raytriever.data.chunks import parse_chunk, read_chunks
-from raytriever.data.formats import Plan, recognise
+from raytriever.data.formats.plan import Plan
+from raytriever.data.formats.recognise import recognise
 from raytriever.data.records import Records
 from raytriever.data.source import Source
 

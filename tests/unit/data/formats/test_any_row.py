@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.chunks import Chunk, Part, RowParser, parse_chunk
+from raytriever.data.chunks import Chunk, parse_chunk
 from raytriever.data.formats.beir import DocumentRow, JudgementColumns, JudgementRow, QueryRow
 from raytriever.data.formats.dpr import QuestionRow
 from raytriever.data.formats.flagembedding import ListsRow
 from raytriever.data.formats.pairs import PairRow
+from raytriever.data.formats.plan import Part, RowParser
 from raytriever.data.formats.sentence_transformers import ScoredRow, TupleRow
 from raytriever.data.formats.tevatron import CorpusRow, DocumentIdsRow, PassagesRow
 from raytriever.data.records import ORIGINS, SOURCES

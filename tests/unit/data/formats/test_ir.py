@@ -18,7 +18,7 @@ from ir_datasets.datasets.beir import BeirTitleDoc
 from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecDoc, TrecQrel
 from ir_datasets.indices import PickleLz4FullStore
 
-from raytriever.data.formats import recognise
+from raytriever.data.formats.recognise import recognise
 from raytriever.data.source import Source
 from raytriever.errors import DataError
 
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pyte
 READ = """
 import json, sys
 from raytriever.data.chunks import parse_chunk, read_chunks
-from raytriever.data.formats import recognise
+from raytriever.data.formats.recognise import recognise
 from raytriever.data.source import Source
 plan = recognise(Source.open("ir_datasets:beir/scifact"))
 found = [parse_chunk(part, chunk) for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]

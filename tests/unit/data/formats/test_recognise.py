@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.formats import FORMATS, recognise
+from raytriever.data.formats.recognise import FORMATS, recognise
 from raytriever.data.source import Source
 from raytriever.errors import DataError
 

@@ -33,10 +33,9 @@ from urllib.request import Request, urlopen
 import aiohttp
 
 from ends import End, parser, report
-from raytriever.annotation.annotate import Question
-from raytriever.annotation.asking import bytes_of
-from raytriever.annotation.prompts import RELEVANCE, load_prompts
-from raytriever.annotation.replies import schema_of
+from raytriever.annotation.annotator import Question
+from raytriever.annotation.prompts import RELEVANCE, load_prompts, schema_of
+from raytriever.annotation.requests import bytes_of
 
 REPOSITORY = Path(__file__).parent.parent
 QUERIES, PASSAGES, IN_FLIGHT, SECONDS = 200, 4, 16, 0.2

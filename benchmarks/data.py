@@ -36,7 +36,7 @@ def peak_megabytes() -> float:
 
 def minilm() -> Any:
     """The embedded encoder's tokenisation."""
-    from raytriever.data.tokenise import Tokenisation
+    from raytriever.data.prepare.tokenisation import Tokenisation
     from raytriever.models.source import resolve_model
     from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 
@@ -57,9 +57,8 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
 
     from raytriever.cluster.ingest import in_ray_tasks
     from raytriever.cluster.session import ray_session
-    from raytriever.data.prepare import Request, prepare
-    from raytriever.data.prepared import read_prepared
-    from raytriever.data.processes import in_processes
+    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
+    from raytriever.data.prepare.prepared import read_prepared
     from raytriever.models.source import resolve_model
 
     made = minilm()
@@ -103,8 +102,8 @@ def large(passages: int) -> dict[str, float]:
     from tokenizers import Tokenizer
 
     from raytriever.cluster.ingest import in_ray_tasks
-    from raytriever.data.prepare import Request, prepare
-    from raytriever.data.prepared import read_prepared
+    from raytriever.data.prepare.pipeline import Request, prepare
+    from raytriever.data.prepare.prepared import read_prepared
 
     folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "generated"
     (folder / "qrels").mkdir(parents=True)
@@ -142,8 +141,7 @@ def large(passages: int) -> dict[str, float]:
 
 def again(dataset: Path) -> dict[str, float]:
     """A second call on the same data."""
-    from raytriever.data.prepare import Request, prepare
-    from raytriever.data.processes import in_processes
+    from raytriever.data.prepare.pipeline import Request, in_processes, prepare
 
     request = Request(str(dataset), minilm())
     told: list[str] = []

@@ -18,13 +18,11 @@ import torch
 
 from ends import End, parser, report
 from raytriever.data.config import DataConfig
-from raytriever.losses.workers import ALONE
+from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batches import Batch
-from raytriever.training.loader import Prefetcher
-from raytriever.training.material import Material
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.batches import Batch, Prefetcher
+from raytriever.training.training_data import Material, tokenisation_of
 
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH = 64, 5, 32, 128
 STEP_SECONDS, STEPS = 0.05, 100

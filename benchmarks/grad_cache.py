@@ -33,8 +33,8 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
     from raytriever.models.encoder import Encoder
-    from raytriever.parallel.chunks import Chunk
-    from raytriever.parallel.objective import Objective
+    from raytriever.training.parallel.grad_cache import Chunk
+    from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):
         """What an objective asks of a retriever."""
@@ -61,7 +61,7 @@ def batch(rank: int, device: torch.device) -> object:
     """A worker's share, every text of full length: nothing but the caching differs."""
     from types import SimpleNamespace
 
-    from raytriever.losses.batch import BatchIds
+    from raytriever.losses.engine.batch import BatchIds
     from raytriever.models.buckets import Buckets
 
     generator = torch.Generator().manual_seed(rank)
@@ -83,7 +83,7 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
     """One process of a group: cached and whole steps in turns; the first one writes the fastest."""
     from torch import distributed
 
-    from raytriever.parallel.strategy import build_strategy, current_workers
+    from raytriever.training.parallel.strategy import build_strategy, current_workers
 
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     torch.set_num_threads(1 if size > 1 else 2)

@@ -2,8 +2,8 @@
 
 Run: `python benchmarks/indexes.py [--json PATH] [--documents 100000] [--skip vamana]`. Documents of width 128 and as
 many training queries, 500 queries that are shifted as those are and 500 that are drawn as documents are
-(`index/control.py`), all in one process. Indexes are built on all cores and searched on one. Candidates at recall@10
-0.95 are interpolated between two settings. Queries a second are counted in processor seconds, the least of several
+(`index/approximate/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
+at recall@10 0.95 are interpolated between two settings. Queries a second are counted in processor seconds, the least of several
 passes; RoarGraph's and HNSW's are taken in turns at the same number of candidates, by their own searches alone.
 """
 
@@ -18,13 +18,13 @@ import torch
 from numpy import ndarray
 
 from ends import End, parser, report
-from raytriever.index.approximate import ApproximateIndex
-from raytriever.index.control import control
-from raytriever.index.exact import top_k
-from raytriever.index.graph import mark_reachable
-from raytriever.index.measure import at_recall, measure, one_thread, spread
-from raytriever.retrieval.index_build import Rows, build_index
-from raytriever.retrieval.index_config import INDEXES, IndexConfig
+from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.config import INDEXES, IndexConfig
+from raytriever.index.approximate.graph import mark_reachable
+from raytriever.index.approximate.index import ApproximateIndex
+from raytriever.index.approximate.measure import at_recall, measure, one_thread, spread
+from raytriever.index.approximate.synthetic import control
+from raytriever.index.exact.search import top_k
 
 QUERIES, RECALL, K = 500, 0.95, 10
 EFFORTS = (20, 40, 80, 160)

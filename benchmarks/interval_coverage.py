@@ -19,7 +19,7 @@ from numpy import ndarray
 from scipy.special import expit, logit, ndtr, ndtri
 
 from ends import machine, parser
-from raytriever.metrics.auc_interval import FEW_MISORDERED, auc_interval
+from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
 from raytriever.metrics.calibration import ScoredPools, Share, achieve
 
 AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)

@@ -17,14 +17,12 @@ import pytrec_eval
 from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
-from raytriever.metrics.auc import auc, merged_pairs
-from raytriever.metrics.auc_interval import auc_interval
+from raytriever.metrics.auc import auc, auc_interval, merged_pairs
 from raytriever.metrics.order import order_results
-from raytriever.metrics.randomisation import randomisation_test
-from raytriever.metrics.registry import measure_ranking
+from raytriever.metrics.ranking import measure_ranking
 from raytriever.metrics.relevance import Relevance
-from raytriever.metrics.score_counts import ScoreCounts
-from raytriever.metrics.streaming_auc import streaming_auc
+from raytriever.metrics.significance import randomisation_test
+from raytriever.metrics.streaming_auc import ScoreCounts, streaming_auc
 
 QUERIES, RESULTS, DOCUMENTS, JUDGED = 10_000, 1_000, 1_000_000, 20
 NAMES = {

@@ -20,23 +20,22 @@ from numpy import ndarray
 
 from ends import End, parser, report
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.evaluation.corpus_sample import part_of_corpus
+from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.losses.config import LossConfig
-from raytriever.losses.workers import ALONE
+from raytriever.losses.engine.workers import ALONE
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.models.layout import write_model
 from raytriever.models.precision import choose_precision
-from raytriever.models.quiet import quiet_transformers
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.negatives.bm25 import Bm25Index
+from raytriever.models.weights import quiet_transformers
+from raytriever.models.writer import write_model
 from raytriever.recipes.pydocs import pydocs
-from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.evaluate import evaluate_embeddings
-from raytriever.retrieval.evaluation_corpus import part_of_corpus
-from raytriever.retrieval.loading import load_for_encoding
 from raytriever.training.loop import Assignment, train
-from raytriever.training.material import Material
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.training_data import Material, tokenisation_of
 
 DIMS = (256, 128, 64, 32, 16)
 NARROW, WHOLE = 32, 384

@@ -35,7 +35,7 @@ QUERIES, K = 500, 10_000
 
 def paragraphs(count: int) -> list[str]:
     """Paragraphs of SQuAD, evenly over all."""
-    from raytriever.data.open import open_dataset
+    from raytriever.data.prepare.open import open_dataset
 
     passages = open_dataset(DATA / "squad", []).passages()
     return [passages[place * len(passages) // count] for place in range(count)]
@@ -47,11 +47,11 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
     from sentence_transformers import SentenceTransformer
 
+    from raytriever.encoding.encode import encode_texts
+    from raytriever.encoding.loading import load_for_encoding
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
     from raytriever.models.source import resolve_model
-    from raytriever.retrieval.encode import encode_texts
-    from raytriever.retrieval.loading import load_for_encoding
 
     texts = paragraphs(arguments.texts)
     theirs = SentenceTransformer(str(resolve_model("minilm")), device="cpu")
@@ -88,14 +88,14 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from raytriever.data.open import open_dataset
+    from raytriever.data.prepare.open import open_dataset
+    from raytriever.encoding.corpus import embed_corpus
+    from raytriever.encoding.encode import encode_texts
+    from raytriever.encoding.loading import load_for_encoding
+    from raytriever.encoding.store import read_embeddings, write_embeddings
+    from raytriever.evaluation.evaluate import evaluate_embeddings
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
-    from raytriever.retrieval.corpus import embed_corpus
-    from raytriever.retrieval.embedding_dtypes import read_embeddings, write_embeddings
-    from raytriever.retrieval.encode import encode_texts
-    from raytriever.retrieval.evaluate import evaluate_embeddings
-    from raytriever.retrieval.loading import load_for_encoding
 
     config = ModelConfig(passage_length=256, query_length=256)
     dataset = open_dataset(DATA / "scifact", ["test"])
@@ -117,15 +117,15 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     """Turns of this process and of one actor with as many threads, from the first shard's end to the last one's."""
     import torch
 
-    from raytriever.cluster.encode import ActorPool, in_actors
+    from raytriever.cluster.encoding import ActorPool, in_actors
     from raytriever.cluster.session import ray_session
-    from raytriever.data.open import open_dataset
+    from raytriever.data.prepare.open import open_dataset
+    from raytriever.encoding.corpus import embed, plan_embeddings
+    from raytriever.encoding.loading import load_for_encoding
+    from raytriever.encoding.shards import in_this_process, tokenisation_of
+    from raytriever.encoding.writer import EmbeddingWork
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
-    from raytriever.retrieval.corpus import embed, plan_embeddings
-    from raytriever.retrieval.embedding_work import EmbeddingWork
-    from raytriever.retrieval.encode_shard import in_this_process, tokenisation_of
-    from raytriever.retrieval.loading import load_for_encoding
 
     config, threads = ModelConfig(), os.cpu_count() or 1
     torch.set_num_threads(threads)
@@ -216,14 +216,14 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import psutil
     import ray
 
-    from raytriever.cluster.encode import ActorPool, in_actors
+    from raytriever.cluster.encoding import ActorPool, in_actors
     from raytriever.cluster.search import SearchPool, search_in_actors
-    from raytriever.data.open import open_dataset
+    from raytriever.data.prepare.open import open_dataset
+    from raytriever.encoding.corpus import embed, plan_embeddings
+    from raytriever.encoding.loading import load_for_encoding
+    from raytriever.encoding.shards import tokenisation_of
+    from raytriever.encoding.writer import EmbeddingWork
     from raytriever.models.config import ModelConfig
-    from raytriever.retrieval.corpus import embed, plan_embeddings
-    from raytriever.retrieval.embedding_work import EmbeddingWork
-    from raytriever.retrieval.encode_shard import tokenisation_of
-    from raytriever.retrieval.loading import load_for_encoding
 
     cache = Path(os.environ["RAYTRIEVER_CACHE"])
     config = ModelConfig(str(wide(cache / "wide")))

@@ -38,7 +38,7 @@ def opened(arguments: argparse.Namespace) -> Any:
     """The data set, with as many of its training queries as are asked for."""
     from dataclasses import replace
 
-    from raytriever.data.open import open_dataset
+    from raytriever.data.prepare.open import open_dataset
 
     dataset = open_dataset(arguments.dataset, ["train"])
     rows = dataset.judgements["train"]
@@ -68,9 +68,9 @@ def project(dataset: Any, folder: Path) -> None:
 
 def ours(dataset: Any, queries: ndarray, documents: ndarray) -> Any:
     """Mine with raytriever."""
-    from raytriever.negatives.config import MiningConfig
-    from raytriever.retrieval.mine import mine
-    from raytriever.retrieval.mine_scales import Embeddings
+    from raytriever.mining.config import MiningConfig
+    from raytriever.mining.miner import mine
+    from raytriever.mining.scorers import Embeddings
 
     config = MiningConfig(method="dense", num_negatives=NEGATIVES, relative_margin=MARGIN)
     return mine(dataset, "train", config, embeddings=Embeddings.of(queries, documents))

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
-from raytriever.recipes.studies import STUDIES
+from raytriever.studies.recipes import STUDIES
 
 REPOSITORY = Path(__file__).parent.parent
 MINUTES = 15

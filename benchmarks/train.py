@@ -33,7 +33,7 @@ WANTED = {"fp32": 1.3, "bf16": 2.0}
 
 def pairs(dataset: Path, count: int) -> list[tuple[str, str]]:
     """The first training queries with their paragraphs."""
-    from raytriever.data.open import open_dataset
+    from raytriever.data.prepare.open import open_dataset
 
     opened = open_dataset(dataset, ["train"])
     positives = opened.positives("train")
@@ -49,18 +49,17 @@ def ours(precision: str, dataset: Path) -> list[float]:
 
     from raytriever.data.config import DataConfig
     from raytriever.losses.config import LossConfig
+    from raytriever.losses.engine.workers import ALONE
     from raytriever.losses.registry import build_loss
-    from raytriever.losses.workers import ALONE
     from raytriever.models.config import ModelConfig
-    from raytriever.models.cpu_training import train_on_cpu
+    from raytriever.models.prepare import train_on_cpu
     from raytriever.models.retriever import load_retriever
-    from raytriever.parallel.chunks import Chunk
-    from raytriever.parallel.objective import Objective
-    from raytriever.parallel.strategy import build_strategy
-    from raytriever.training.loader import Prefetcher
-    from raytriever.training.material import Material
+    from raytriever.training.batches import Prefetcher
     from raytriever.training.optimizer import build_optimizer
-    from raytriever.training.tokens import tokenisation_of
+    from raytriever.training.parallel.grad_cache import Chunk
+    from raytriever.training.parallel.objective import Objective
+    from raytriever.training.parallel.strategy import build_strategy
+    from raytriever.training.training_data import Material, tokenisation_of
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
     train_on_cpu(retriever)

@@ -18,19 +18,19 @@ from torch import nn
 from transformers import XLMRobertaConfig, XLMRobertaModel
 
 from ends import End
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.losses.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import Encoder, TokenBatch
 from raytriever.models.retriever import Retriever, Side
-from raytriever.parallel.objective import Objective
-from raytriever.parallel.strategy import build_strategy
-from raytriever.training.chunking import chunk_of
 from raytriever.training.config import TrainingConfig
+from raytriever.training.monitoring.throughput import Throughput
 from raytriever.training.optimizer import build_optimizer
-from raytriever.training.throughput import Throughput
+from raytriever.training.parallel.chunk_size import chunk_of
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import build_strategy
 
 STEPS = 4
 GOAL = 0.5  # model FLOPs utilisation

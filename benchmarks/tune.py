@@ -62,22 +62,21 @@ def bare(steps: int) -> list[float]:
     """Seconds of each trial by the plain loop, in this process and folder."""
     import torch
 
-    from raytriever.cluster.tune_material import config_of
     from raytriever.config import from_dict
-    from raytriever.config.search_names import search_space
-    from raytriever.data.open import open_dataset
-    from raytriever.losses.workers import ALONE
+    from raytriever.data.prepare.open import open_dataset
+    from raytriever.encoding.loading import load_for_encoding
+    from raytriever.evaluation.protocol import Protocol
+    from raytriever.evaluation.systems import DenseSystem
+    from raytriever.losses.engine.workers import ALONE
     from raytriever.models.config import ModelConfig
-    from raytriever.models.layout import write_model
     from raytriever.models.prepare import prepare_for_training
     from raytriever.models.retriever import load_retriever
-    from raytriever.retrieval.loading import load_for_encoding
-    from raytriever.retrieval.protocol import Protocol
-    from raytriever.retrieval.systems import DenseSystem
+    from raytriever.models.writer import write_model
     from raytriever.storage import committed_directory
     from raytriever.training.loop import Assignment, train
-    from raytriever.training.material import Material
-    from raytriever.training.tokens import tokenisation_of
+    from raytriever.training.training_data import Material, tokenisation_of
+    from raytriever.tuning.ray.training_data import config_of
+    from raytriever.tuning.space import search_space
 
     torch.set_num_threads(os.cpu_count() or 1)
     given = {name.replace("-", "_"): value for name, value in SETTINGS.items()}

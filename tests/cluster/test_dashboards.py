@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2] / "dashboards"))
 import describe
 import programs
 from raytriever.cluster import ingest
-from raytriever.data.prepare import Request, prepare
+from raytriever.data.prepare.pipeline import Request, prepare
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.slow, pytest.mark.timeout(900)]
 RULES = yaml.safe_load((programs.HERE / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.encode import ActorPool, in_actors
+from raytriever.cluster.encoding import ActorPool, in_actors
 from raytriever.cluster.session import ray_session
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.corpus import embed, plan_embeddings
+from raytriever.encoding.shards import ShardEncoder
+from raytriever.encoding.store import shard_folder
+from raytriever.encoding.writer import EmbeddingWork
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.retrieval.corpus import embed, plan_embeddings
-from raytriever.retrieval.embedding_work import EmbeddingWork
-from raytriever.retrieval.embeddings import shard_folder
-from raytriever.retrieval.encode_shard import ShardEncoder
 
 SUPPORT = Path(__file__).parents[1] / "support"
 DOCUMENTS, SKULL = 96, 41

@@ -12,7 +12,7 @@ from processes import children_of, processes, wait_for
 from ray.cluster_utils import Cluster
 
 from raytriever.cli.main import run
-from raytriever.retrieval.embeddings import EmbeddingStore
+from raytriever.encoding.store import EmbeddingStore
 
 SHARDS = 12
 pytestmark = pytest.mark.slow

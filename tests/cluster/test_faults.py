@@ -17,7 +17,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from raytriever.cluster.monitor import listening
+from raytriever.cluster.event_queue import listening
 from raytriever.cluster.session import ray_session
 from raytriever.errors import UserError
 
@@ -134,8 +134,8 @@ def train_with(name: str, value: float) -> str:
     """A program that trains as the job does, with another constant."""
     return f"""
 import sys
-import raytriever.cluster.train
-raytriever.cluster.train.{name} = {value}
+import raytriever.cluster.train.trainer
+raytriever.cluster.train.trainer.{name} = {value}
 from raytriever.cli.main import run
 sys.exit(run("train", sys.argv[1:]))
 """

@@ -13,16 +13,15 @@ import pytest
 import ray
 
 from raytriever.cluster import gauges
-from raytriever.cluster.gauges import Gauges
-from raytriever.cluster.job_gauges import tell_evaluation, watched_encoding, watched_ingest
-from raytriever.cluster.news import Saving, StepNews
-from raytriever.cluster.recorder import Recorder
+from raytriever.cluster.event_queue import Saving, StepNews
+from raytriever.cluster.gauges import Gauges, tell_evaluation, watched_encoding, watched_ingest
 from raytriever.cluster.session import ray_session
 from raytriever.data.formats.plan import Part
-from raytriever.data.shards import ShardReport, ShardWriter
-from raytriever.parallel.strategy import NotFiniteError
+from raytriever.data.prepare.shards import ShardReport, ShardWriter
+from raytriever.runs.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.spool import Spool
+from raytriever.training.parallel.strategy import NotFiniteError
 
 
 def scraped() -> dict[tuple[str, str], float]:

@@ -12,9 +12,9 @@ import pytest
 
 from raytriever.cluster.ingest import in_ray_tasks
 from raytriever.cluster.session import ray_session
-from raytriever.data.open import open_dataset
-from raytriever.data.prepare import Request, in_this_process, prepare
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
+from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError
 from raytriever.storage import read_manifest
 

@@ -15,10 +15,10 @@ import pytest
 from raytriever.cluster import search
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.cluster.session import ray_session
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork
 from raytriever.errors import ConfigError, ModelError
-from raytriever.retrieval.embedding_work import EmbeddingPlan, EmbeddingWork
-from raytriever.retrieval.embeddings import EmbeddingStore
-from raytriever.retrieval.search_store import search_store
+from raytriever.search.exact import search_store
 
 ROWS, WIDTH = 6_000, 16
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import yaml
 from mlflow import MlflowClient
 from sentence_transformers import SentenceTransformer
 
-from raytriever.retrieval.table import TITLES
+from raytriever.evaluation.tables import TITLES
 from raytriever.storage import read_manifest
 
 

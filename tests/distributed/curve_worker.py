@@ -13,17 +13,17 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from raytriever.data.examples import Examples
-from raytriever.data.open import open_dataset
-from raytriever.data.order import Order
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.order import Order
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.parallel.strategy import current_workers
 from raytriever.training import loop
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.training_data import tokenisation_of
 
 STEPS = 6
 LOSSES = ("mw", "infonce")

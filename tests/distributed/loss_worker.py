@@ -15,10 +15,10 @@ import torch
 from torch import distributed
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LOSS_NAMES, SOFTENED, LossConfig
+from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
-from raytriever.parallel.gather import GroupWorkers
+from raytriever.training.parallel.process_group import GroupWorkers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 NESTED, SOFT = " nested", " soft"  # behind the name of a loss

@@ -16,23 +16,21 @@ import numpy as np
 import torch
 from torch import distributed
 
-from raytriever.data.examples import Examples
-from raytriever.data.negatives_file import read_negatives
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.open import open_dataset
-from raytriever.data.order import Order
+from raytriever.data.negatives import NegativesTable, read_negatives
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.order import Order
 from raytriever.losses.config import LossConfig
-from raytriever.losses.workers import Workers
+from raytriever.losses.engine.workers import Workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.parallel.shards import shape_of
-from raytriever.parallel.strategy import current_workers
 from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import Assignment, train
-from raytriever.training.refresh_plan import RefreshPlan
-from raytriever.training.refresh_snapshot import Snapshot
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.parallel.model_state import Snapshot, shape_of
+from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.refresh.plan import RefreshPlan
+from raytriever.training.training_data import tokenisation_of
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from scripted_pool import ScriptedPool

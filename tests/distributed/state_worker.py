@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from raytriever.parallel.shards import Slice
-from raytriever.parallel.strategy import build_strategy, current_workers
 from raytriever.training.optimizer import build_optimizer
+from raytriever.training.parallel.model_state import Slice
+from raytriever.training.parallel.strategy import build_strategy, current_workers
 
 
 def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str, stage: int, count: int) -> None:

@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_training import train_on_cpu
 from raytriever.models.encoder import set_dropout
+from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.parallel.chunks import Chunk, cut
-from raytriever.parallel.objective import Objective
-from raytriever.parallel.strategy import TrainingError, build_strategy, current_workers
+from raytriever.training.parallel.grad_cache import Chunk, cut
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import TrainingError, build_strategy, current_workers
 
 RATE = 1000.0
 QUERIES, PASSAGES = 8, 22

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.training.refresh_ledger import read_ledger
+from raytriever.training.refresh.ledger import read_ledger
 
 SCRIPT = Path(__file__).with_name("refresh_worker.py")
 STEPS, EVERY, LATE = 14, 3, 8  # of refresh_worker

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.parallel.shards import Slice, whole_tensors
+from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 STEPS = 2  # between one hand and the next
 FAST = [("ddp", 1), ("ddp", 2), ("ddp", 1)]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds, TeacherScores
 
 
 @dataclass

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import t as student
 
-from raytriever.metrics.auc import auc
-from raytriever.metrics.auc_interval import auc_interval
+from raytriever.metrics.auc import auc, auc_interval
 from raytriever.metrics.inputs import MetricInputError
 
 

@@ -9,13 +9,11 @@ from threading import Barrier
 import pytest
 import torch
 
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.batch_auc import batch_auc
-from raytriever.losses.candidates import Candidates, gather_candidates
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.distances import query_positive_mmd
+from raytriever.losses.diagnostics import batch_auc, query_positive_mmd
+from raytriever.losses.engine.batch import BatchIds, Candidates, gather_candidates
+from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
-from raytriever.losses.workers import Workers
 
 QUERIES, PASSAGES = 12, 40
 

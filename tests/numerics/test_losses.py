@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal import Example, auc, example, literal
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import LOSSES, build_loss
 
 ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")

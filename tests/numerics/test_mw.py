@@ -13,8 +13,7 @@ from raytriever.errors import LossInputError
 from raytriever.losses.mw.compiled import CompiledWalk
 from raytriever.losses.mw.functional import mw_from_scores
 from raytriever.losses.mw.grid import EVEN_CELLS, LARGEST_SCORE, build_grid
-from raytriever.losses.mw.pairwise import PairwiseSums
-from raytriever.losses.mw.tensors import TensorWalk
+from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
 
 KINDS = ("plain", "apart", "tied", "equal")
 

@@ -10,11 +10,16 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raytriever.metrics.comparison import SECOND_MARKS, compare, mark
-from raytriever.metrics.holm import holm
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.paired import effect_size, paired_t_test
-from raytriever.metrics.randomisation import randomisation_test
+from raytriever.metrics.significance import (
+    SECOND_MARKS,
+    compare,
+    effect_size,
+    holm,
+    mark,
+    paired_t_test,
+    randomisation_test,
+)
 
 
 def values(seed: int, queries: int, shift: float = 0.05) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from raytriever.metrics.auc import auc
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.score_counts import ScoreCounts
-from raytriever.metrics.streaming_auc import streaming_auc
+from raytriever.metrics.streaming_auc import ScoreCounts, streaming_auc
 
 SMALL = 4 * 2**20
 KINDS = ("cosines", "dots", "tied", "wild", "double")

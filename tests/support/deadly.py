@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.tokenisation import Tokenisation
 
 SKULL, STONE = "☠", "⛰"
 

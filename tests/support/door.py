@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import Outbox, Server
-from raytriever.tracking.sender import Sender
+from raytriever.tracking.outbox import Outbox, Sender, Server
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import DatasetRecord, Point
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.tokenisation import Tokenisation
 
 
 def compute(*arguments: Any) -> Any:

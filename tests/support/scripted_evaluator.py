@@ -11,8 +11,7 @@ from pathlib import Path
 
 from raytriever.storage import read_manifest
 from raytriever.training.checkpoint import WEIGHTS, read_slices
-from raytriever.training.validation_plan import Answer, ValidationPlan
-from raytriever.training.validation_record import Record, read_record, write_record
+from raytriever.training.validation.records import Answer, Record, ValidationPlan, read_record, write_record
 
 
 @dataclass

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives_file import read_negatives, write_negatives
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.training.refresh_ledger import round_path
-from raytriever.training.refresh_plan import Mined, RefreshPlan
-from raytriever.training.refresh_snapshot import Snapshot
+from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.training.parallel.model_state import Snapshot
+from raytriever.training.refresh.ledger import round_path
+from raytriever.training.refresh.plan import Mined, RefreshPlan
 
 DEPTH = 4
 

@@ -10,8 +10,8 @@ import pytest
 
 from raytriever import activity as module
 from raytriever.activity import activity
+from raytriever.progress import Progress
 from raytriever.terminal import show, warn
-from raytriever.tracking.progress import Progress
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ PARTS = re.compile(r"^(transformers\.)?Auto((Tokenizer|Config)\.from_pretrained|
 # File, and what is let through there.
 ALLOWED = {
     # Behind `index.store.read_index`, which holds every byte against its digest before.
-    ("platform/raytriever/index/faiss_files.py", "faiss.read_index"),
+    ("platform/raytriever/index/approximate/faiss_finders.py", "faiss.read_index"),
 }
 
 
@@ -65,13 +65,12 @@ UNCHECKED = {
 READERS = "platform/raytriever/reading/"
 # File, call, and why it is not `reading`'s.
 OWN_READERS = {
-    ("annotation/protocol.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
-    ("cluster/ingest.py", "json.loads"): "a report of this program's own task",
-    ("cluster/mistakes.py", "json.loads"): "an error of this program's own process",
-    ("cluster/study_settings.py", "json.loads"): "what was made a line before",
-    ("data/parquet.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",
+    ("annotation/service.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
+    ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",
+    ("studies/run/settings.py", "json.loads"): "what was made a line before",
+    ("data/formats/rows.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",
     ("locking.py", "json.loads"): "the owner of a lock; a broken record is an unknown owner",
-    ("retrieval/evaluation_results.py", "json.loads"): "what was made a line before",
+    ("evaluation/results.py", "json.loads"): "what was made a line before",
     ("tracking/steps.py", "json.loads"): "millions of lines; what does not fit is given to `parse_json`",
 }
 

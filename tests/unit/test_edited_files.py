@@ -12,26 +12,25 @@ from typing import Any
 
 import pytest
 
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
-from raytriever.index.store import read_meta
-from raytriever.retrieval.compare import write_comparison
-from raytriever.retrieval.compare_read import read_directory
-from raytriever.retrieval.embeddings import EmbeddingStore
-from raytriever.retrieval.evaluation_results import read_results
-from raytriever.retrieval.evaluation_significance import best_of_rows
-from raytriever.retrieval.per_query_file import read_per_query
-from raytriever.retrieval.report_queries import chosen_queries
-from raytriever.retrieval.report_tables import result_tables, threshold_table
-from raytriever.retrieval.sweep import best_of, read_trials
-from raytriever.retrieval.sweep_table import sweep_rows
+from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.results import read_results
+from raytriever.evaluation.significance import best_of_rows
+from raytriever.index.approximate.store import read_meta
+from raytriever.report.comparison import write_comparison
+from raytriever.report.finished_runs import read_directory
+from raytriever.report.queries import chosen_queries
+from raytriever.report.tables import result_tables, threshold_table
+from raytriever.runs.directory import RunDirectory
 from raytriever.storage import read_manifest
 from raytriever.tracking.outbox import Outbox
 from raytriever.tracking.steps import Steps, curves
 from raytriever.training.checkpoint import read_state
-from raytriever.training.refresh_ledger import Ledger, Round, read_ledger
-from raytriever.training.run_directory import RunDirectory
-from raytriever.training.validation_record import Record, Stop, read_records, read_stop, write_record, write_stop
+from raytriever.training.refresh.ledger import Ledger, Round, read_ledger
+from raytriever.training.validation.records import Record, Stop, read_records, read_stop, write_record, write_stop
+from raytriever.tuning.trial_log import best_of, read_trials, sweep_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "version_0_1"
 # What stands in place of a value; 1e999 is read as infinity.

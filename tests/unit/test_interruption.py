@@ -28,18 +28,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRIVERS = {
     "preparation": """
 from endless import Endless
-from raytriever.data.prepare import Request, prepare
-from raytriever.data.processes import in_processes
+from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.pipeline import in_processes
 prepare(Request(sys.argv[1], Endless("")), run=in_processes)
 """,
     "texts tried one by one": """
 from endless import compute
-from raytriever.data.careful import try_each
+from raytriever.data.prepare.tokenisation import try_each
 try_each(compute, ["text"])
 """,
     "texts encoded one by one": """
 from endless import compute
-from raytriever.retrieval.encode_careful import find_killers
+from raytriever.encoding.crashes import find_killers
 find_killers(compute, [None], "passage")
 """,
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raytriever import storage
-from raytriever.data.files import open_raw, open_stream
+from raytriever.data.sources import open_raw, open_stream
 from raytriever.errors import StorageError
 from raytriever.storage import MANIFEST, committed_directory, one_writer, read_manifest, write_atomically
 

@@ -16,8 +16,8 @@ NOBODY = 65534
 # Each prints the line of the error that it ends in.
 LISTINGS = {
     "files": "from raytriever.storage import files_below; files_below(folder)",
-    "data set": "from raytriever.data.source import Source; Source.open(folder)",
-    "modules": "from raytriever.data.python_sources import modules_of; list(modules_of(folder))",
+    "data set": "from raytriever.data.sources import Source; Source.open(folder)",
+    "modules": "from raytriever.data.pydocs.modules import modules_of; list(modules_of(folder))",
 }
 
 
@@ -41,7 +41,7 @@ def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> N
 import os, sys
 from pathlib import Path
 from raytriever.errors import UserError
-import raytriever.data.source, raytriever.data.python_sources, raytriever.storage
+import raytriever.data.sources, raytriever.data.pydocs.modules, raytriever.storage
 folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setuid({NOBODY})

@@ -16,25 +16,24 @@ import torch
 
 from raytriever.cli.main import run
 from raytriever.cli.train import _parser, resolve
-from raytriever.cluster.opening import open_directory, open_run
-from raytriever.cluster.stage import find_negatives
 from raytriever.config import Curriculum
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.open import open_dataset
-from raytriever.data.prepare import quietly
-from raytriever.losses.workers import ALONE
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import quietly
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.losses.engine.workers import ALONE
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
-from raytriever.negatives.bm25 import Bm25Index
-from raytriever.retrieval.compare_read import read_directory
-from raytriever.retrieval.embeddings import EmbeddingStore
-from raytriever.retrieval.loading import load_for_encoding
-from raytriever.retrieval.systems import evaluate_retriever
+from raytriever.report.finished_runs import read_directory
+from raytriever.runs.opening import open_directory, open_run
+from raytriever.runs.stages import find_negatives
 from raytriever.tracking.steps import curve
 from raytriever.training.loop import Assignment, train
-from raytriever.training.material import Material
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.training_data import Material, tokenisation_of
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version_0_1"
 SETTINGS = runpy.run_path(str(FOLDER / "make.py"))

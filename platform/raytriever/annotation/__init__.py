@@ -1,1 +1,1 @@
-"""Positives that a language model finds among what several retrievers found."""
+"""Annotation of queries: a language model selects positives among the candidates of several retrievers."""

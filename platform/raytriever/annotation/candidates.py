@@ -19,17 +19,16 @@ from numpy import ndarray
 from raytriever.annotation.config import BM25, DENSE
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.run_files import read_run
-from raytriever.index.exact import tie_order
+from raytriever.encoding.corpus import embed_corpus, open_given
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.index.exact.search import tie_order
+from raytriever.mining.analyser import Analysis
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.mining.filters import normalised
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
-from raytriever.negatives.analyser import Analysis
-from raytriever.negatives.bm25 import Bm25Index
-from raytriever.negatives.texts import normalised
-from raytriever.retrieval.corpus import embed_corpus
-from raytriever.retrieval.embedding_given import open_given
-from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.loading import load_for_encoding
-from raytriever.retrieval.search_store import search_store
+from raytriever.search.exact import search_store
 
 _FUSION = 60
 Ranking = Int64[ndarray, "queries depth"]

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from raytriever.annotation.annotate import Annotator, Question, portions
-from raytriever.annotation.asking import NotAnswered, bytes_of
+from raytriever.annotation.annotator import Annotator, Question, portions
+from raytriever.annotation.budget import Gauge, Tokens
 from raytriever.annotation.config import ServiceConfig
-from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY
-from raytriever.annotation.replies import LONGEST_ANSWER, Malformed, numbers_of, read_answer
-from raytriever.annotation.spending import Gauge, Tokens
+from raytriever.annotation.prompts import ANSWER, LONGEST_ANSWER, RELEVANCE, UTILITY, Malformed, numbers_of, read_answer
+from raytriever.annotation.requests import NotAnswered, bytes_of
 
 # Tokens of an answer as `likely` has it: a short paragraph; a number with its comma; braces and the field's name.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6

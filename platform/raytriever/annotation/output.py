@@ -17,10 +17,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from raytriever.annotation.annotate import Annotation
+from raytriever.annotation.annotator import Annotation
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.negatives_file import write_negatives
-from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.records import SOURCES
 from raytriever.storage import committed_directory
 

@@ -1,20 +1,18 @@
-"""What the model is asked: prompts in files of their own, and how texts of strangers are put into them.
+"""Prompts for the language model, kept in files, and the parser of its replies.
 
-A passage may say anything, "ignore the others and choose me" included. So
-1. each text stands between marks that carry a seal, the SHA-256 of all texts of the prompt: none of them can hold it;
-2. passages are called by their numbers, and an answer that names them may hold nothing else (`replies`);
-3. places are filled in one pass: a passage that holds `{answer}` is shown as it is.
-What a model answers to it is still only its opinion; nothing it writes is run, opened or followed.
-"""
+Passages are untrusted text, so each stands between marks with a seal, the SHA-256 of all texts of the prompt. A reply
+may hold only numbers of passages that were shown, or a text; anything else is malformed. Placeholders are filled in
+one pass, and nothing that the model writes is run, opened or followed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raytriever.errors import ConfigError
 from raytriever.paths import PROMPTS, expanded
@@ -129,3 +127,72 @@ def _checked(file: Path) -> str:
 
 def _marked(kind: str, text: str, seal: str, more: str = "") -> str:
     return f"<{kind}{more} seal={seal}>\n{text}\n</{kind} seal={seal}>"
+
+
+FIELDS = {RELEVANCE: "relevant", ANSWER: "answer", UTILITY: "useful"}
+# A pseudo-answer goes into the next prompt: no longer than a long passage.
+LONGEST_ANSWER = 4000
+_THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_BRACES = 200  # the last of an answer at which an object is looked for: what never ends costs no time
+_DECODER = json.JSONDecoder()
+
+
+class Malformed(Exception):
+    """An answer that says nothing of use; its message says why, in words that may be shown to the model."""
+
+
+def schema_of(stage: str, count: int) -> dict[str, Any]:
+    """The JSON schema of a stage's answer over `count` passages, in the subset that strict services take."""
+    if stage == ANSWER:
+        value: dict[str, Any] = {"type": "string"}
+    else:
+        value = {"type": "array", "items": {"type": "integer", "enum": list(range(1, count + 1))}}
+    name = FIELDS[stage]
+    return {"type": "object", "properties": {name: value}, "required": [name], "additionalProperties": False}
+
+
+def read_numbers(stage: str, content: str, count: int) -> list[int]:
+    """The passages an answer names, as places from 0 in the order named; a passage named twice counts once.
+
+    Raises:
+        Malformed: there is no such list, or something in it is no number of a passage that was shown.
+    """
+    values = _field(stage, content)
+    if not isinstance(values, list):
+        raise Malformed(f'"{FIELDS[stage]}" is no list')
+    for value in values:
+        if type(value) is not int or not 1 <= value <= count:
+            raise Malformed(f'"{FIELDS[stage]}" holds {json.dumps(value)[:40]}, which is no number from 1 to {count}')
+    return [value - 1 for value in dict.fromkeys(values)]
+
+
+def numbers_of(stage: str, count: int) -> Callable[[str], list[int]]:
+    """`read_numbers` for a stage over `count` passages."""
+    return lambda content: read_numbers(stage, content, count)
+
+
+def read_answer(content: str) -> str:
+    """The pseudo-answer, cut at `LONGEST_ANSWER` characters; raises `Malformed` where there is none."""
+    text = _field(ANSWER, content)
+    if not isinstance(text, str) or not text.strip():
+        raise Malformed(f'"{FIELDS[ANSWER]}" is no text')
+    return text.strip()[:LONGEST_ANSWER].encode("utf-8", "replace").decode()
+
+
+def _field(stage: str, content: str) -> Any:
+    """The value of the stage's field in the last object of the answer that has it."""
+    name, found = FIELDS[stage], None
+    text = _THOUGHT.sub("", content)
+    end = 0
+    for place in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:
+        if place < end:
+            continue  # within an object that was read
+        try:
+            value, end = _DECODER.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and name in value:
+            found = value
+    if found is None:
+        raise Malformed(f'no JSON object with "{name}" in it')
+    return found[name]

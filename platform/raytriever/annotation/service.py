@@ -1,23 +1,23 @@
-"""One request to an OpenAI-compatible service: sent, sent again where it failed in passing, and read.
+"""Client of an OpenAI-compatible chat-completions service: requests, retries, parsing of responses.
 
-- In passing fail: connections that are refused or dropped, answers that take too long, 408, 409, 425, 429, 5xx, and
-  what is no chat completion at all. Between attempts lies a time drawn from 0 to an exponentially growing bound (full
-  jitter), never less than the service asks for by Retry-After; while it asks for that, no other request is sent
-  either.
-- A key that is refused, a model that is not there, credit that is used up: `ServiceError`, which ends the job in one
-  line.
-- A request that the service takes exception to (too long, filtered): `Refused`, which ends one query.
-- Services differ in what they take: `Dialect`.
+- Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that
+  is no chat completion. The pause is random with an exponentially growing bound (full jitter), and at least
+  Retry-After.
+- A refused key, an unknown model or used-up credit is a `ServiceError`, which ends the job.
+- A request that the service rejects (too long, filtered) is `Refused`, which ends one query.
+- `Dialect` leaves out what a service refuses by name: JSON schema, `max_tokens`, temperature.
 
-The key comes from the environment, goes into one header, and is taken out of whatever is quoted from the service.
-"""
+The key comes from the environment, goes into one header, and is removed from all text quoted from the service."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,12 +25,135 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from raytriever.annotation.config import CHAT, LOCAL, ServiceConfig
-from raytriever.annotation.dialect import Dialect
 from raytriever.annotation.prompts import Message
-from raytriever.annotation.protocol import Passing, Reply, error_message, model_names, read_reply, retry_after
 from raytriever.errors import UserError
 from raytriever.masking import HIDDEN, masked
 from raytriever.options import did_you_mean
+
+
+class Passing(Exception):
+    """A failure that may be over when the request is sent again; `wait` is the least number of seconds till then."""
+
+    def __init__(self, what: str, wait: float = 0.0) -> None:
+        super().__init__(what)
+        self.wait = wait
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model answered.
+
+    Args:
+        content: the text; empty where there is none.
+        finish: why it ended: `stop`, `length`, `content_filter`...
+        read, written: tokens as the service counted them; None where it did not.
+    """
+
+    content: str
+    finish: str
+    read: int | None
+    written: int | None
+
+
+def read_reply(body: bytes) -> Reply:
+    """The reply that a body holds; raises `Passing` where it holds none."""
+    try:
+        whole = json.loads(body)
+        choice = whole["choices"][0]
+        message, usage = choice["message"], whole.get("usage") or {}
+        content = message.get("content")
+        if not isinstance(content, str | None) or not isinstance(usage, dict):
+            raise TypeError
+        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Passing("no chat completion") from error
+    read, written = (count if type(count) is int and count >= 0 else None for count in counts)
+    finish = "refusal" if message.get("refusal") else str(choice.get("finish_reason") or "stop")
+    return Reply(content or "", finish[:40], read, written)
+
+
+def error_message(body: bytes) -> str:
+    """What an error's body says, in the forms that services have for it."""
+    try:
+        found = json.loads(body)
+        error = found.get("error", found.get("detail", found.get("message", found)))
+        if isinstance(error, dict):
+            told = [str(error[name]) for name in ("message", "code", "param") if error.get(name)]
+            return " ".join(told) or json.dumps(error)
+        return error if isinstance(error, str) else json.dumps(error)
+    except (ValueError, AttributeError, RecursionError):
+        return body[:400].decode(errors="replace")
+
+
+def model_names(body: bytes) -> list[str]:
+    """The models that a service lists; none where it says nothing of the kind."""
+    try:
+        return [str(model["id"]) for model in json.loads(body)["data"]]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def retry_after(value: str | None) -> float:
+    """Seconds; the header gives them, or a date. 0 where it gives neither."""
+    if not value:
+        return 0.0
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return seconds if 0 < seconds < 1e9 else 0.0
+
+
+_STRUCTURES = ("json_schema", "json_object", "text")
+_SAID_OF_STRUCTURE = ("response_format", "json_schema", "json_object", "structured", "guided", "schema", "grammar")
+
+
+class Dialect:
+    """What the service was found to take so far; `version` counts what was given up."""
+
+    def __init__(self, llm: str, temperature: float, max_tokens: int) -> None:
+        self.version = 0
+        self.structure = _STRUCTURES[0]
+        self._limit = "max_tokens"
+        self._llm, self._temperature, self._max_tokens = llm, temperature, max_tokens
+        self._sends_temperature = True
+
+    def body(self, messages: list[Message], schema: dict[str, Any]) -> dict[str, Any]:
+        """The body of a request for an answer that fits a JSON schema."""
+        found: dict[str, Any] = {"model": self._llm, "messages": messages, self._limit: self._max_tokens}
+        if self._sends_temperature:
+            found["temperature"] = self._temperature
+        if self.structure == "json_schema":
+            named = {"name": "reply", "strict": True, "schema": schema}
+            found["response_format"] = {"type": "json_schema", "json_schema": named}
+        elif self.structure == "json_object":
+            found["response_format"] = {"type": "json_object"}
+        return found
+
+    def adapt(self, sent: int, said: str) -> bool:
+        """Give up what a refusal names; whether the request may be sent again.
+
+        Args:
+            sent: the version the refused request was put in; requests under way may be refused for the same thing.
+            said: the service's words.
+        """
+        if sent != self.version:
+            return True
+        said = said.lower()
+        if "max_completion_tokens" in said and self._limit == "max_tokens":
+            self._limit = "max_completion_tokens"
+        elif "temperature" in said and self._sends_temperature:
+            self._sends_temperature = False
+        elif any(word in said for word in _SAID_OF_STRUCTURE) and self.structure != _STRUCTURES[-1]:
+            self.structure = _STRUCTURES[_STRUCTURES.index(self.structure) + 1]
+        else:
+            return False
+        self.version += 1
+        return True
+
 
 FIRST_BOUND = 0.5  # seconds within which a request is sent a second time
 LONGEST_ASKED = 600.0  # a service that asks for a longer wait wants the job to stop

@@ -54,9 +54,7 @@ def main(words: list[str]) -> None:
     if not arguments.dry_run:
         lock_output(arguments, output)
 
-    from raytriever.annotation.job import run_annotation
-    from raytriever.annotation.summary import summary
-    from raytriever.annotation.work import AnnotationJob
+    from raytriever.annotation.job import AnnotationJob, run_annotation, summary
 
     job = AnnotationJob(
         data.dataset,

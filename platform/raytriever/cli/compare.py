@@ -14,7 +14,7 @@ from raytriever.storage import check_writable
 from raytriever.terminal import show
 
 if TYPE_CHECKING:
-    from raytriever.retrieval.compare_run import FinishedRun
+    from raytriever.report.finished_runs import FinishedRun
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
         raise ConfigError("is a directory", f"--output {output}", "name the HTML file to write")
     check_writable(output.parent)
 
-    from raytriever.retrieval.compare import write_comparison
+    from raytriever.report.comparison import write_comparison
 
     write_comparison(output, _named(_read(arguments.runs)))
     show(f"{output} in a browser")
@@ -42,9 +42,8 @@ def main(words: list[str]) -> None:
 
 def _read(given: Sequence[str]) -> Iterator[FinishedRun]:
     """Every run that was asked for, in that order."""
-    from raytriever.retrieval.compare_mlflow import MlflowRuns
-    from raytriever.retrieval.compare_read import read_directory
-    from raytriever.retrieval.file_names import distinct_names
+    from raytriever.evaluation.names import distinct_names
+    from raytriever.report.finished_runs import MlflowRuns, read_directory
 
     names = iter(distinct_names([word for word in given if Path(word).is_dir()]))
     for word in given:

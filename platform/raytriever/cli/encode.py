@@ -7,10 +7,10 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
 from raytriever.data.config import DataConfig
+from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
-from raytriever.retrieval.encode_config import EncodeConfig, check_encode
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
+from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
+from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
-from raytriever.retrieval.encode_config import EncodeConfig, check_encode
-from raytriever.retrieval.evaluation_config import EvaluationConfig
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -33,18 +33,15 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.cluster.evaluating import evaluate_in_session
-    from raytriever.retrieval.beir_suite import named
-    from raytriever.retrieval.evaluated_models import baselines_of, evaluated_models, pinned_models
-    from raytriever.retrieval.evaluation_calibration import read_aims
-    from raytriever.retrieval.evaluation_request import EvaluationJob, with_suite
-    from raytriever.retrieval.evaluation_results import RESULTS
-    from raytriever.retrieval.evaluation_sets import sets_of
-    from raytriever.retrieval.evaluation_text import evaluation_text
-    from raytriever.retrieval.metric_words import read_metrics
-    from raytriever.retrieval.protocol import Protocol
-    from raytriever.tracking.beside import open_beside
+    from raytriever.cluster.evaluation import evaluate_in_session
+    from raytriever.evaluation.datasets import named, sets_of
+    from raytriever.evaluation.job import evaluation_text
+    from raytriever.evaluation.pooled_scores import read_aims
+    from raytriever.evaluation.protocol import Protocol, read_metrics
+    from raytriever.evaluation.request import EvaluationJob, baselines_of, evaluated_models, pinned_models, with_suite
+    from raytriever.evaluation.results import RESULTS
     from raytriever.tracking.mlflow_tracker import tracking_uri
+    from raytriever.tracking.spool import open_beside
 
     if not arguments.datasets and not config.suite:
         raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")

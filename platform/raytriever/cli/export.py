@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, given, lock_output, path_of
+from raytriever.export.config import ExportConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
-from raytriever.retrieval.export_config import ExportConfig
 from raytriever.terminal import show, warn
 
 
@@ -24,8 +24,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.retrieval.export import export
-    from raytriever.retrieval.push import push_to_hub
+    from raytriever.export.model import export, push_to_hub
 
     for parity in export(model, asked, output, warn):
         show(str(parity))

@@ -8,10 +8,10 @@ from pathlib import Path
 from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
+from raytriever.index.approximate.config import IndexConfig, check_index
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
-from raytriever.retrieval.index_config import IndexConfig, check_index
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -36,8 +36,7 @@ def main(words: list[str]) -> None:
     if not output.exists():  # a finished index is only read
         lock_output(arguments, output)
 
-    from raytriever.retrieval.index_answers import answers, measured
-    from raytriever.retrieval.index_job import IndexJob, run_index
+    from raytriever.search.approximate import IndexJob, answers, measured, run_index
 
     job = IndexJob(
         data.dataset,

@@ -18,7 +18,7 @@ from functools import partial
 from raytriever import __version__
 from raytriever.activity import activity
 from raytriever.cli.suggestions import instead_of_stage
-from raytriever.cluster.submitted import settle
+from raytriever.cluster.working_directory import settle
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
 from raytriever.locking import released_at_end
@@ -72,10 +72,15 @@ def entry() -> None:
     sys.exit(run(words[0], words[1:]) if words and words[0] in STAGES else _exit_code(partial(_answer, words)))
 
 
+def stage_module(stage: str) -> str:
+    """Return the dotted name of the module of a stage."""
+    return f"raytriever.cli.{'operate.' if stage in TASKS['Operate'] else ''}{stage}"
+
+
 def _run_stage(stage: str, arguments: list[str]) -> None:
     arguments = settle(arguments, warn)
     with activity(f"raytriever {stage} is working"), released_at_end():
-        importlib.import_module(f"raytriever.cli.{stage}").main([word for word in arguments if word != "--debug"])
+        importlib.import_module(stage_module(stage)).main([word for word in arguments if word != "--debug"])
 
 
 def _answer(words: list[str]) -> None:

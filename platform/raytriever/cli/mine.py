@@ -20,8 +20,8 @@ from raytriever.cli.arguments import (
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
+from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING, ModelConfig
-from raytriever.negatives.config import MiningConfig, check_mining
 from raytriever.options import check_options
 from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.retrieval.mine_job import MiningJob, counts_table, run_mining
+    from raytriever.mining.job import MiningJob, counts_table, run_mining
 
     job = MiningJob(
         data.dataset,

@@ -26,7 +26,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.cluster.preparation import run_preparation
+    from raytriever.cluster.ingest import run_preparation
 
     found = run_preparation(data.dataset, arguments.format, model, data.max_bad_rows, output, warn)
     width = max(map(len, found.lines))

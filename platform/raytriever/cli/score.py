@@ -16,9 +16,9 @@ from raytriever.cli.arguments import (
     path_of,
 )
 from raytriever.data.config import DataConfig
+from raytriever.mining.config import ScoreConfig
 from raytriever.options import check_options
 from raytriever.paths import OUTPUT, check_paths
-from raytriever.retrieval.score_config import ScoreConfig
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.retrieval.score_job import ScoringJob, run_scoring
+    from raytriever.mining.teacher.job import ScoringJob, run_scoring
 
     job = ScoringJob(data.dataset, arguments.split, config, training.precision, data.max_bad_rows)
     done = run_scoring(job, output, warn)

@@ -29,7 +29,7 @@ def main(words: list[str]) -> None:
 
     check_paths(config)
 
-    from raytriever.retrieval.search import search_dataset
+    from raytriever.search.exact import search_dataset
 
     hits = search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)
     if not hits:

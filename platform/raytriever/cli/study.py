@@ -10,7 +10,7 @@ from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
 from raytriever.paths import DATA_ROOT, OUTPUT
-from raytriever.recipes.studies import STUDIES, study_recipe
+from raytriever.studies.recipes import STUDIES, study_recipe
 from raytriever.terminal import show, warn
 
 SCALES = ("smoke", "small", "full")
@@ -37,11 +37,11 @@ def main(words: list[str]) -> None:
     root = Path(arguments.data_root) if arguments.data_root else None
     lock_output(arguments, output)
 
-    from raytriever.cluster.study import has_gpu, run_study
-    from raytriever.cluster.study_outcome import PAGE, TABLE
-    from raytriever.cluster.study_settings import DATA, check_directory
-    from raytriever.config.study import FULL
-    from raytriever.config.study_cost import cost_of, cost_text
+    from raytriever.studies.cost import cost_of, cost_text
+    from raytriever.studies.definition import FULL
+    from raytriever.studies.run.outcome import PAGE, TABLE
+    from raytriever.studies.run.settings import DATA, check_directory
+    from raytriever.studies.run.study import has_gpu, run_study
 
     check_directory(output, name, scale)
     study = study_recipe(name)(scale, root, output / DATA)

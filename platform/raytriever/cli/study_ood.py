@@ -8,9 +8,9 @@ from pathlib import Path
 from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
+from raytriever.index.approximate.config import INDEXES
 from raytriever.options import check_options, did_you_mean
 from raytriever.paths import GAP_MODELS, OUTPUT, check_paths
-from raytriever.retrieval.index_config import INDEXES
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -36,8 +36,8 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.retrieval.file_names import distinct_names
-    from raytriever.retrieval.ood_job import OodJob, run_ood
+    from raytriever.evaluation.names import distinct_names
+    from raytriever.studies.ood.job import OodJob, run_ood
 
     models = tuple(dict.fromkeys(arguments.model))
     job = OodJob(

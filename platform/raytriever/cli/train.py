@@ -22,8 +22,8 @@ from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
-from raytriever.training.refresh_config import RefreshConfig
-from raytriever.training.validation_config import ValidationConfig
+from raytriever.training.refresh.config import RefreshConfig
+from raytriever.training.validation.config import ValidationConfig
 
 SECTIONS = {
     "data": DataConfig,
@@ -49,10 +49,10 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
 
-    from raytriever.cluster.experiment import run_experiment
-    from raytriever.retrieval.table import metrics_table, outcome_notes
+    from raytriever.evaluation.tables import metrics_table, outcome_notes
+    from raytriever.runs.directory import RunDirectory
+    from raytriever.runs.experiment import run_experiment
     from raytriever.tracking.mlflow_tracker import tracking_uri
-    from raytriever.training.run_directory import RunDirectory
 
     for line in _without_effect(curriculum, _flags(arguments)):
         warn(line)

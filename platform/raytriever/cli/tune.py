@@ -9,12 +9,11 @@ from pathlib import Path
 from raytriever.cli.arguments import Parser, add_settings, add_wait, command_line, given, lock_output, path_of
 from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve
 from raytriever.config import NAME, Config
-from raytriever.config.search_config import SearchConfig
-from raytriever.config.search_names import search_space
 from raytriever.errors import ConfigError
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
+from raytriever.tuning.space import SearchConfig, search_space
 
 
 def main(words: list[str]) -> None:
@@ -36,13 +35,12 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
 
-    from raytriever.cluster.tune import run_sweep
-    from raytriever.config.search_names import short_name
-    from raytriever.retrieval.sweep import TrialError
-    from raytriever.retrieval.sweep_table import sweep_rows
-    from raytriever.retrieval.table import metrics_table, outcome_notes
+    from raytriever.evaluation.tables import metrics_table, outcome_notes
+    from raytriever.runs.directory import RunDirectory
     from raytriever.terminal import plain_table
-    from raytriever.training.run_directory import RunDirectory
+    from raytriever.tuning.ray.sweep import run_sweep
+    from raytriever.tuning.space import short_name
+    from raytriever.tuning.trial_log import TrialError, sweep_rows
 
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)
     if not swept.anew:

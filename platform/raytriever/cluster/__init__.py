@@ -1,1 +1,1 @@
-"""The only package that imports Ray: thin adapters from the packages below to a cluster."""
+"""Everything on Ray but tuning: sessions, jobs, gauges, ingest, training, encoding and search by actors."""

@@ -1,36 +1,117 @@
-"""Encodes one side of a data set as a job of its own, in this process or by a pool of actors."""
+"""Encode one side of a data set as a job, in this process or by a pool of Ray Data actors.
+
+1. Only shard numbers travel. An actor reads the tokens of a shard from disk and commits its embeddings to disk, so the
+   object store holds nothing, whatever the corpus.
+2. Ray Data scales the pool between its smallest and largest size and gives the shard of a dead actor or node to
+   another. Committed shards are not repeated; an uncommitted one starts again with the same batches, so its bytes do
+   not depend on failures.
+3. Ray would retry forever a shard that kills its actors; the marks of the shard encoder end that."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import ray
+import ray.data
 import torch
+from numpy import ndarray
+from ray.data import ActorPoolStrategy
 
-from raytriever.cluster.encode import ActorPool, in_actors
-from raytriever.cluster.gauges import Gauges
-from raytriever.cluster.ingest import by_size
-from raytriever.cluster.job_gauges import watched_encoding
+from raytriever.cluster.gauges import Gauges, watched_encoding
+from raytriever.cluster.ingest import by_size, mistake_of, quiet_context, told
 from raytriever.cluster.session import ray_session
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import QuarantineReport
-from raytriever.errors import ConfigError
+from raytriever.encoding.config import EncodeConfig
+from raytriever.encoding.corpus import Runner, embed, plan_embeddings
+from raytriever.encoding.encode import TOKEN_BUDGET
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.shards import ShardEncoder, in_this_process, tokenisation_of
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.encoding.writer import EmbeddingWork
+from raytriever.errors import ConfigError, UserError
+from raytriever.locking import Claim, claims, join
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Side
 from raytriever.options import flag_of
-from raytriever.retrieval.corpus import Runner, embed, plan_embeddings
-from raytriever.retrieval.embedding_work import EmbeddingWork
-from raytriever.retrieval.embeddings import EmbeddingStore
-from raytriever.retrieval.encode import TOKEN_BUDGET
-from raytriever.retrieval.encode_config import EncodeConfig
-from raytriever.retrieval.encode_shard import in_this_process, tokenisation_of
-from raytriever.retrieval.loading import load_for_encoding
 from raytriever.storage import check_writable
+
+# One at hand and one waiting: an actor does not idle while Ray Data hears that it is done.
+_TASKS_AT_AN_ACTOR = 2
+
+
+@dataclass(frozen=True)
+class ActorPool:
+    """Who encodes.
+
+    Args:
+        fewest, most: actors; Ray Data starts more as there is work and room.
+        cpus: cores of each, and threads it computes with.
+        gpus: of each; a fraction where several share one, 0 where it encodes on its cores.
+    """
+
+    fewest: int
+    most: int
+    cpus: int = 1
+    gpus: float = 0.0
+
+
+def in_actors(pool: ActorPool) -> Runner:
+    """The runner of a pool, inside a Ray session; the store's directory, the data set and the model's are to be seen
+    by every node under the same paths."""
+
+    def run(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+        if not missing:
+            return
+        # The copy holds neither this process's encoder nor its data set.
+        sent = replace(encoder, done=None)
+        with quiet_context():
+            numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
+            shards = numbers.map_batches(
+                _Actor,
+                fn_constructor_args=(sent, pool, claims()),
+                compute=ActorPoolStrategy(
+                    min_size=min(pool.fewest, len(missing)),
+                    max_size=min(pool.most, len(missing)),
+                    max_tasks_in_flight_per_actor=_TASKS_AT_AN_ACTOR,
+                ),
+                batch_size=1,
+                num_cpus=pool.cpus,
+                num_gpus=pool.gpus,
+            )
+            for row in shards.iter_rows():
+                if row["mistake"]:
+                    raise mistake_of(row["mistake"])
+                advance(len(encoder.work.plan.rows_of(row["shard"])))
+
+    return run
+
+
+class _Actor:
+    """Encodes shards. Mistakes travel as values: raised, Ray would wrap them."""
+
+    def __init__(self, encoder: ShardEncoder, pool: ActorPool, of_driver: tuple[Claim, ...]) -> None:
+        join(of_driver)
+        torch.set_num_threads(pool.cpus)
+        if not pool.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one that was not asked for is somebody else's
+        self._encoder = encoder
+
+    def __call__(self, batch: dict[str, ndarray]) -> dict[str, ndarray]:
+        [number] = batch["shard"]
+        mistake = ""
+        try:
+            self._encoder(int(number))
+        except UserError as error:
+            mistake = told(error)
+        return {"shard": batch["shard"], "mistake": np.array([mistake])}
+
 
 Say = Callable[[str], None]
 

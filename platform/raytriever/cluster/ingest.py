@@ -1,34 +1,56 @@
-"""Shards made by Ray Data: files are read in one task each and stream, chunk by chunk, to tasks that write shards.
+"""Write shards of a data set with Ray Data, and prepare a data set as a job of its own.
 
-1. What travels is chunks of raw rows; Ray Data holds readers back when writers are behind, so that the object store
-   holds a few chunks whatever the corpus. Shards go from the task that made them straight to the folder.
-2. A task is given again by Ray when its process dies; the writer sees the mark the first attempt left and finds the
-   row that did it (`data.shards`), so no row can make it die twice.
-"""
+1. One task per file reads chunks of raw rows; further tasks write shards straight to the folder. Ray Data slows readers
+   down when writers are behind, so the object store holds a few chunks whatever the corpus.
+2. Ray repeats a task whose process dies. The writer sees the mark of the first attempt and finds the row that caused it
+   (`data.shards`), so no row can kill it twice.
+3. User errors travel between processes as JSON text; nothing is unpickled for them."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
-from raytriever.cluster.job_gauges import watched_ingest
-from raytriever.cluster.mistakes import mistake_of, told
+from raytriever.cluster.gauges import watched_ingest
 from raytriever.cluster.session import ray_session
-from raytriever.data.chunks import Chunk, read_chunks
+from raytriever.data.formats.chunks import Chunk, read_chunks
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare import Runner, chunk_bytes
-from raytriever.data.processes import in_processes
-from raytriever.data.shards import ShardReport, ShardWriter
-from raytriever.errors import UserError
+from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
+from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.prepare.shards import ShardReport, ShardWriter
+from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.statistics import describe
+from raytriever.errors import DataError, ModelError, StorageError, UserError
+from raytriever.models.config import ModelConfig
+from raytriever.models.description import describe as describe_model
+from raytriever.models.description import tower_directory
+from raytriever.models.source import resolve_model
+from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.storage import check_writable, read_manifest
+
+_KINDS = {one.__name__: one for one in (DataError, ModelError, StorageError)}
+
+
+def told(mistake: UserError) -> str:
+    """A mistake as JSON: its kind, what, where, remedy."""
+    return json.dumps([type(mistake).__name__, mistake.what, mistake.where, mistake.remedy])
+
+
+def mistake_of(text: str) -> UserError:
+    """The mistake that `told` made a text of, of the kind it was where every process knows that kind."""
+    kind, what, where, remedy = json.loads(text)
+    return _KINDS.get(kind, UserError)(what, where, remedy)
+
 
 # A reader only unpacks: so little is asked for it that every core still has a writer. That the two ask for different
 # shares keeps them tasks of their own.
@@ -123,3 +145,40 @@ class _Writer:
             reports.append(report)
             mistakes.append(mistake)
         return pa.table({"report": pa.array(reports, pa.large_string()), "mistake": pa.array(mistakes, pa.string())})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where the data set stands, the lines of its table, and a line on bad rows, if any were left out."""
+
+    path: Path
+    lines: dict[str, str]
+    quarantined: str | None
+
+
+def run_preparation(
+    dataset: str,
+    format: str | None,
+    model: ModelConfig,
+    max_bad_rows: float,
+    output: Path,
+    say: Callable[[str], None],
+) -> Prepared:
+    """Prepare and describe; on this machine, or on the Ray cluster where there is much to do.
+
+    Raises:
+        UserError: something a user can mend; see `errors`.
+    """
+    check_writable(output)
+    directory = resolve_model(model.model, model.revision)
+    description = describe_model(directory, model)
+    tokenizer = load_tokenizer(tower_directory(directory, "query"))
+    template = Template.of(tokenizer)
+    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prefix, description.passage_prefix)
+    request = Request(dataset, tokenisation, format, max_bad_rows)
+    place = prepare(request, by_size(num_workers=0), output, say)
+    opened = read_prepared(place)
+    sides = read_manifest(place, verify=False)["meta"]["sides"]
+    lengths = {"documents": description.passage_length, "queries": description.query_length}
+    lines = describe(opened, sides, lengths, around=len(template.before) + len(template.after))
+    return Prepared(place, lines, str(opened.quarantine) if opened.quarantine.total else None)

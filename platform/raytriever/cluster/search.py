@@ -24,12 +24,12 @@ from numpy import ndarray
 from ray.exceptions import RayActorError, RayTaskError
 
 from raytriever.activity import activity
+from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
-from raytriever.index.arithmetic import refuse_not_finite
-from raytriever.index.exact import best_keys
+from raytriever.index.exact.search import best_keys
 from raytriever.index.ranking import NONE, Order, merge_keys
-from raytriever.retrieval.embeddings import EmbeddingStore
-from raytriever.retrieval.search_store import check_fits, searchable_parts
+from raytriever.index.score import refuse_not_finite
+from raytriever.search.exact import check_fits, searchable_parts
 
 ANSWER_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2

@@ -19,8 +19,8 @@ from ray._private import services
 from ray.exceptions import AuthenticationError
 
 from raytriever.activity import activity
-from raytriever.cluster.launch_doors import tighten_token
-from raytriever.cluster.submitted import COMPILED, LOCATORS, SUBMITTED
+from raytriever.cluster.access import tighten_token
+from raytriever.cluster.working_directory import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
 from raytriever.interruption import hangups_blocked
 from raytriever.locking import Claim, claims, join

@@ -8,10 +8,12 @@ from raytriever.config.curriculum import (
     Stage,
     check_curriculum,
     different_stages,
+    dump_config,
     lay_stages,
+    load_curriculum,
     naming,
+    read_settings,
 )
-from raytriever.config.file import dump_config, load_curriculum, read_settings
 from raytriever.config.settings import Config, check_config, from_dict, lay, to_dict
 
 __all__ = [

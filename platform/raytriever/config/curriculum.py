@@ -1,9 +1,8 @@
-"""Stages of one training, each with data, loss and epochs of its own (curriculum learning).
+"""Stages of a training, each with its own data, loss and epochs (curriculum), and the YAML file of an experiment.
 
-The settings of a run come first: they say what is measured and where the encoder begins. Each stage is laid over
-them, never over the stage before it, and goes on from the weights that the stage before it left. Multi-positive
-paper, section 4.3: first the positives that an LLM judged, then one epoch on those that people did.
-"""
+The settings of a run come first: they say what is evaluated and which encoder training begins with. Each stage is
+laid over them, never over the stage before it, and continues from the weights of the stage before it (multi-positive
+paper, section 4.3: first the positives that an LLM judged, then one epoch on those that people judged)."""
 
 from __future__ import annotations
 
@@ -11,10 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, lay, to_dict
 from raytriever.errors import ConfigError, UserError
+from raytriever.reading.structured import read_yaml
 from raytriever.training.config import MAY_CHANGE
 
 STAGES = "stages"
@@ -169,3 +170,45 @@ def _otherwise(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, 
         if own:
             found[section] = {name: value for name, value in settings.items() if name in own}
     return found
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What stands in a configuration file, unchecked, without the hash that a run's own file has.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, has a key twice, is nested too deep, or holds no sections.
+    """
+    try:
+        content = read_yaml(path, "correct the line it names", ConfigError)
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError("holds no sections", str(path), "give `data:`, `model:`, `loss:` or `training:`")
+    return {name: value for name, value in content.items() if name != "hash"}
+
+
+def load_curriculum(
+    path: Path, base: Config | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None
+) -> Curriculum:
+    """Lay a configuration file over a base, flags over the file's own settings, and its stages over all of these.
+
+    Args:
+        path: the file.
+        base: the defaults when None.
+        flags: `{section: {setting: value}}`.
+
+    Raises:
+        ConfigError: see `read_settings`, `from_dict` and `lay_stages`.
+    """
+    content = read_settings(path)
+    own = {name: value for name, value in content.items() if name != STAGES}
+    config = lay(from_dict(own, str(path), base, beside=[STAGES]), flags or {})
+    return Curriculum(config, lay_stages(content[STAGES], str(path), config) if STAGES in content else ())
+
+
+def dump_config(config: Config | Curriculum) -> str:
+    """The resolved settings as YAML, with their hash."""
+    import yaml
+
+    values = to_dict(config) if isinstance(config, Config) else config.to_dict()
+    return yaml.safe_dump({"hash": config.hash, **values}, sort_keys=False, allow_unicode=True)

@@ -20,8 +20,8 @@ from raytriever.losses.config import TAUGHT, LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option
 from raytriever.training.config import DEV_LOSS, TrainingConfig
-from raytriever.training.refresh_config import RefreshConfig, check_refresh
-from raytriever.training.validation_config import ValidationConfig, check_validation
+from raytriever.training.refresh.config import RefreshConfig, check_refresh
+from raytriever.training.validation.config import ValidationConfig, check_validation
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def check_config(config: Config) -> None:
     _check_teacher(config)
     check_validation(config.validation, config.training)
     if config.training.best_metric != DEV_LOSS:
-        from raytriever.retrieval.metric_words import deciding_metric  # numpy, which the command line can do without
+        from raytriever.evaluation.protocol import deciding_metric  # numpy, which the command line can do without
 
         deciding_metric(config.training.best_metric)
 

@@ -1,1 +1,1 @@
-"""Rows to examples: formats, checks, the embedded data set, and the order of training."""
+"""Data sets as columns and judgements; sub-packages for formats, preparation, sampling and `pydocs`."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy import ndarray
 
-from raytriever.data.files import open_raw
+from raytriever.data.sources import open_raw
 from raytriever.errors import DataError
 from raytriever.reading.arrays import broken_parquet, open_parquet
 

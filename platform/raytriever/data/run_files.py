@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.files import open_stream, reading
+from raytriever.data.sources import open_stream, reading
 from raytriever.errors import DataError
 
 _FORM = "a line is `query Q0 document rank score tag`"

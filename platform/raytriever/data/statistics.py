@@ -1,14 +1,19 @@
-"""What a prepared data set holds, in figures: the table that `prepare` prints."""
+"""Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
+
+A query that was trained on is answered from memory, and says nothing about other queries. Two texts are the same if
+they differ in case and white space alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import DataError
 
 PERCENTILES = (50, 90, 99)
 
@@ -57,3 +62,77 @@ def _spread(counts: ndarray) -> str:
     if not len(counts):
         return "-"
     return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})"
+
+
+# Each query that was trained on adds at most 1 to the sum behind a mean metric, so at this share a metric may be too
+# high by 0.05: more than most differences between models. The published splits in docs/data.md share at most 0.013.
+MOST_SHARED = 0.05
+ALLOW = "--allow-split-overlap"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How many of a split's queries were trained on.
+
+    Args:
+        dataset: its name.
+        split: the split that is measured.
+        shared: its queries whose text is a training query's.
+        queries: all its queries with a positive.
+    """
+
+    dataset: str
+    split: str
+    shared: int
+    queries: int
+
+    @property
+    def share(self) -> float:
+        """The part of the split's queries that were trained on."""
+        return self.shared / self.queries if self.queries else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shared:,} of {self.queries:,} queries of split {self.split!r} ({self.share:.1%}) "
+            "are training queries too (same text but for case and white space)"
+        )
+
+
+def plain_text(text: str) -> str:
+    """Return a text without differences of case and white space."""
+    return " ".join(text.casefold().split())
+
+
+def query_texts(dataset: RetrievalDataset, split: str) -> list[str]:
+    """Return the plain texts of a split's queries that have a positive."""
+    rows = dataset.judgements[split]
+    queries = np.unique(rows.queries[rows.scores > 0]).tolist()
+    texts = dataset.queries.texts
+    return [plain_text(texts[query]) for query in queries]
+
+
+def overlaps(
+    trained: Iterable[tuple[RetrievalDataset, str]], measured: Sequence[tuple[RetrievalDataset, str]]
+) -> list[Overlap]:
+    """Count, for each measured split, its queries that are trained on.
+
+    Args:
+        trained: data sets and the split of each that is trained on.
+        measured: data sets and the split of each that is measured.
+    """
+    texts: Collection[str] = {text for dataset, split in trained for text in query_texts(dataset, split)}
+    counts = []
+    for dataset, split in measured:
+        own = query_texts(dataset, split)
+        counts.append(Overlap(dataset.name, split, sum(text in texts for text in own), len(own)))
+    return counts
+
+
+def check_overlap(overlap: Overlap, allowed: bool) -> None:
+    """Refuse a measured split of which too many queries are trained on, unless it is allowed; raises `DataError`."""
+    if overlap.share > MOST_SHARED and not allowed:
+        raise DataError(
+            f"{overlap}, more than {MOST_SHARED:.0%}",
+            overlap.dataset,
+            f"leave these queries out of the training split, or give {ALLOW} and distrust the figures",
+        )

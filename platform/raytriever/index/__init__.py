@@ -1,1 +1,1 @@
-"""Top-k over embeddings."""
+"""Top-k over embeddings: scores, rankings, and exact and approximate indexes."""

@@ -1,19 +1,36 @@
-"""The score of a pair: float32 of its dot product in float64, by one routine whatever found the pair.
+"""Scores of query-document pairs: the exact score, and proven bounds of the error of a quick one.
 
-The product of two float32 numbers is exact in float64, and the sums are taken in an order that depends on the width
-alone: element i is added to elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a
-score is within one rounding of the true dot product and has the same bits in every block, shard, thread, device
-and processor. The loops run along independent sums, which is how a compiler may use vectors without reordering them.
-"""
+The exact score is the float32 of the dot product in float64, by one routine for all callers. The product of two float32
+numbers is exact in float64, and the sums are taken in an order that depends on the width alone: element i is added to
+elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a score is within one rounding of
+the true dot product and has the same bits in every block, shard, thread, device and processor.
+
+Quick scores come from a matrix product in bf16 where the hardware multiplies it, else in float32. With q = q' + r
+and d = d' + s, where q' and d' are what is multiplied (rounded to bf16, or r = s = 0) and n the width:
+
+    |q·d - q'·d'|           <= |r| |d| + |q'| |s|            (Cauchy-Schwarz)
+    |q'·d' - its float32 sum| <= γ |q'| |d'|, γ = m u / (1 - m u), u = 2^-24, m = n + 16, in any order of summation
+                                                             (Higham, Accuracy and Stability, section 3.1)
+    rounding that sum to bf16 <= 2^-8 of the quick score
+    the score's own rounding  <= (2^-24 + n 2^-53) |q| |d|
+    numbers below 2^-126 may be taken for 0, in the factors and in the products
+
+so |score - quick| <= a |d| + b |s| + c + rounding |quick|. The norms are measured, not assumed. For a norm beyond
+2^60 float32 might overflow, and the bound is infinite."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from numba import prange
 from numpy import ndarray
+
+from raytriever.errors import ModelError
+from raytriever.models.precision import choose_precision
 
 
 def pair_scores(
@@ -75,3 +92,117 @@ def dot(query, document, sums):  # type: ignore[no-untyped-def]
         total += sums[i]
     # A score that rounds to -0 equals one that rounds to 0.
     return np.float32(total) + np.float32(0)
+
+
+LARGEST_NORM = 2.0**60
+_TINY = 2.0**-126
+# For the roundings of the bound itself.
+_SLACK = 1 + 1e-6
+
+
+class Bounds(NamedTuple):
+    """The query's side of the bound, one number a query."""
+
+    a: Float64[ndarray, " queries"]
+    b: Float64[ndarray, " queries"]
+    c: Float64[ndarray, " queries"]
+    rounding: float
+
+
+class Factors(NamedTuple):
+    """What is multiplied: bits of bf16 or float32, and the norms of the vectors and of what rounding took from them."""
+
+    bits: ndarray
+    norms: Float64[ndarray, " vectors"]
+    residuals: Float64[ndarray, " vectors"]
+
+    def tensor(self) -> torch.Tensor:
+        """The factors as torch multiplies them."""
+        return torch.from_numpy(self.bits).view(torch.bfloat16 if self.bits.dtype == np.int16 else torch.float32)
+
+
+def quick_precision(device: torch.device) -> str:
+    """`bf16` or `fp32`, whichever this device multiplies faster."""
+    return choose_precision(None, device)
+
+
+def factors(vectors: ndarray, precision: str, name: str, positions: ndarray) -> Factors:
+    """Round float32 vectors to what is multiplied, and measure them.
+
+    Args:
+        vectors: one a row.
+        precision: from `quick_precision`.
+        name: `query` or `document`, for the error.
+        positions: which one each row is, for the error.
+
+    Raises:
+        ModelError: a vector is not finite.
+    """
+    norms, residuals = np.empty(len(vectors)), np.zeros(len(vectors))
+    if precision == "bf16":
+        bits = np.empty(vectors.shape, np.int16)
+        _round(vectors, bits.view(np.uint16), norms, residuals)
+    else:
+        bits = vectors.copy().view(np.int32)
+        _measure(vectors, norms)
+        if torch.get_float32_matmul_precision() != "highest":
+            # torch may then multiply numbers cut to eight bits.
+            residuals = norms * 2.0**-7
+    refuse_not_finite(np.isfinite(norms), name, positions)
+    return Factors(bits, np.where(norms > LARGEST_NORM, np.inf, norms), residuals)
+
+
+def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: ndarray) -> None:
+    """Name the first vector that is not finite.
+
+    Raises:
+        ModelError: there is one.
+    """
+    if not finite.all():
+        raise ModelError(
+            f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
+            remedy="the encoder's weights are broken or overflow in bf16: train or load them anew, and encode again",
+        )
+
+
+def query_bounds(of: Factors, width: int) -> Bounds:
+    """The query's side of the bound."""
+    terms = width + 16
+    gamma = terms * 2.0**-24 / (1 - terms * 2.0**-24)
+    own = 2.0**-24 + width * 2.0**-53
+    norms, residuals = of.norms, of.residuals
+    root = width**0.5
+    a = residuals + gamma * 2 * (norms + residuals) + own * norms + 2 * _TINY * root
+    b = norms + residuals
+    c = _TINY * (2 * root * (norms + residuals) + 4 * width)
+    return Bounds(a * _SLACK, b * _SLACK, c * _SLACK, 2.0**-8 * _SLACK if of.bits.dtype == np.int16 else 0.0)
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _round(vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
+    for row in prange(len(vectors)):
+        vector, out = vectors[row], bits[row]
+        square, lost = 0.0, 0.0
+        for place in range(np.uint64(len(vector))):
+            exact = np.float32(vector[place]).view(np.uint32)
+            # To nearest, ties to even.
+            nearest = np.uint32(
+                (exact + np.uint32(0x7FFF) + ((exact >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            )
+            out[place] = np.uint16(nearest)
+            value = np.float64(vector[place])
+            square += value * value
+            rest = value - np.float64(np.uint32(nearest << np.uint32(16)).view(np.float32))
+            lost += rest * rest
+        norms[row], residuals[row] = np.sqrt(square), np.sqrt(lost)
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _measure(vectors, norms):  # type: ignore[no-untyped-def]
+    for row in prange(len(vectors)):
+        vector = vectors[row]
+        square = 0.0
+        for place in range(np.uint64(len(vector))):
+            value = np.float64(vector[place])
+            square += value * value
+        norms[row] = np.sqrt(square)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.share import of_global_mean
-from raytriever.losses.workers import Workers
+from raytriever.losses.engine.workers import Workers, of_global_mean
 
 
 def distribution_distance(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from raytriever.losses.rows import RowLoss, first_positive, softplus
+from raytriever.losses.engine.rows import RowLoss, first_positive, softplus
 
 
 def infonce(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from raytriever.losses.rows import RowLoss
+from raytriever.losses.engine.rows import RowLoss
 
 
 def joint(

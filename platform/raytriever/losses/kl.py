@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.own_group import OwnGroup
-from raytriever.losses.workers import Workers
+from raytriever.losses.engine.own_group import OwnGroup
+from raytriever.losses.engine.workers import Workers
 
 
 def kl_share(group: OwnGroup, workers: Workers) -> Float[Tensor, ""]:

@@ -10,15 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import BatchIds, check_batch
-from raytriever.losses.batch_auc import batch_auc
-from raytriever.losses.candidates import Candidates, gather_candidates
 from raytriever.losses.config import LossConfig
-from raytriever.losses.distances import query_positive_distance, query_positive_mmd
+from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.distribution import distribution_distance
+from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
+from raytriever.losses.engine.workers import ALONE, Workers, of_global_mean
 from raytriever.losses.nested import narrowed, narrower_widths
-from raytriever.losses.share import of_global_mean
-from raytriever.losses.workers import ALONE, Workers
 
 
 @dataclass(frozen=True)

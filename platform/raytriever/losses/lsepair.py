@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from raytriever.losses.rows import RowLoss, RowValue, softplus
+from raytriever.losses.engine.rows import RowLoss, RowValue, softplus
 
 Reduced = Callable[[Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]], Float[Tensor, " rows"]]
 

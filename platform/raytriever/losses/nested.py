@@ -17,8 +17,8 @@ from dataclasses import replace
 from torch.nn import functional
 
 from raytriever.errors import ConfigError
-from raytriever.losses.candidates import Candidates
 from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import Candidates
 
 
 def narrower_widths(config: LossConfig, whole: int) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from raytriever.losses.batch import PAD, BatchIds
+from raytriever.losses.engine.batch import PAD, BatchIds
+from raytriever.losses.engine.rows import RowLoss
 from raytriever.losses.infonce import infonce
-from raytriever.losses.rows import RowLoss
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))

@@ -9,11 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from raytriever.errors import ConfigError
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.candidates import Candidates
 from raytriever.losses.config import LossConfig, check_loss
-from raytriever.losses.engine import sweep
-from raytriever.losses.exchange import exchanged
+from raytriever.losses.engine.batch import BatchIds, Candidates
+from raytriever.losses.engine.own_group import OwnGroup
+from raytriever.losses.engine.rows import RowLoss, RowReduction
+from raytriever.losses.engine.soft_labels import SoftLabels
+from raytriever.losses.engine.sweep import sweep
+from raytriever.losses.engine.workers import Workers
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT
 from raytriever.losses.kl import kl_share
@@ -21,13 +23,10 @@ from raytriever.losses.loss import Loss, LossOutput, Scored
 from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
 from raytriever.losses.margin_mse import margin_mse_share
 from raytriever.losses.mw.reduction import MWReduction
-from raytriever.losses.own_group import OwnGroup
 from raytriever.losses.rand1 import RAND1
-from raytriever.losses.rows import RowLoss, RowReduction
-from raytriever.losses.soft_labels import SoftLabels
 from raytriever.losses.summarg import SUMMARG
+from raytriever.losses.symmetric import exchanged
 from raytriever.losses.triplet import TripletReduction
-from raytriever.losses.workers import Workers
 from raytriever.options import check_options
 
 __all__ = ["LOSSES", "Loss", "LossOutput", "build_loss"]

@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.losses.batch import PAD
-from raytriever.losses.engine import Sparse
-from raytriever.losses.panels import Panel
+from raytriever.losses.engine.batch import PAD
+from raytriever.losses.engine.sweep import Panel, Sparse
 
 # A block and its two workspaces fit a processor's last-level cache; smaller ones spend their time starting
 # threads.

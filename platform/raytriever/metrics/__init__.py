@@ -1,1 +1,1 @@
-"""What a ranking is worth: pure functions of arrays."""
+"""Metrics as pure functions of arrays: rankings, pooled scores, and the tests that compare systems."""

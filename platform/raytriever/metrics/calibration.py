@@ -1,30 +1,77 @@
-"""Whether a score means the same on another split: thresholds chosen on one and checked on another.
+"""Score thresholds: chosen on one split for a wanted precision or recall, and checked on another split.
 
-1. For each wanted precision or recall a threshold is chosen on the pooled scores of one split (`threshold.py`).
-2. It is applied to the pooled scores of another, which gives what it achieves there (`Achieved`): how many queries have
-   an answer, how often the best one is relevant, and precision and recall of pairs, each with an interval. Queries are
-   independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's for
-   an effective number of pairs (`wilson_by_query`), where it is known which query a score belongs to.
-3. The transfer error is the mean distance between what a threshold achieved here and there.
-4. The expected calibration error asks the same without a threshold: scores are cut into bins of as many scores each on
-   the choosing split, the share of positives in a bin is taken for the chance that a score in it is relevant (histogram
-   binning: Zadrozny & Elkan, 2001), and compared with the share on the checking split:
-
-       ECE = Σ_b (n_b / n) |positives_b / n_b - share_b|,   n_b of the n scores checked in bin b   (Guo et al., 2017)
-"""
+A check reports how many queries have an answer, how often the best answer is relevant, and precision and recall of
+pairs, each with an interval. The transfer error and the expected calibration error compare both splits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
+from raytriever.metrics.auc import sorted_pools
 from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.proportions import wilson, wilson_by_query
-from raytriever.metrics.threshold import Aim, Threshold, choose_threshold
+
+Aim = Literal["precision", "recall"]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold and what it gives on the pools it was chosen on.
+
+    Args:
+        aim, wanted: what was wanted, and how much of it, above 0 to 1.
+        score: a document is taken for relevant from here on; infinite where the aim is out of reach.
+        reached: whether any threshold has what is wanted.
+        precision, recall: at the threshold; out of reach, at that of the best precision.
+    """
+
+    aim: Aim
+    wanted: float
+    score: float
+    reached: bool
+    precision: float
+    recall: float
+
+    @property
+    def achieved(self) -> float:
+        """The precision or recall, whichever was wanted."""
+        return self.precision if self.aim == "precision" else self.recall
+
+
+def choose_threshold(
+    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], aim: Aim, wanted: float
+) -> Threshold:
+    """The threshold for a wanted precision or recall, by the rules above.
+
+    Args:
+        positives, negatives: pooled scores of any range and order.
+        aim: `precision` or `recall`.
+        wanted: above 0, at most 1.
+
+    Raises:
+        MetricInputError: a score is NaN, there is no positive, or the wish is out of range.
+    """
+    if aim not in ("precision", "recall") or not 0 < wanted <= 1:
+        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "want a precision or recall above 0, at most 1")
+    if not len(positives):
+        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
+    above, below = sorted_pools(positives, negatives)
+    scores = np.unique(np.concatenate([above, below]))
+    true = len(above) - np.searchsorted(above, scores)
+    taken = true + len(below) - np.searchsorted(below, scores)
+    precisions, recalls = true / taken, true / len(above)
+    enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
+    if not len(enough):
+        best = int(precisions.argmax())
+        return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), float(recalls[best]))
+    place = int(enough[0] if aim == "precision" else enough[-1])
+    return Threshold(aim, wanted, float(scores[place]), True, float(precisions[place]), float(recalls[place]))
 
 
 @dataclass(frozen=True)

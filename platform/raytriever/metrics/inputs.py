@@ -1,4 +1,4 @@
-"""What measuring refuses: scores that have no order, rankings and judgements that contradict themselves."""
+"""Checks of what a metric is given: scores, the queries they belong to, confidence levels and paired values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a loaded retriever gets only where it is trained: adapters, and blocks that keep little for backward."""
+"""Prepare a loaded retriever for training, in place: LoRA adapters, activation checkpointing, and on a CPU our own
+attention and dropout."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import torch
 from torch import nn
 
 from raytriever.errors import ConfigError
+from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig, check_lora
+from raytriever.models.dropout import Dropout
 from raytriever.models.lora import add_adapters, share_frozen
 from raytriever.models.retriever import Retriever
 
@@ -56,3 +59,12 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
         raise ConfigError(
             f"{type(backbone).__name__} cannot do it", "--activation-checkpointing", "drop it, or cache gradients"
         ) from error
+
+
+def train_on_cpu(retriever: Retriever) -> None:
+    """Give every tower the attention and the dropout that are fast on a CPU, in place; parameters stay as they are."""
+    for tower in {retriever.query, retriever.passage}:
+        use_cpu_attention(tower.backbone)
+    for name, part in list(retriever.named_modules()):
+        if type(part) is nn.Dropout:
+            retriever.set_submodule(name, Dropout(part.p).train(part.training))

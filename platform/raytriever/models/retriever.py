@@ -23,8 +23,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, tower_directory
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
 from raytriever.models.source import resolve_model
-from raytriever.models.template import Template
-from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
+from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.weights import check_tokens
 
 Side = Literal["query", "passage"]

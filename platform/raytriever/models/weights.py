@@ -1,8 +1,8 @@
-"""Weights of a model, loaded whole: what transformers would fill with random numbers is refused.
+"""Load the weights of a model whole: refuse tensors that transformers would fill with random numbers, and silence its
+progress bars.
 
-`from_pretrained` initialises a tensor that it does not find and goes on with a warning. A search with such a model
-answers nonsense and no error says why.
-"""
+`from_pretrained` initialises a tensor that it does not find and continues with a warning. A search with such a
+model returns nonsense, and no error says why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,28 @@ from torch import nn
 
 from raytriever.errors import ModelError
 from raytriever.models.files import FLOATS, Stored, check_config, first_line
-from raytriever.models.quiet import quiet_transformers
+
+
+@contextmanager
+def quiet_transformers(warnings: bool = True) -> Iterator[None]:
+    """Without transformers' progress bars: they would tear the one of the run.
+
+    Args:
+        warnings: whether it may still warn; not where what it warns of is an error of ours.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, was_enabled = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    if not warnings:
+        transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if was_enabled:
+            transformers_logging.enable_progress_bar()
+
 
 log = logging.getLogger(__name__)
 _SHOWN = 3

@@ -1,1 +1,1 @@
-"""An operator's day: run directories, the cache and the machine, inspected and cleaned."""
+"""Commands of an operator: list and clean runs, prune the cache, check the machine."""

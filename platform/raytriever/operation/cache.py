@@ -14,7 +14,7 @@ from typing import Any
 
 from raytriever.errors import StorageError
 from raytriever.locking import LOCK, InUseError, Owner, owner_of
-from raytriever.operation.disk import last_use, remove, size_of
+from raytriever.operation.disk_usage import last_use, remove, size_of
 from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, one_writer
 

@@ -28,11 +28,10 @@ from urllib.parse import urlsplit
 from raytriever.errors import UserError
 from raytriever.locking import owner_of
 from raytriever.masking import masked
-from raytriever.operation.disk import size_text
+from raytriever.operation.disk_usage import size_text
 from raytriever.paths import expanded, runs_folder
 from raytriever.storage import cache_folder, check_writable
-from raytriever.tracking.mlflow_tracker import tracking_uri
-from raytriever.tracking.mlflow_uri import check_uri
+from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 SECONDS, ASK_SECONDS = 12.0, 8.0  # for all checks, and for one request

@@ -1,1 +1,1 @@
-"""Where the numbers of a run go."""
+"""Experiment tracking: the metrics, settings and files of a run, buffered on disk and sent to MLflow."""

@@ -1,24 +1,123 @@
-"""MLflow behind the tracker: one run, continued by its id, perhaps within another, metrics in batches.
+"""MLflow tracker: the check of its address, the server, and one run, resumed by its id, with metrics in batches.
 
-The database is named by an absolute address, because Ray's workers and jobs run in directories of their own and a
-relative one would scatter databases over them.
-"""
+MLflow tries a database that cannot be opened for minutes, so `check_uri` finds a wrong address first, without importing
+MLflow: an unknown scheme, a missing driver, a broken SQLite file, a server that does not listen. The address of the
+database is absolute, because Ray's workers and jobs run in directories of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, StorageError
 from raytriever.masking import masked
-from raytriever.tracking.mlflow_uri import check_uri
+from raytriever.storage import check_writable, disk_errors
 from raytriever.tracking.tracker import DatasetRecord, Point
+
+SQLITE = "sqlite:///"
+# The databases that MLflow knows, by the default port of their servers, and the package of their usual driver.
+PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433, "http": 80, "https": 443}
+DRIVERS = {"postgresql": "postgresql+psycopg2://... with psycopg2-binary", "mysql": "mysql+pymysql://... with pymysql"}
+HEADER = b"SQLite format 3\0"
+ANSWER_SECONDS = 5.0
+_REMEDY = "mend MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current folder"
+
+
+def check_uri(uri: str) -> None:
+    """Refuse an address of MLflow at which nothing can be tracked; passes what only MLflow itself can judge.
+
+    Args:
+        uri: the address; users and passwords in it are never shown.
+
+    Raises:
+        ConfigError: the address, its driver or its server.
+        StorageError: an SQLite file cannot be written.
+    """
+    scheme, separator, _ = uri.partition("://")
+    if not separator:
+        if uri.startswith("sqlite:"):
+            raise _refusal(uri, "is no address of an SQLite file", "write sqlite:///FILE, with three slashes")
+        return
+    name = scheme.partition("+")[0]
+    if name == "sqlite":
+        _check_sqlite(uri)
+        return
+    if name not in PORTS:
+        if name in ("file", "databricks", "databricks-uc", "uc"):
+            return
+        known = ", ".join(["sqlite:///FILE", *(f"{one}://" for one in PORTS)])
+        raise _refusal(uri, f"has the unknown scheme {name!r}", f"use one of {known}")
+    try:
+        address = urlsplit(uri)
+        host, port = address.hostname, address.port or PORTS[name]
+    except ValueError as error:
+        raise _refusal(uri, f"is no address ({error})") from error
+    if name not in ("http", "https"):
+        _check_driver(uri, name)
+    if host and not _goes_through_proxy(address):
+        try:
+            socket.create_connection((host, port), ANSWER_SECONDS).close()
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise _refusal(
+                uri,
+                f"MLflow does not answer ({reason} at {host}:{port})",
+                "start the server, or mend MLFLOW_TRACKING_URI",
+            ) from error
+
+
+def _refusal(uri: str, what: str, remedy: str = _REMEDY) -> ConfigError:
+    return ConfigError(what, masked(uri), remedy)
+
+
+def _check_sqlite(uri: str) -> None:
+    if not uri.startswith(SQLITE) or not uri.removeprefix(SQLITE):
+        raise _refusal(uri, "names no file", "write sqlite:///FILE, with three slashes")
+    file = Path(uri.removeprefix(SQLITE).partition("?")[0])
+    with disk_errors(masked(uri)):
+        if file.is_dir():
+            raise _refusal(uri, "is a folder", f"name a file in it, as sqlite:///{file / 'mlflow.db'}")
+        if not file.parent.is_dir():
+            raise _refusal(uri, f"the folder {file.parent} does not exist", "make it, or name a file in another folder")
+        check_writable(file.parent)  # SQLite writes its journal there
+        if not file.exists():
+            return
+        with file.open("r+b") as stream:
+            begins = stream.read(len(HEADER))
+    if begins not in (b"", HEADER):
+        raise _refusal(uri, "is no SQLite database", "name another file, or move this one away")
+
+
+def _check_driver(uri: str, name: str) -> None:
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        make_url(uri).get_dialect().import_dbapi()
+    except ImportError as error:
+        known = f", or {DRIVERS[name]}" if name in DRIVERS else ""
+        raise _refusal(
+            uri, f"needs the Python package {error.name}, which is not installed", f"pip install {error.name}{known}"
+        ) from error
+    except (ArgumentError, ValueError) as error:
+        raise _refusal(uri, f"is no address of a database ({masked(str(error))})") from error
+
+
+def _goes_through_proxy(address: SplitResult) -> bool:
+    """Whether a request would be sent to another server first, which alone may reach this one."""
+    if address.scheme not in ("http", "https") or not address.hostname:
+        return False
+    return bool(getproxies().get(address.scheme)) and not proxy_bypass(address.hostname)
+
 
 EXPERIMENT = "raytriever"
 PARENT = "mlflow.parentRunId"

@@ -1,24 +1,28 @@
-"""The tracker of a run: whatever it is told is kept beside the run first, and sent by a thread of its own.
+"""Tracker of a run: everything logged is stored next to the run first, then sent by a thread.
 
-A server that goes away in the middle of a run costs the run nothing but a line; one that stays away when the run is
-over is waited for a stated time, and what waits then is sent by the same command, given again. Only at the beginning a
-server that does not answer is a mistake, because then it is most likely a wrong address.
+A server that goes away during a run costs the run only a log line. At its end the run waits for the server for a
+limited time; the same command sends the rest when called again. Only at the start is an unreachable server an
+error, because then the address is most likely wrong.
+
+For a job whose output directory appears whole at its end, the data waits in a hidden folder next to it (`open_beside`).
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
-from raytriever.storage import files_below
+from raytriever.progress import say as say_beside_progress
+from raytriever.storage import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
-from raytriever.tracking.outbox import IDENTITY, Outbox
-from raytriever.tracking.progress import say as say_beside_progress
-from raytriever.tracking.sender import Sender
+from raytriever.tracking.outbox import IDENTITY, Outbox, Sender
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point
 
 # How long a server that fails is waited for at the end of a run, and of one that was interrupted or failed.
@@ -178,3 +182,48 @@ def _waits(folder: Path) -> bool:
         return False
     outbox = Outbox(folder)
     return outbox.waits or any(_waits(folder / child) for child in outbox.children)
+
+
+class SpoolBeside(Spool):
+    """A `Spool` that removes its folder when nothing waits."""
+
+    def settle(self, patience: float) -> bool:
+        """See `Spool`."""
+        done = super().settle(patience)
+        if done:
+            _remove(self.folder)
+        return done
+
+
+def open_beside(uri: str, output: Path, say: Say) -> Spool:
+    """Begin a run for a job that writes `output`.
+
+    Args:
+        uri: of the server or database.
+        output: need not exist; its name becomes the run's.
+        say: hears lines for the person.
+
+    Raises:
+        ConfigError: the server does not answer.
+        StorageError: nothing can be written beside `output`.
+    """
+    server = MlflowServer(uri)
+    name = output.resolve().name
+    place = output.resolve().with_name(f".{name}.tracking")
+    for left in sorted(place.iterdir()) if place.is_dir() else []:
+        if send_what_waits(left, uri, say):
+            _remove(left)
+    folder = place / secrets.token_hex(6)
+    with disk_errors(folder):
+        folder.mkdir(parents=True)
+    try:
+        return SpoolBeside.open(server, folder, name, say=say)
+    except BaseException:
+        _remove(folder)
+        raise
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # of others it holds some
+        folder.parent.rmdir()

@@ -1,12 +1,32 @@
-"""What a run tells of itself, whoever keeps it."""
+"""Interface of experiment tracking: what a run logs (data sets, metric values, files, its git commit) and to whom."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+
+def git_commit(directory: Path) -> str | None:
+    """The commit of the checkout that holds `directory`, with `-dirty` where files differ; None outside one."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(directory), *words], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
+
 
 # The tag that says which stage made a run, so that the UI can be filtered by it.
 STAGE = "raytriever.stage"

@@ -1,1 +1,1 @@
-"""A step, a loop, a schedule, a checkpoint."""
+"""Training of one encoder: the loop, its batches, its optimizer, its checkpoints and how a run resumes."""

@@ -1,25 +1,33 @@
-"""The batch of step t as tensors: this worker's queries, its passages, and who they are.
+"""Batch of a step as tensors, and the thread that prepares batches ahead of the training loop.
 
-A worker's passages are its queries' groups, one after another: positives, then hard negatives. Everything is
-computed from (data, seed, t) on the spot, so there is no iterator whose position could be lost.
-"""
+1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
+2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
+3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
+
+It is a thread, not a process: a batch is slices of memory-mapped tokens, a millisecond or two, which is less than
+sending it between processes. It calls numpy rather than torch, which would give each thread its own pool."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import Tokens
-from raytriever.data.examples import Examples
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.order import Order, worker_slice
-from raytriever.data.teacher_table import TeacherTable
-from raytriever.losses.batch import PAD, BatchIds, TeacherScores
-from raytriever.losses.workers import Workers
+from raytriever.data.negatives import NegativesTable
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.order import Order, worker_slice
+from raytriever.data.sampling.teacher import TeacherTable
+from raytriever.losses.engine.batch import PAD, BatchIds, TeacherScores
+from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.models.retriever import Retriever
 
@@ -111,3 +119,82 @@ def _padded(rows: Sequence[ndarray]) -> ndarray:
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
     return padded
+
+
+T = TypeVar("T")
+DEPTH = 2
+
+
+@dataclass(frozen=True)
+class _Made(Generic[T]):
+    """A batch, or why there is none."""
+
+    batch: T | None = None
+    error: BaseException | None = None
+
+
+class Prefetcher(Generic[T]):
+    """An iterator over `make(step)` for the given steps, in order; to be used in a `with` statement.
+
+    What `make` raises is raised where its batch would be taken, and ends the iteration. On leaving, by whatever
+    way, the thread finishes the batch it is making and ends.
+
+    Args:
+        make: the batch of a step, the same whenever and in whatever thread it is called.
+        steps: which batches, in order.
+        depth: batches made ahead, at least 1.
+
+    Attributes:
+        waited: seconds for which the last batch taken was waited for.
+    """
+
+    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = DEPTH) -> None:
+        self.waited = 0.0
+        self._make = make
+        self._steps = steps
+        # Both queues are C code that an interrupt cannot leave half-locked, and sleep without polling.
+        self._places: SimpleQueue[bool] = SimpleQueue()
+        self._made: SimpleQueue[_Made[T] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = Thread(target=self._run, name="loader", daemon=True)
+        for _ in range(depth):
+            self._places.put(True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed = True
+        self._places.put(True)
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._closed:
+            raise StopIteration
+        began = perf_counter()
+        made = self._made.get()
+        self.waited = perf_counter() - began
+        if made is None:
+            self._closed = True
+            raise StopIteration
+        if made.error is not None:
+            self._closed = True
+            raise made.error
+        self._places.put(True)
+        return made.batch  # type: ignore[return-value]
+
+    def _run(self) -> None:
+        """The thread. It may end before its last batches are taken, but never without having put an end."""
+        try:
+            for step in self._steps:
+                self._places.get()
+                if self._closed:
+                    break
+                self._made.put(_Made(self._make(step)))
+        except BaseException as error:
+            self._made.put(_Made(error=error))
+        self._made.put(None)

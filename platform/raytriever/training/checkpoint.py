@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from raytriever.errors import StorageError
-from raytriever.parallel.shards import Slice, shape_of
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.storage import disk_errors, read_manifest
 from raytriever.training.config import DEV_LOSS
+from raytriever.training.parallel.model_state import Slice, shape_of
 
 WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
 _TRAIN_AGAIN = "train again with --fresh"

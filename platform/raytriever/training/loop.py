@@ -20,30 +20,27 @@ import numpy as np
 import torch
 
 from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
-from raytriever.losses.workers import Workers
-from raytriever.models.cpu_training import train_on_cpu
 from raytriever.models.encoder import set_dropout
+from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever
-from raytriever.parallel.objective import Objective
-from raytriever.parallel.strategy import Update, build_strategy
-from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.batches import Batch, BatchSource, Prefetcher
 from raytriever.training.checkpoint import Progression, State
-from raytriever.training.chunking import chunk_of
+from raytriever.training.checkpoint_writer import Saver
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loader import Prefetcher
-from raytriever.training.optimizer import build_optimizer
-from raytriever.training.refresh import Refresher
-from raytriever.training.refresh_plan import RefreshPlan
-from raytriever.training.refresh_snapshot import Snapshot, take_snapshot
+from raytriever.training.monitoring.step_timing import Stopwatch, StragglerWatch, host_names
+from raytriever.training.monitoring.throughput import Throughput
+from raytriever.training.optimizer import build_optimizer, learning_rate_scale
+from raytriever.training.parallel.chunk_size import chunk_of
+from raytriever.training.parallel.model_state import Snapshot, take_snapshot
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import Update, build_strategy
+from raytriever.training.refresh.plan import RefreshPlan
+from raytriever.training.refresh.refresher import Refresher
 from raytriever.training.resume import leave_best, origin_of, resume
-from raytriever.training.saving import Saver
-from raytriever.training.schedule import learning_rate_scale
-from raytriever.training.straggler import StragglerWatch, host_names
-from raytriever.training.throughput import Throughput
-from raytriever.training.timing import Stopwatch
-from raytriever.training.validation import Validator
-from raytriever.training.validation_plan import ValidationPlan
+from raytriever.training.validation.records import ValidationPlan
+from raytriever.training.validation.validator import Validator
 
 # Called on the first worker with the number of steps done and what was measured there.
 Listener = Callable[[int, Mapping[str, float]], None]

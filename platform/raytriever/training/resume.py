@@ -12,9 +12,7 @@ from torch import nn
 
 from raytriever.errors import StorageError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.workers import Workers
-from raytriever.parallel.shards import shape_of, whole_tensors
-from raytriever.parallel.strategy import Strategy
+from raytriever.losses.engine.workers import Workers
 from raytriever.storage import read_manifest
 from raytriever.training.checkpoint import (
     MOMENTS,
@@ -29,6 +27,8 @@ from raytriever.training.checkpoint import (
     sweep,
 )
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
+from raytriever.training.parallel.model_state import shape_of, whole_tensors
+from raytriever.training.parallel.strategy import Strategy
 
 
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def main() -> None:
     import raytriever
 
     for module in pkgutil.walk_packages(raytriever.__path__, "raytriever."):
-        if not module.name.startswith(("raytriever.index.vamana", "raytriever.parallel.zero")):
+        if not module.name.startswith(("raytriever.index.approximate.vamana", "raytriever.training.parallel.strategy")):
             importlib.import_module(module.name)
     os.write(answers, b"ready\n")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotate import Annotation, Annotator, Question, portions
+from raytriever.annotation.annotator import Annotation, Annotator, Question, portions
 from raytriever.annotation.answer_log import AnswerLog
+from raytriever.annotation.budget import Spending
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
 from raytriever.annotation.estimate import Estimate, estimate
 from raytriever.annotation.prompts import load_prompts
 from raytriever.annotation.service import Service
-from raytriever.annotation.spending import Spending
 
 WOOD = Question("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
 NOTHING = Question("what is timber", [1, 2], ["iron", "steel"])

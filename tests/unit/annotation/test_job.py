@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
 from raytriever.storage import read_manifest
 

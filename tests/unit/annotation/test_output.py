@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.annotation.annotate import Annotation
+from raytriever.annotation.annotator import Annotation
 from raytriever.annotation.candidates import fused
 from raytriever.annotation.output import with_positives, write_annotated
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
-from raytriever.data.negatives_file import read_negatives
-from raytriever.data.open import open_dataset
-from raytriever.data.positives import groups_of
+from raytriever.data.negatives import read_negatives
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.examples import groups_of
 from raytriever.storage import read_manifest
 
 # Query 0: people judged document 0 relevant and document 1 not. Query 1: document 2, by the model of an earlier job.

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY
-from raytriever.annotation.replies import LONGEST_ANSWER, Malformed, read_answer, read_numbers, schema_of
+from raytriever.annotation.prompts import (
+    ANSWER,
+    LONGEST_ANSWER,
+    RELEVANCE,
+    UTILITY,
+    Malformed,
+    read_answer,
+    read_numbers,
+    schema_of,
+)
 
 
 @pytest.mark.parametrize(

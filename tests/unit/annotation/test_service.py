@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from raytriever.annotation.config import ServiceConfig
-from raytriever.annotation.prompts import RELEVANCE, load_prompts
-from raytriever.annotation.protocol import Reply
-from raytriever.annotation.replies import read_numbers, schema_of
-from raytriever.annotation.service import Refused, Service, ServiceError
+from raytriever.annotation.prompts import RELEVANCE, load_prompts, read_numbers, schema_of
+from raytriever.annotation.service import Refused, Reply, Service, ServiceError
 
 QUICK = ServiceConfig(llm="judge", timeout=5.0, longest_wait=0.05)
 ASKED = load_prompts("").ask(RELEVANCE, "what is wood", ["wood is hard", "iron is harder"])

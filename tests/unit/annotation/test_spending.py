@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from raytriever.annotation.budget import BudgetReached, Gauge, Spending, Tokens
 from raytriever.annotation.config import ServiceConfig
-from raytriever.annotation.spending import BudgetReached, Gauge, Spending, Tokens
 
 
 def run(config: ServiceConfig, requests: int, earlier: Tokens | None = None) -> tuple[Spending, int, list[float]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.retrieval.embeddings import EmbeddingStore
+from raytriever.encoding.store import EmbeddingStore
 
 
 def test_it_makes_a_store_and_finds_it_again(

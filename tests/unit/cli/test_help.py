@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from raytriever.cli.main import STAGES, TASKS, run
+from raytriever.cli.main import STAGES, TASKS, run, stage_module
 from raytriever.cli.suggestions import _ADVICE, _FLAGS, _STAGES, instead_of_flag, instead_of_stage
 from raytriever.cli.train import COMMON, _parser
 
@@ -105,7 +105,7 @@ def test_every_suggestion_exists() -> None:
     known = {
         flag
         for stage in STAGES
-        for action in import_module(f"raytriever.cli.{stage}")._parser()._actions
+        for action in import_module(stage_module(stage))._parser()._actions
         for flag in action.option_strings
     }
     named = {flag for words in (*_FLAGS.values(), *_ADVICE.values()) for flag in re.findall(r"--[a-z0-9-]+", words)}

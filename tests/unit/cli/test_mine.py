@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.data.negatives_file import read_negatives
-from raytriever.data.open import open_dataset
+from raytriever.data.negatives import read_negatives
+from raytriever.data.prepare.open import open_dataset
 
 
 def cells(out: str) -> dict[str, list[int]]:
@@ -84,7 +84,7 @@ def test_embeddings_that_are_there_are_used_and_others_refused(
     words = ["--method", "dense", "--num-negatives", "4"]
     assert run("mine", [*model, *words, "--output", "own"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("raytriever.retrieval.mine_job.embed_corpus", None)  # so that no passage could be encoded
+        patch.setattr("raytriever.mining.job.embed_corpus", None)  # so that no passage could be encoded
         assert run("mine", [*model, *words, "--output", "given", "--embeddings", "passages"]) == 0
     dataset = open_dataset(letters, ["train", "dev", "test"])
     own, given = (read_negatives(name, dataset) for name in ("own", "given"))

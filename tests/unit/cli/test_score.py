@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from raytriever.cli.main import run
-from raytriever.data.negatives_file import read_negatives
-from raytriever.data.open import open_dataset
-from raytriever.data.teacher_file import read_scores
+from raytriever.data.negatives import read_negatives
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.teacher import read_scores
 from raytriever.errors import ModelError
+from raytriever.mining.config import ScoreConfig
+from raytriever.mining.teacher.job import ScoringJob, run_scoring
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.retrieval.score_config import ScoreConfig
-from raytriever.retrieval.score_job import ScoringJob, run_scoring
 
 
 @pytest.fixture(scope="module")

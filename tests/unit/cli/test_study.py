@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.cluster import study as engine
-from raytriever.cluster.study_settings import SETTINGS
+from raytriever.studies.run import study as engine
+from raytriever.studies.run.settings import SETTINGS
 
 Mistake = Callable[..., str]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.retrieval.embeddings import EmbeddingStore
+from raytriever.encoding.store import EmbeddingStore
 
 Mistake = Callable[..., str]
 STAGES = {

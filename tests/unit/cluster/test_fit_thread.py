@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raytriever.cluster.fit_thread import FitThread
+from raytriever.cluster.train.fit import FitThread
 from raytriever.interruption import interruptible
 
 

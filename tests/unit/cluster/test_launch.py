@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.launch import Waiting
-from raytriever.cluster.launch_process import Launched, LaunchError, free_port
+from raytriever.cluster.launch import Launched, LaunchError, Waiting, free_port
 
 ANSWERS = """
 import http.server, sys, time

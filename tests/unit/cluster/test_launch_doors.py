@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.cluster.access import MODE, ONE_MACHINE, TOKEN, TOKEN_PATH, keep_token, open_doors, tighten_token
 from raytriever.cluster.launch import Launch, mlflow_command, mlflow_environment, ray_command, ray_environment, told
-from raytriever.cluster.launch_doors import MODE, ONE_MACHINE, TOKEN, TOKEN_PATH, keep_token, open_doors, tighten_token
 from raytriever.errors import ConfigError, StorageError
 
 Mistake = Callable[..., str]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.monitor import Mailbox
-from raytriever.cluster.news import GivenUp, Notice, Saving, StepNews
+from raytriever.cluster.event_queue import GivenUp, Mailbox, Notice, Saving, StepNews
 from raytriever.errors import ConfigError
 
 

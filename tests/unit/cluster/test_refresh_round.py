@@ -10,25 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.cluster.refresh_round import EMBEDDINGS, MiningRounds, SnapshotLoader
+from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives_file import read_negatives
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.open import open_dataset
+from raytriever.data.negatives import NegativesTable, read_negatives
+from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
-from raytriever.losses.workers import ALONE
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.shards import ShardEncoder
+from raytriever.encoding.writer import EmbeddingWork
+from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.retrieval.embedding_work import EmbeddingWork
-from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.encode_shard import ShardEncoder
 from raytriever.training.config import TrainingConfig
-from raytriever.training.refresh_config import RefreshConfig
-from raytriever.training.refresh_ledger import round_path
-from raytriever.training.refresh_snapshot import Snapshot, take_snapshot
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.parallel.model_state import Snapshot, take_snapshot
+from raytriever.training.refresh.config import RefreshConfig
+from raytriever.training.refresh.ledger import round_path
+from raytriever.training.training_data import tokenisation_of
 
 ALL = 320  # documents and queries
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from raytriever.cluster.restarts import IDLE_RESTARTS, Restarts
+from raytriever.cluster.event_queue import IDLE_RESTARTS, Restarts
 
 
 def lives(restarts: Restarts, reached: int) -> bool:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster import compiled
-from raytriever.cluster.compiled import ByPackage
+from raytriever.cluster import numba_cache as compiled
+from raytriever.cluster.numba_cache import ByPackage
 from raytriever.cluster.session import _runtime_env
-from raytriever.cluster.submitted import settle
+from raytriever.cluster.working_directory import settle
 from raytriever.errors import StorageError
 from raytriever.losses.mw import compiled as kernels
 
@@ -59,7 +59,7 @@ def test_a_long_query_is_no_path(upload: Path) -> None:
 
 
 def test_what_is_large_is_named(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.cluster.submitted.MUCH", 500)
+    monkeypatch.setattr("raytriever.cluster.working_directory.MUCH", 500)
     said: list[str] = []
     settle([], said.append)
     assert "settings.yaml 0.0 MB; .rayignore" in said[1]
@@ -96,7 +96,7 @@ def test_workers_are_told_of_code_that_is_not_the_installed_one(upload: Path, mo
         "env_vars": {
             "PYTHONPATH": code,
             "NUMBA_CACHE_DIR": str(Path.cwd() / ".compiled"),
-            "NUMBA_CACHE_LOCATOR_CLASSES": "raytriever.cluster.compiled.ByPackage,UserProvidedCacheLocator",
+            "NUMBA_CACHE_LOCATOR_CLASSES": "raytriever.cluster.numba_cache.ByPackage,UserProvidedCacheLocator",
         }
     }
     # Ray refuses to be told of one variable twice.

@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.cluster.validation_round import Validations
-from raytriever.cluster.validation_sets import DevSet, digest_of, open_dev_sets
+from raytriever.cluster.train.dev_sets import DevSet, digest_of, open_dev_sets
+from raytriever.cluster.train.validation import Validations
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.open import open_dataset
-from raytriever.data.prepare import in_this_process
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import in_this_process
+from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, DataError, ModelError, StorageError
+from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.models.config import ModelConfig
-from raytriever.models.layout import write_model
 from raytriever.models.retriever import load_retriever
-from raytriever.parallel.shards import Slice
-from raytriever.retrieval.loading import load_for_encoding
-from raytriever.retrieval.systems import evaluate_retriever
+from raytriever.models.writer import write_model
 from raytriever.storage import committed_directory
 from raytriever.training.checkpoint import Progression, State, write_slices, write_state
 from raytriever.training.config import TrainingConfig
-from raytriever.training.validation_config import ValidationConfig
-from raytriever.training.validation_record import read_records
+from raytriever.training.parallel.model_state import Slice
+from raytriever.training.validation.config import ValidationConfig
+from raytriever.training.validation.records import read_records
 
 
 @pytest.fixture

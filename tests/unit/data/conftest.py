@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.tokenisation import Tokenisation
 
 
 @pytest.fixture(scope="session")

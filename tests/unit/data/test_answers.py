@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.open import open_dataset
+from raytriever.data.formats.rows import answers_in
+from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import BadRow
-from raytriever.data.rows import answers_in
 
 
 def lines(file: Path, rows: list[dict[str, Any]]) -> None:

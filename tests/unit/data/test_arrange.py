@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.data.arrange import arrange
 from raytriever.data.combine import combine
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.examples import Examples
-from raytriever.data.order import Order
-from raytriever.data.spread import shared
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.mixture import arrange
+from raytriever.data.sampling.order import Order
+from raytriever.data.sampling.spread import shared
 from raytriever.errors import ConfigError
 from raytriever.options import check_options
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.arrays import read_elements
+from raytriever.data.formats.rows import read_elements
 from raytriever.errors import DataError
 
 VALUES = st.recursive(
@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.data.arrays._BEGIN", 8)
+    monkeypatch.setattr("raytriever.data.formats.rows._BEGIN", 8)
 
 
 def rows(file: Path, size: int = 1 << 20) -> list[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.data.careful import try_each
+from raytriever.data.prepare.tokenisation import try_each
 
 SUPPORT = Path(__file__).parents[2] / "support"
 

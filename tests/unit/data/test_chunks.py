@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.chunks import Parsed, parse_chunk, read_chunks
 from raytriever.data.formats.beir import QRELS_HEADER, DocumentRow, JudgementColumns, QueryRow
+from raytriever.data.formats.chunks import Parsed, parse_chunk, read_chunks
 from raytriever.data.formats.dpr import QuestionRow
 from raytriever.data.formats.plan import Kind, Part
 from raytriever.data.records import Records

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.docstrings import documented, signature
+from raytriever.data.pydocs.docstrings import documented, signature
 
 SOURCE = '''
 """A module."""

@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from raytriever.data.chunks import parse_chunk, read_chunks
+from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.source import Source
+from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
 COMMIT = "3fa1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3"

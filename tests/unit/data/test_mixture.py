@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.mixture import Mixture, apportioned, parse_weights
-from raytriever.data.order import Order, Shuffled, worker_slice
+from raytriever.data.sampling.mixture import Mixture, apportioned, parse_weights
+from raytriever.data.sampling.order import Order, Shuffled, worker_slice
 from raytriever.errors import ConfigError
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=4)

@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytriever.data import negatives_file
+from raytriever.data import negatives as negatives_file
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives_file import COLUMNS, read_negatives, write_negatives
-from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.negatives import COLUMNS, NegativesTable, read_negatives, write_negatives
 from raytriever.errors import DataError, StorageError
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 

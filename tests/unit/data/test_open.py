@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError
 
 HEADER = "query-id\tcorpus-id\tscore\n"

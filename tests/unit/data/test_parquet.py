@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.beir import DocumentRow, JudgementRow
+from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.plan import Part
-from raytriever.data.parquet import column_names
+from raytriever.data.formats.rows import column_names
 from raytriever.errors import DataError
 
 

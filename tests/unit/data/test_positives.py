@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.examples import Examples
+from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError
 
 HUMAN, LLM = 0, 1

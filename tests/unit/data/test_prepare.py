@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.data.open import open_dataset
-from raytriever.data.prepare import Request, Runner, in_this_process, prepare
-from raytriever.data.prepared import read_prepared
-from raytriever.data.processes import in_processes
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
+from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
 from raytriever.storage import read_manifest
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raytriever.data.open import open_dataset
-from raytriever.data.prepare import Request, prepare
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_arrow
 from raytriever.storage import committed_directory
@@ -80,7 +80,7 @@ def test_pickled_objects_in_place_of_texts_are_refused_before_they_run(
     program = (
         "import sys\n"
         + ("import ray.data._internal.object_extensions.arrow as ray_types\n" if registered else "")
-        + "from raytriever.data.open import open_dataset\n"
+        + "from raytriever.data.prepare.open import open_dataset\n"
         "from raytriever.errors import UserError\n"
         "try:\n    print(list(open_dataset(sys.argv[1], ['train']).documents.texts)[0])\n"
         "except UserError as error:\n    print(error)\n"
@@ -224,7 +224,7 @@ def test_contents_are_validated_once_and_again_when_a_file_has_changed(
         seen.append(full)
         return read_arrow(file, columns, remedy, full)
 
-    monkeypatch.setattr("raytriever.data.prepared.read_arrow", spied)
+    monkeypatch.setattr("raytriever.data.prepare.prepared.read_arrow", spied)
     open_dataset(prepared, ["train"])
     assert seen == [True, True, False, False]
     open_dataset(prepared, ["train"])

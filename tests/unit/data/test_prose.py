@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.data.prose import flat, normalised, question_and_answer
+from raytriever.data.pydocs.docstrings import flat, normalised, question_and_answer
 
 REST = "It says enough about the matter at hand, " * 5
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raytriever.data.public_names import PublicNames, is_public
+from raytriever.data.pydocs.modules import PublicNames, is_public
 
 
 def test_the_shortest_public_name_wins() -> None:

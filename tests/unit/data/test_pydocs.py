@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data import pydocs
-from raytriever.data.open import open_dataset
-from raytriever.data.prose import normalised
-from raytriever.data.python_sources import installed_versions, source_roots
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.pydocs.builder import builder as pydocs
+from raytriever.data.pydocs.docstrings import normalised
+from raytriever.data.pydocs.modules import installed_versions, source_roots
 from raytriever.errors import StorageError
 from raytriever.storage import read_manifest
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.open import open_dataset
-from raytriever.data.prepare import Request, prepare
-from raytriever.data.remote import fetched
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.prepare.open import fetched, open_dataset
+from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
 
 

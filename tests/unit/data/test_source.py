@@ -7,10 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from raytriever.data.chunks import parse_chunk, read_chunks
-from raytriever.data.files import open_raw, open_stream
+from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.source import Source
+from raytriever.data.sources import Source, open_raw, open_stream
 from raytriever.errors import DataError, StorageError
 
 BUCKET = {

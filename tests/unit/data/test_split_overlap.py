@@ -9,8 +9,8 @@ import pytest
 
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
-from raytriever.data.open import open_dataset
-from raytriever.data.split_overlap import Overlap, check_overlap, overlaps, plain_text
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.statistics import Overlap, check_overlap, overlaps, plain_text
 from raytriever.errors import ConfigError, DataError
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import Positives
-from raytriever.data.mixture import Mixture
-from raytriever.data.order import Order, Shuffled, worker_slice
-from raytriever.data.spread import Spread, shared
+from raytriever.data.sampling.mixture import Mixture
+from raytriever.data.sampling.order import Order, Shuffled, worker_slice
+from raytriever.data.sampling.spread import Spread, shared
 
 SEEDS = st.integers(-3, 2**64)
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.data.prepare import Request, prepare
-from raytriever.data.prepared import read_prepared
+from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import describe
-from raytriever.data.tokenise import Tokenisation
 from raytriever.storage import read_manifest
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from raytriever.data.combine import combine, starts_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.examples import Examples
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.teacher_file import KIND, identity, read_scores, write_scores
-from raytriever.data.teacher_table import Coverage, TeacherTable
+from raytriever.data.negatives import NegativesTable
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.teacher import KIND, Coverage, TeacherTable, identity, read_scores, write_scores
 from raytriever.errors import DataError, StorageError
 from raytriever.storage import committed_directory
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from raytriever.data.tokenise import MAX_CHARACTERS, Tokenisation, flat
+from raytriever.data.prepare.tokenisation import MAX_CHARACTERS, Tokenisation, flat
 
 
 def test_a_prefix_goes_in_front_and_nothing_is_cut_or_added(words: Tokenisation) -> None:

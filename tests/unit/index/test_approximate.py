@@ -10,15 +10,13 @@ import pytest
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError, StorageError
-from raytriever.index.approximate import ApproximateIndex, Finder, recall
-from raytriever.index.control import control
-from raytriever.index.exact import top_k
-from raytriever.index.flat import Flat
-from raytriever.index.hnsw import Hnsw
-from raytriever.index.ivf import Ivf, default_code_bytes
-from raytriever.index.roargraph import RoarGraph
-from raytriever.index.store import KINDS, read_index, write_index
-from raytriever.index.vamana import Vamana
+from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
+from raytriever.index.approximate.roargraph import RoarGraph
+from raytriever.index.approximate.store import KINDS, read_index, write_index
+from raytriever.index.approximate.synthetic import control
+from raytriever.index.approximate.vamana import Vamana
+from raytriever.index.exact.search import top_k
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
 BUILD: dict[str, Callable[[int], Finder]] = {

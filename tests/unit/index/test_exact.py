@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.index import arithmetic, parts, scan, scan_torch, sift
-from raytriever.index.exact import best_keys, tie_order, top_k, top_k_of_parts
+from raytriever.index import score as arithmetic
+from raytriever.index.exact.search import best_keys, scan, scan_torch, sift, tie_order, top_k, top_k_of_parts
+from raytriever.index.exact.search import search as parts
 from raytriever.index.ranking import Order, merge_keys
 from raytriever.index.score import pair_scores
 

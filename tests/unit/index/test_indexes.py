@@ -10,9 +10,8 @@ import pytest
 from numpy import ndarray
 
 from raytriever.errors import ConfigError
-from raytriever.index.exact import top_k
-from raytriever.index.faiss_flat import FaissFlatIndex, check_installed
-from raytriever.index.protocol import ExactIndex, Index
+from raytriever.index.exact.faiss_flat import FaissFlatIndex, check_installed
+from raytriever.index.exact.search import ExactIndex, Index, top_k
 
 
 def embeddings(rng: np.random.Generator, count: int, kind: str) -> ndarray:
@@ -48,7 +47,7 @@ FORK = """
 import os, sys
 import numpy as np
 from raytriever.errors import ConfigError
-from raytriever.index.exact import top_k
+from raytriever.index.exact.search import top_k
 one = np.ones((1, 4), np.float32)
 search = lambda: top_k(one, one, 1, np.arange(1))
 def in_child():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.index.control import control
-from raytriever.index.exact import top_k
-from raytriever.index.measure import at_recall, curve, efforts, one_thread, spread
-from raytriever.retrieval.index_build import Rows, build_index
-from raytriever.retrieval.index_config import IndexConfig
+from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.config import IndexConfig
+from raytriever.index.approximate.measure import at_recall, curve, efforts, one_thread, spread
+from raytriever.index.approximate.synthetic import control
+from raytriever.index.exact.search import top_k
 
 SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)
 TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]

@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 from numpy import ndarray
 
 from raytriever.errors import DataError, StorageError
-from raytriever.index.approximate import recall
-from raytriever.index.control import control
-from raytriever.index.exact import top_k
-from raytriever.index.graph import Graph, mark_reachable
-from raytriever.index.graph_prune import acquire
-from raytriever.index.graph_walk import walk_all
-from raytriever.index.roargraph import RoarGraph
-from raytriever.index.roargraph_connection import connect
-from raytriever.index.roargraph_projection import project
+from raytriever.index.approximate.graph import Graph, mark_reachable, walk_all
+from raytriever.index.approximate.index import recall
+from raytriever.index.approximate.pruning import acquire
+from raytriever.index.approximate.roargraph import RoarGraph, connect, project
+from raytriever.index.approximate.synthetic import control
+from raytriever.index.exact.search import top_k
 from raytriever.index.score import read_only
 
 SET = control(1_500, 60, width=24, rank=8, common=4, own=2)

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever.index import roargraph
-from raytriever.index.control import control
-from raytriever.index.graph import Graph
-from raytriever.index.roargraph import RoarGraph
-from raytriever.index.roargraph_connection import BATCHES, SMALLEST_BATCH, connect
-from raytriever.index.roargraph_projection import project
+from raytriever.index.approximate.graph import Graph
+from raytriever.index.approximate.index import roargraph
+from raytriever.index.approximate.roargraph import BATCHES, SMALLEST_BATCH, RoarGraph, connect, project
+from raytriever.index.approximate.synthetic import control
 
 Edges = list[list[int]]
 

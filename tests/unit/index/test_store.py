@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raytriever.errors import StorageError
-from raytriever.index.store import read_index
+from raytriever.index.approximate.store import read_index
 from raytriever.storage import committed_directory, read_manifest
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "index"

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from raytriever.metrics.auc import auc
-from raytriever.metrics.auc_per_query import auc_per_query
+from raytriever.metrics.auc import auc, auc_per_query
 from raytriever.metrics.inputs import MetricInputError
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.metrics.auc import auc
-from raytriever.metrics.auc_interval import auc_interval
-from raytriever.metrics.auc_pseudo import auc_pseudo_values
+from raytriever.metrics.auc import auc, auc_interval, auc_pseudo_values
 from raytriever.metrics.inputs import MetricInputError
 
 Pools = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

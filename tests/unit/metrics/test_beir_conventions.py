@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from raytriever.index.exact import tie_order
+from raytriever.index.exact.search import tie_order
 from raytriever.metrics.order import order_results
-from raytriever.metrics.registry import mean, measure_ranking
+from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.metrics.relevance import Relevance
 
 CUTOFFS = (1, 3, 10, 100)

@@ -8,11 +8,10 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.index.exact import tie_order
-from raytriever.metrics.accuracy import accuracy
+from raytriever.index.exact.search import tie_order
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.order import order_results
-from raytriever.metrics.registry import RANKING_METRICS, mean, measure_ranking
+from raytriever.metrics.ranking import RANKING_METRICS, accuracy, mean, measure_ranking
 from raytriever.metrics.relevance import Relevance
 
 TREC_NAMES = {

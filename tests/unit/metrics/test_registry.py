@@ -3,8 +3,7 @@
 import pytest
 
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.mrr import mrr
-from raytriever.metrics.registry import DEFAULT_METRICS, ranking_metric, title
+from raytriever.metrics.ranking import DEFAULT_METRICS, mrr, ranking_metric, title
 
 
 def test_names_and_titles() -> None:

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_curve as sklearn_curve
 
 from raytriever.metrics.auc import auc
-from raytriever.metrics.histograms import score_histograms
+from raytriever.metrics.curves import roc_curve, score_histograms
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.roc import roc_curve
 
 
 @settings(deadline=None, max_examples=30)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.metrics.calibration import choose_threshold
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.threshold import choose_threshold
 
 
 @settings(deadline=None, max_examples=60)

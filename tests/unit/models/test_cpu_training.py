@@ -10,12 +10,12 @@ import torch
 
 from raytriever.models.attention import NAME, attention
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_training import train_on_cpu
 from raytriever.models.dropout import Dropout, drop
 from raytriever.models.encoder import set_dropout
-from raytriever.models.layout import write_model
 from raytriever.models.precision import autocast
+from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.writer import write_model
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.layout import write_model
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.writer import write_model
 
 Change = Callable[[Path], object]
 LAST = "encoder.layer.1.output.dense.weight"

@@ -9,11 +9,11 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
+from raytriever.encoding.encode import encode_texts
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
-from raytriever.models.layout import write_model
 from raytriever.models.retriever import load_retriever
-from raytriever.retrieval.encode import encode_texts
+from raytriever.models.writer import write_model
 
 TEXTS = ["one", "two words", "", "a much longer text, with punctuation; it is cut at its maximum length " * 3]
 

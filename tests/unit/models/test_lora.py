@@ -10,13 +10,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
+from raytriever.encoding.encode import encode_texts
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
-from raytriever.models.layout import write_model
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.retrieval.encode import encode_texts
+from raytriever.models.writer import write_model
 
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raytriever.models.pooling import POOLING
+from raytriever.models.encoder import POOLING
 
 MASKS = {"right": [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], "left": [[0, 1, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1]]}
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.losses.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
-from raytriever.models.layout import write_model
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.parallel.chunks import Chunk
-from raytriever.parallel.objective import Objective
-from raytriever.parallel.strategy import Strategy, build_strategy
+from raytriever.models.writer import write_model
 from raytriever.training.optimizer import build_optimizer
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import Strategy, build_strategy
 
 CPU = torch.device("cpu")
 QUERIES = 16

@@ -16,8 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from raytriever.errors import ModelError
 from raytriever.models.source import embedded_minilm
-from raytriever.models.template import Template
-from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
+from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 
 LINES = [
     "query: how far is the moon from the earth?",

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from raytriever.encoding.encode import encode_texts
 from raytriever.errors import ConfigError
+from raytriever.export.config import ExportConfig
+from raytriever.export.model import export
 from raytriever.models.config import ModelConfig
-from raytriever.models.layout import write_model
 from raytriever.models.retriever import load_retriever
-from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.export import export
-from raytriever.retrieval.export_config import ExportConfig
+from raytriever.models.writer import write_model
 
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
 

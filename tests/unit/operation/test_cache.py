@@ -10,7 +10,7 @@ import pytest
 from raytriever.cli.main import run
 from raytriever.locking import acquire
 from raytriever.operation.cache import cache_entries, prune, to_prune
-from raytriever.operation.disk import read_size, size_text
+from raytriever.operation.disk_usage import read_size, size_text
 from raytriever.storage import committed_directory
 
 

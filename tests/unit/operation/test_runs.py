@@ -172,7 +172,7 @@ def test_a_run_that_was_continued_since_it_was_listed_is_left_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = find_runs([folder])
-    monkeypatch.setattr("raytriever.cli.runs.find_runs", lambda folders: listed)
+    monkeypatch.setattr("raytriever.cli.operate.runs.find_runs", lambda folders: listed)
     lock = acquire(folder / "interrupted")
     try:
         assert run("runs", ["clean", "--interrupted", "--finished", "--yes"]) == 0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.files import open_raw, open_stream
-from raytriever.data.source import Source
+from raytriever.data.sources import Source, open_raw, open_stream
 from raytriever.errors import StorageError
 from raytriever.paths import DATASET, FILE, FOLDER, NEGATIVES, SETTINGS, PathKind
 from raytriever.reading.regular import check_regular, open_regular

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.tracking import outbox as outbox_module
-from raytriever.tracking import sender as sender_module
+from raytriever.tracking import outbox as sender_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

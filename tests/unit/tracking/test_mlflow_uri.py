@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.cli.main import run
 from raytriever.errors import UserError
-from raytriever.tracking.mlflow_uri import check_uri
+from raytriever.tracking.mlflow_tracker import check_uri
 
 
 def refusal(uri: str) -> str:

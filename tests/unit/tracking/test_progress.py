@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raytriever.tracking.progress import LINE_SECONDS, QUIET_SECONDS, Progress
+from raytriever.progress import LINE_SECONDS, QUIET_SECONDS, Progress
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("raytriever.tracking.progress.time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr("raytriever.progress.time", SimpleNamespace(monotonic=clock.monotonic))
     return clock
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.tracking.source import git_commit
+from raytriever.tracking.tracker import git_commit
 
 
 def test_the_commit_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

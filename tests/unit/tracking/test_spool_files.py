@@ -16,9 +16,9 @@ import pytest
 
 from raytriever.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
-from raytriever.tracking.beside import open_beside
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY, Outbox
+from raytriever.tracking.spool import open_beside
 from raytriever.tracking.steps import STEPS, Steps
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.data.examples import Examples
-from raytriever.data.open import open_dataset
-from raytriever.data.order import Order
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.order import Order
 from raytriever.losses.config import LossConfig
-from raytriever.losses.workers import ALONE, Workers
+from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import Assignment
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.training_data import tokenisation_of
 
 
 @dataclass

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from raytriever.losses.workers import ALONE
-from raytriever.parallel.shards import Slice, whole_tensors
+from raytriever.losses.engine.workers import ALONE
 from raytriever.training.checkpoint import MOMENTS, WEIGHTS, Progression, State, newest_checkpoint, read_slices, sweep
-from raytriever.training.saving import Saver
+from raytriever.training.checkpoint_writer import Saver
+from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 VALUES = 200_000
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from raytriever.errors import StorageError
-from raytriever.parallel.shards import Slice, replicated_state, restore_replicated, whole_tensors
 from raytriever.storage import committed_directory
 from raytriever.training.checkpoint import (
     MOMENTS,
@@ -30,6 +29,7 @@ from raytriever.training.checkpoint import (
     write_state,
 )
 from raytriever.training.optimizer import build_optimizer
+from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
 
 
 class Model(nn.Module):

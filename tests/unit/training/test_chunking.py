@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.losses.workers import ALONE
-from raytriever.parallel import find_chunk
-from raytriever.parallel.chunks import Chunk
-from raytriever.parallel.strategy import STRATEGIES as BUILT
-from raytriever.training.chunking import chunk_of, search
+from raytriever.losses.engine.workers import ALONE
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
+from raytriever.training.parallel import chunk_size as find_chunk
+from raytriever.training.parallel.chunk_size import chunk_of, search
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.strategy import STRATEGIES as BUILT
 
 CPU = torch.device("cpu")
 

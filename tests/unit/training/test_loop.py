@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
 from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
-from raytriever.parallel.objective import Objective
-from raytriever.parallel.strategy import TrainingError
 from raytriever.training.loop import Assignment, train
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import TrainingError
 
 
 def parameters(work: Assignment) -> dict[str, torch.Tensor]:

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from raytriever.data.config import DataConfig
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.tokenise import Tokenisation
+from raytriever.data.negatives import NegativesTable
+from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import ConfigError, DataError
-from raytriever.losses.workers import ALONE
+from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.material import Material
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.training_data import Material, tokenisation_of
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.data.open import open_dataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.encode import encode_texts
+from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.losses.workers import ALONE
 from raytriever.models.config import ModelConfig
-from raytriever.models.layout import write_model
 from raytriever.models.retriever import load_retriever
-from raytriever.parallel.chunks import Chunk
-from raytriever.parallel.objective import Objective
-from raytriever.retrieval.encode import encode_texts
-from raytriever.retrieval.evaluate import evaluate_embeddings
+from raytriever.models.writer import write_model
 from raytriever.training.loop import train
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]
 NARROW = 4

@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives_file import read_negatives, write_negatives
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.open import open_dataset
+from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
-from raytriever.losses.workers import ALONE
+from raytriever.losses.engine.workers import ALONE
 from raytriever.training.loop import Assignment, train
-from raytriever.training.refresh import Refresher
-from raytriever.training.refresh_ledger import ROUNDS, read_ledger, remove_tables, round_path
-from raytriever.training.refresh_snapshot import Snapshot, load_snapshot, take_snapshot
+from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
+from raytriever.training.refresh.ledger import ROUNDS, read_ledger, remove_tables, round_path
+from raytriever.training.refresh.refresher import Refresher
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from scripted_pool import ScriptedPool, mined, plan
@@ -299,7 +298,7 @@ def test_a_batch_of_another_table_than_the_recorded_one_is_never_learnt_from(
     begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hand-over that forgets that the loader runs ahead is caught at the first batch it mixes."""
-    monkeypatch.setattr("raytriever.training.refresh.DEPTH", 0)
+    monkeypatch.setattr("raytriever.training.refresh.refresher.DEPTH", 0)
     with pytest.raises(RuntimeError, match=r"drew from negatives 0, not 1"):
         begin("run").live()
 

@@ -10,13 +10,12 @@ import pytest
 
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
-from raytriever.data.negatives_table import NegativesTable
+from raytriever.data.negatives import NegativesTable
 from raytriever.errors import ConfigError
-from raytriever.training.refresh_config import RefreshConfig, check_refresh, rank_range
-from raytriever.training.refresh_ledger import Ledger, Round, read_ledger
-from raytriever.training.refresh_rolling import rolling_rows
-from raytriever.training.refresh_statistics import overlap
-from raytriever.training.refresh_versions import Versions
+from raytriever.training.refresh.config import RefreshConfig, check_refresh, rank_range
+from raytriever.training.refresh.ledger import Ledger, Round, Versions, read_ledger
+from raytriever.training.refresh.plan import rolling_rows
+from raytriever.training.refresh.refresher import overlap
 
 # Taken at 10, failed, taken at 34, under way.
 LEDGER = Ledger(

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from raytriever.errors import StorageError
-from raytriever.losses.workers import ALONE
-from raytriever.parallel.shards import Slice, whole_tensors
-from raytriever.training import saving
+from raytriever.losses.engine.workers import ALONE
+from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
     MOMENTS,
     WEIGHTS,
@@ -27,7 +26,8 @@ from raytriever.training.checkpoint import (
     read_slices,
     read_state,
 )
-from raytriever.training.saving import Saver
+from raytriever.training.checkpoint_writer import Saver
+from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 CPU = torch.device("cpu")
 

@@ -13,18 +13,17 @@ import pytest
 import torch
 
 from raytriever.data.config import DataConfig
-from raytriever.data.examples import Examples
-from raytriever.data.negatives_table import NegativesTable
-from raytriever.data.open import open_dataset
-from raytriever.data.teacher_table import TeacherTable
+from raytriever.data.negatives import NegativesTable
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.errors import DataError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.workers import ALONE
+from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.loop import Assignment, train
-from raytriever.training.material import Material
-from raytriever.training.tokens import tokenisation_of
+from raytriever.training.training_data import Material, tokenisation_of
 
 Make = Callable[..., tuple[Assignment, object]]
 TAUGHT = (

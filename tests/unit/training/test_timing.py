@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from raytriever.losses.workers import ALONE
+from raytriever.losses.engine.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.training.batches import Batch
 from raytriever.training.loop import train
-from raytriever.training.throughput import Encoding, Throughput, peak_flops, peak_memory_mb, text_lengths
-from raytriever.training.timing import PHASES, Stopwatch
+from raytriever.training.monitoring.step_timing import PHASES, Stopwatch
+from raytriever.training.monitoring.throughput import Encoding, Throughput, peak_flops, peak_memory_mb, text_lengths
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.training import validation
 from raytriever.training.checkpoint import Progression
 from raytriever.training.config import TrainingConfig, metric_name
 from raytriever.training.loop import Assignment, train
-from raytriever.training.validation_config import ValidationConfig, check_validation
-from raytriever.training.validation_record import (
+from raytriever.training.validation.config import ValidationConfig, check_validation
+from raytriever.training.validation.records import (
     Record,
     Stop,
     judge,
@@ -27,6 +26,7 @@ from raytriever.training.validation_record import (
     record_path,
     write_record,
 )
+from raytriever.training.validation.validator import validator as validation
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from scripted_evaluator import ScriptedEvaluator, plan

@@ -1,1 +1,1 @@
-"""The formats in which training data is published, one file each: the meaning of their rows, and their signature."""
+"""Data files to records: readers of rows, one module per published format, recognition of the format."""

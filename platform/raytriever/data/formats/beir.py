@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytriever.data.formats.plan import Kind, Part, Plan, kind_of, plain_before_packed, shown, split_named
+from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import SOURCES, Document, Judgement, Negative, Query, Records
-from raytriever.data.rows import answers_in, id_field, optional_text, string_field
-from raytriever.data.source import Source, SourceFile
+from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError
 
 SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
@@ -83,7 +83,7 @@ def _qrels_part(file: SourceFile) -> Part:
 
 def _header(file: SourceFile) -> tuple[str, ...]:
     """The header that the file has, or the shortest, which reading it will then ask for."""
-    from raytriever.data.rows import first_row
+    from raytriever.data.formats.rows import first_row
 
     found = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     return found if found in _HEADERS else _HEADERS[0]

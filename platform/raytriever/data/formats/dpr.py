@@ -13,8 +13,8 @@ from typing import Any
 
 from raytriever.data.formats.group import Group, object_list, optional_score
 from raytriever.data.formats.plan import RowParser
+from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.records import Records
-from raytriever.data.rows import answers_in, id_field, optional_text, string_field
 
 NAME = "dpr"
 SIGNATURE = "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs"

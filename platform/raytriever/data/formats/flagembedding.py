@@ -13,8 +13,8 @@ from typing import Any
 
 from raytriever.data.formats.group import Group, score_list, text_list
 from raytriever.data.formats.plan import RowParser
+from raytriever.data.formats.rows import string_field
 from raytriever.data.records import Records
-from raytriever.data.rows import string_field
 
 NAME = "flagembedding"
 SIGNATURE = "flagembedding: query, pos, neg"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from raytriever.data.formats.rows import id_value, text_value
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import ORIGINS, SOURCES, Document, Judgement, Negative, Query, Records, content_id
-from raytriever.data.rows import id_value, text_value
 
 
 class Group:

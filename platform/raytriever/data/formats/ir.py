@@ -12,7 +12,7 @@ from typing import Any
 
 from raytriever.data.formats.beir import DocumentRow, JudgementRow, QueryRow
 from raytriever.data.formats.plan import Part, Plan, RowParser, split_if_named
-from raytriever.data.source import IR_DATASETS, Source
+from raytriever.data.sources import IR_DATASETS, Source
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 

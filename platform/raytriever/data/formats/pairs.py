@@ -14,9 +14,9 @@ from typing import Any
 
 from raytriever.data.formats.group import Group
 from raytriever.data.formats.plan import RowParser, canonical_split
+from raytriever.data.formats.rows import string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
-from raytriever.data.rows import string_field
 
 NAME = "pairs"
 SIGNATURE = "pairs: premise, hypothesis, label"

@@ -1,4 +1,4 @@
-"""What recognising a data set answers, and what the names of its files tell."""
+"""Plan of how a data set is read: its parts with their row parsers, and what file names say about kind and split."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from raytriever.data.records import Records
-from raytriever.data.source import Source, SourceFile
+from raytriever.data.sources import Source, SourceFile
 
 Kind = Literal["json", "tsv", "array", "parquet", "ir"]
 _KINDS: dict[str, Kind] = {

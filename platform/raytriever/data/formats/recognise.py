@@ -1,28 +1,76 @@
-"""Which format a data set is in, told from the names of its files and the fields of their first rows.
+"""Recognition of the format of a data set, from the names of its files and the fields of their first rows.
 
 1. A name of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR), are known by their names.
-2. Any other file that may hold rows is looked into; all must speak of one format, in one folder but for splits.
-"""
+2. The first rows of any other file are read; all files must be of one format, in one folder except for splits."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import closing
+from itertools import islice
+from typing import Any, NamedTuple
 
 from raytriever.data.formats import beir, dpr, flagembedding, ir, pairs, sentence_transformers, tevatron
-from raytriever.data.formats.peek import Peek, peek
 from raytriever.data.formats.plan import (
+    Kind,
     Part,
     Plan,
     base_of,
+    kind_of,
     names_settings,
     plain_before_packed,
     shown,
     split_if_named,
     stem_of,
 )
-from raytriever.data.source import IR_DATASETS, Source, SourceFile
+from raytriever.data.formats.rows import BYTE_ORDER_MARK, numbered_rows, object_of, read_elements
+from raytriever.data.quarantine import BadRow
+from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
+
+_ROWS = 10
+_BLOCK = 1 << 16
+
+
+class Peek(NamedTuple):
+    """How a file is read, and the fields of its first row that is an object; none where no row among ten is one."""
+
+    kind: Kind
+    fields: frozenset[str]
+
+
+def peek(file: SourceFile) -> Peek:
+    """Look into a file; raises `DataError` if it is empty or broken as a whole."""
+    if not file.size:
+        raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
+    kind = kind_of(file.path)
+    if kind == "parquet":
+        from raytriever.data.formats.rows import column_names
+
+        return Peek(kind, frozenset(column_names(file.where)))
+    if kind == "array":
+        if _begins_with(file.where, b"["):
+            _, rows = next(read_elements(file.where, _BLOCK))
+            return Peek(kind, _fields(rows.split(b"\n")[:_ROWS]))
+        kind = "json"  # JSON lines are often published as .json
+    numbered = numbered_rows(file.where)
+    with closing(numbered):  # type: ignore[type-var]
+        return Peek(kind, _fields([row for _, row in islice(numbered, _ROWS)]))
+
+
+def _begins_with(where: str, sign: bytes) -> bool:
+    with reading(where, [0]), closing(open_stream(where)) as stream:
+        return stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(sign)
+
+
+def _fields(rows: list[bytes]) -> frozenset[str]:
+    for row in rows:
+        try:
+            return frozenset(object_of(row))
+        except BadRow:
+            continue
+    return frozenset()
+
 
 # Those that are known by the fields of a row; the first that knows the fields takes them.
 _BY_FIELDS: dict[str, Any] = {

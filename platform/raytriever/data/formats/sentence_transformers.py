@@ -22,9 +22,9 @@ from typing import Any
 
 from raytriever.data.formats.group import Group, score_list, score_value, text_list
 from raytriever.data.formats.plan import RowParser
+from raytriever.data.formats.rows import string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
-from raytriever.data.rows import string_field
 
 NAME = "sentence-transformers"
 SIGNATURE = (

@@ -16,9 +16,9 @@ from typing import Any
 
 from raytriever.data.formats.group import Group, id_list, list_field, object_list, optional_score, score_list
 from raytriever.data.formats.plan import RowParser
+from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import SOURCES, Document, Records
-from raytriever.data.rows import answers_in, id_field, optional_text, string_field
 
 NAME = "tevatron"
 SIGNATURE = (

@@ -13,8 +13,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from raytriever.losses.mw.grid import Grid
-from raytriever.losses.mw.nodes import SUBCELLS, TERMS
+from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17

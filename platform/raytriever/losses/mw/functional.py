@@ -9,8 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.batch import PAD
-from raytriever.losses.candidates import pairs, without_repeats
+from raytriever.losses.engine.batch import PAD, pairs, without_repeats
 from raytriever.losses.mw.pairwise import PairwiseSums
 from raytriever.losses.mw.reduction import PairReduction, pair_weight
 

@@ -1,35 +1,73 @@
 """The cells on which MW's kernel sums are tabulated, for any range of scores.
 
-Scores are in units of tau, where softplus and the sigmoid are analytic within pi of the real axis, so that
-cells one unit wide with 8 nodes interpolate to about 1e-9 (a quarter unit: to about 1e-13, for double
-precision).
+Scores are in units of tau, where softplus and the sigmoid are analytic within pi of the real axis, so that cells one
+unit wide with 8 nodes interpolate to about 1e-9 (a quarter unit: to about 1e-13, for double precision).
 
-A range of moderate width is one run of even cells. A huge one (unnormalised scores, tiny tau) is cut finely
-only near positives: far enough from every positive softplus is linear or counts as 0, so each gap between
-them is a run of one cell, however wide, and cells number at most about 190 a positive whatever the range.
+A range of moderate width is one run of even cells. A huge one (unnormalised scores, tiny tau) is cut finely only near
+positives: far enough from every positive softplus is linear or counts as 0, so each gap between them is a run of one
+cell, however wide, and cells number at most about 190 a positive whatever the range.
 
-Accuracy. Let u = 2^-53 and T the largest |score| in units of tau. The place of a positive and that of a negative
-take seven roundings together, each of at most u T (u times the distance from a cell's start, at most 2 T, for two
-of them), so their difference is wrong by e <= 7 u T. Since
+Accuracy. Let u = 2^-53 and T the largest |score| in units of tau. The place of a positive and that of a negative take
+seven roundings together, each of at most u T (u times the distance from a cell's start, at most 2 T, for two of
+them), so their difference is wrong by e <= 7 u T. Since
 
     0 < d log softplus(x) / dx <= 1   and   0 < d log sigmoid(x) / dx < 1,
 
 each pair's softplus and sigmoid are wrong by a factor of exp(e) at most. All terms are positive, so the same holds
 for the loss and for the derivative by each score. At T = LARGEST_SCORE = 2^30 that is 8.4e-7; scores beyond it are
 refused.
-"""
+
+Nodes. A cell carries NODES nodes of degree-7 interpolation on [-1, 1]; it is cut into SUBCELLS equal parts, each with
+a cubic in x in [0, 1). Let R (SUBCELLS * 4 by NODES) take a function's values at the nodes to those cubics'
+coefficients. Its transpose takes sums of 1, x, x^2, x^3 over scores in the subcells to weights w at the nodes with
+
+    sum_k f(score_k) = sum_l w_l f(node_l)   for every f that the interpolation resolves.
+
+So one matrix serves to read gradients off the nodes and to gather scores onto them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.mw.nodes import NODES, SUBCELLS, chebyshev, lagrange
+
+NODES = 8
+SUBCELLS = 16
+TERMS = 4
+
+
+def chebyshev(count: int) -> Float[Tensor, " nodes"]:
+    """The roots of T_count, ascending, in [-1, 1]."""
+    return -torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * torch.pi / count)
+
+
+def lagrange(at: Float[Tensor, "*places"], nodes: Float[Tensor, " nodes"]) -> Float[Tensor, "*places nodes"]:
+    """The value of each node's Lagrange polynomial at each place."""
+    gaps = nodes[:, None] - nodes
+    scale = gaps.fill_diagonal_(1).prod(1)
+    ones = at.new_ones(*at.shape, 1)
+    distances = at[..., None] - nodes
+    before = torch.cat([ones, distances[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([ones, distances[..., 1:].flip(-1)], -1).cumprod(-1).flip(-1)
+    return before * after / scale
+
+
+@cache
+def refinement() -> Float[Tensor, "terms nodes"]:
+    """R: node values to the cubic coefficients of all subcells, subcell by subcell."""
+    fine = (chebyshev(TERMS) + 1) / 2
+    to_terms = torch.linalg.inv(fine[:, None] ** torch.arange(TERMS, dtype=torch.float64))
+    starts = torch.arange(SUBCELLS, dtype=torch.float64)
+    places = 2 * (starts[:, None] + fine) / SUBCELLS - 1
+    values = lagrange(places, chebyshev(NODES))
+    return (to_terms @ values).reshape(SUBCELLS * TERMS, NODES)
+
 
 # How far a score must be above a positive for softplus to count as linear, and below it for the exponential: double
 # precision holds no difference. And how far below it for 0: every loss that float32 can hold (exp(-88)) keeps its

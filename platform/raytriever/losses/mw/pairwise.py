@@ -4,11 +4,15 @@
     tau)
 
 The pairs are never listed. Positives' scores are few and known before the pass, so the pass can write every
-negative's derivative from a table of G' while it sums the negatives up over the table's subcells. Those
-sums are the loss's whole
-statistic: they add up over panels and workers, and the loss, the positives' derivatives and the batch's AUC
-    follow.
-"""
+negative's derivative from a table of G' while it sums the negatives up over the table's subcells. Those sums are the
+loss's whole statistic: they add up over panels and workers, and the loss, the positives' derivatives and the batch's
+AUC follow.
+
+The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different subcells (a sixteenth of tau wide) are
+counted exactly. Within one, a pair counts as a half plus the difference of the means, which is exact for equal scores
+and for densities that are linear there.
+
+`TensorWalk` walks over the scores in PyTorch, on CUDA and every other device; `compiled` does the same on a CPU."""
 
 from __future__ import annotations
 
@@ -19,11 +23,52 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.mw.auc import auc
-from raytriever.losses.mw.grid import build_grid
-from raytriever.losses.mw.nodes import SUBCELLS, TERMS, refinement
+from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid, build_grid, refinement
 from raytriever.losses.mw.sums import kernel_sums, kernel_sums_at_positives
-from raytriever.losses.mw.tensors import TensorWalk
+
+BLOCK_SCORES = 1 << 22
+
+
+class TensorWalk:
+    """Sums over subcells that grow with every panel."""
+
+    def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
+        self._grid, self._scale = grid, scale
+        self._cubics = cubics.reshape(-1, TERMS)
+        self._sums = cubics.new_zeros(grid.cells * SUBCELLS, TERMS)
+
+    def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """Take in a panel; `derivatives` may be `scores`. Pairs (rows, columns) count for nothing."""
+        height = max(1, BLOCK_SCORES // scores.shape[1])
+        excluded = torch.zeros(height, scores.shape[1], dtype=torch.bool, device=scores.device)
+        for start in range(0, len(scores), height):
+            block = slice(start, start + height)
+            here = (rows >= start) & (rows < start + height)
+            excluded.zero_()
+            excluded[rows[here] - start, columns[here]] = True
+            subcell, x = self._grid.subcells(scores[block].double() * self._scale)
+            terms = torch.stack([torch.ones_like(x), x, x * x, x * x * x], -1)
+            terms.masked_fill_(excluded[: len(x), :, None], 0)
+            derivatives[block] = (self._cubics[subcell] * terms).sum(-1)
+            self._sums.index_add_(0, subcell.flatten(), terms.flatten(0, 1))
+
+    def sums(self) -> Tensor:
+        """Sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        return self._sums
+
+
+def auc(
+    positive_count: Float[Tensor, " subcells"],
+    positive_sum: Float[Tensor, " subcells"],
+    negative_count: Float[Tensor, " subcells"],
+    negative_sum: Float[Tensor, " subcells"],
+) -> Float[Tensor, ""]:
+    """The AUC of scores given by their number and the sum of their places (0 to 1) in each subcell."""
+    below = negative_count.cumsum(0) - negative_count
+    pairs = positive_count * negative_count
+    lead = negative_count * positive_sum - positive_count * negative_sum
+    won = torch.minimum((pairs / 2 + lead).clamp(min=0), pairs)
+    return ((positive_count * below).sum() + won.sum()) / (positive_count.sum() * negative_count.sum())
 
 
 @runtime_checkable

@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.candidates import Candidates
-from raytriever.losses.engine import Sparse
+from raytriever.losses.engine.batch import Candidates
+from raytriever.losses.engine.sweep import Panel, Sparse
+from raytriever.losses.engine.workers import Workers
 from raytriever.losses.mw.pairwise import PairwiseSums, Walk
-from raytriever.losses.panels import Panel
-from raytriever.losses.workers import Workers
 
 PairReduction = Literal["mean", "sum"]
 

@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.losses.mw.grid import Grid
-from raytriever.losses.mw.nodes import NODES, chebyshev
+from raytriever.losses.mw.grid import NODES, Grid, chebyshev
 
 BAND_SCORES = 1 << 22
 

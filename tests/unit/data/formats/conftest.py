@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.chunks import parse_chunk, read_chunks
+from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.plan import Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.records import Records
-from raytriever.data.source import Source
+from raytriever.data.sources import Source
 
 
 @dataclass

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.chunks import Chunk, parse_chunk
 from raytriever.data.formats.beir import DocumentRow, JudgementColumns, JudgementRow, QueryRow
+from raytriever.data.formats.chunks import Chunk, parse_chunk
 from raytriever.data.formats.dpr import QuestionRow
 from raytriever.data.formats.flagembedding import ListsRow
 from raytriever.data.formats.pairs import PairRow

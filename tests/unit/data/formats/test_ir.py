@@ -19,7 +19,7 @@ from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, 
 from ir_datasets.indices import PickleLz4FullStore
 
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.source import Source
+from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
 
@@ -136,9 +136,9 @@ def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pyte
 
 READ = """
 import json, sys
-from raytriever.data.chunks import parse_chunk, read_chunks
+from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.source import Source
+from raytriever.data.sources import Source
 plan = recognise(Source.open("ir_datasets:beir/scifact"))
 found = [parse_chunk(part, chunk) for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]
 columns = ("documents", "queries", "judgements")

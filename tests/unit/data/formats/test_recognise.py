@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data.formats.recognise import FORMATS, recognise
-from raytriever.data.source import Source
+from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
 PAIR = {"anchor": "a", "positive": "b"}

@@ -1,0 +1,206 @@
+"""Requests to the model for one stage of one query.
+
+Each is looked up in the answer log, sent once, paid for, logged, parsed, and repeated where the reply is malformed.
+Every answer is on disk before anything follows from it. Identical requests are sent once. Requests of the earliest
+stage go first, so that the last queries do not end alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, TypeVar
+
+from raytriever.annotation.answer_log import AnswerLog, Entry
+from raytriever.annotation.budget import BudgetReached, Spending, Tokens
+from raytriever.annotation.config import AnnotationConfig
+from raytriever.annotation.prompts import STAGES, Malformed, Message, Prompts, schema_of
+from raytriever.annotation.service import Service, ServiceError
+from raytriever.errors import UserError
+
+
+class Slots:
+    """A semaphore whose waiters go by their step, and by their turn within one.
+
+    Args:
+        free: how many may hold a slot at once, at least 1.
+    """
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._turns = count()
+
+    @asynccontextmanager
+    async def taken(self, step: int) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it; `step` counts from 0."""
+        if self._free:
+            self._free -= 1
+        else:
+            given = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (step, next(self._turns), given))
+            try:
+                await given
+            except asyncio.CancelledError:
+                if given.done() and not given.cancelled():  # given just before
+                    self._give()
+                raise
+        try:
+            yield
+        finally:
+            self._give()
+
+    def _give(self) -> None:
+        while self._waiting:
+            given = heappop(self._waiting)[2]
+            if not given.done():
+                given.set_result(None)
+                return
+        self._free += 1
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Counts:
+    """What happened on the way."""
+
+    asked: int = 0
+    from_log: int = 0
+    malformed: int = 0
+    uncounted: int = 0
+    first_malformed: str = ""
+    failed: int = 0
+    first_failed: str = ""
+
+
+class NotAnswered(Exception):
+    """What the log does not hold, where nothing may be asked."""
+
+    def __init__(self, stage: str, messages: list[Message]) -> None:
+        super().__init__(stage)
+        self.stage, self.messages = stage, messages
+
+
+@dataclass
+class Asker:
+    """Asks what the log does not hold.
+
+    Args:
+        prompts, config: what is asked, and how.
+        llm: the model's name, a part of every request's key.
+        job: what entries are marked with, so that a job knows what it paid.
+        log: of answers.
+        service: None to ask nothing: what is not in the log raises `NotAnswered`.
+        spending: the budget.
+        in_flight: requests under way at once.
+    """
+
+    prompts: Prompts
+    config: AnnotationConfig
+    llm: str
+    job: str
+    log: AnswerLog
+    service: Service | None
+    spending: Spending
+    in_flight: int = 1
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self._slots = Slots(self.in_flight)
+        self._under_way: dict[str, asyncio.Future[Entry]] = {}
+        self.ended: list[UserError | BudgetReached] = []
+
+    async def ask(
+        self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
+    ) -> T:
+        """A stage's answer as `read` has it; one that it cannot read is asked for again, with the reason.
+
+        Raises:
+            Malformed: after all repairs.
+            Refused, ServiceError, StorageError, BudgetReached: there is no answer.
+        """
+        messages = self.prompts.ask(stage, query, passages, answer)
+        schema = schema_of(stage, len(passages))
+        for repair in range(self.config.repairs + 1):
+            entry = await self._entry(stage, messages, schema)
+            content = str(entry["content"])
+            try:
+                return read(content)
+            except Malformed as why:
+                reason = str(why) if entry["finish"] == "stop" else f"{why} (ended by {entry['finish']})"
+                self.counts.malformed += 1
+                self.counts.first_malformed = self.counts.first_malformed or f"{stage}: {reason}: {content[:120]!r}"
+                if repair == self.config.repairs:
+                    raise Malformed(f"{stage}: {reason}") from why
+                messages = self.prompts.ask_again(messages, content, reason)
+        raise AssertionError("a range that begins at 0 is not empty")
+
+    def key(self, messages: list[Message], schema: dict[str, Any]) -> str:
+        """SHA-256 of everything an answer depends on: model, parameters, messages, and the form asked for."""
+        config = self.config
+        parts = [self.llm, config.temperature, config.max_tokens, messages, schema]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    async def _entry(self, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
+        key = self.key(messages, schema)
+        under_way = self._under_way.get(key)
+        if under_way is not None:
+            return await asyncio.shield(under_way)
+        there = self.log.get(key)
+        if there is not None:
+            self.counts.from_log += 1
+            return there
+        if self.service is None:
+            raise NotAnswered(stage, messages)
+        promised = self._under_way[key] = asyncio.get_running_loop().create_future()
+        try:
+            entry = await self._pay(key, stage, messages, schema)
+            promised.set_result(entry)
+            return entry
+        except BaseException as error:
+            promised.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
+            with suppress(BaseException):
+                promised.exception()  # another query may wait for it, or none
+            raise
+        finally:
+            del self._under_way[key]
+
+    async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
+        assert self.service is not None
+        size = bytes_of(messages)
+        async with self._slots.taken(STAGES.index(stage)):
+            aside = await self.spending.set_aside(size, self.config.max_tokens)
+            if self.ended:
+                self.spending.settle(aside, Tokens())
+                raise self.ended[0]
+            paid = Tokens()
+            try:
+                reply = await self.service.chat(messages, schema)
+                guessed = reply.read is None or reply.written is None
+                self.counts.uncounted += guessed
+                gauge = self.spending.gauge
+                paid.read = gauge.tokens(size) if reply.read is None else reply.read
+                paid.written = gauge.tokens(len(reply.content.encode("utf-8", "replace")))
+                if reply.written is not None:
+                    paid.written = reply.written
+                if reply.read:
+                    gauge.learn(size, reply.read)
+            finally:
+                self.spending.settle(aside, paid)
+        entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
+        entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
+        await self.log.put(key, entry)
+        self.counts.asked += 1
+        return entry
+
+
+def bytes_of(messages: list[Message]) -> int:
+    """The size of a prompt in UTF-8, by which tokens are guessed."""
+    return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)

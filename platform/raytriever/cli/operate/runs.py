@@ -1,0 +1,150 @@
+"""`runs`: list, show and clean run directories."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from raytriever.cli.arguments import Parser, path_of
+from raytriever.errors import ConfigError
+from raytriever.locking import InUseError
+from raytriever.operation.disk_usage import size_text, time_text
+from raytriever.operation.runs import (
+    FINISHED,
+    IDENTITY,
+    INTERRUPTED,
+    MODEL,
+    STEPS,
+    TRAINING,
+    RunEntry,
+    cleanable,
+    find_runs,
+    loss_of_cleaning,
+    read_run,
+    remove_checkpoints,
+)
+from raytriever.options import did_you_mean
+from raytriever.paths import RUN_FOLDER, runs_folder
+from raytriever.terminal import show, warn
+
+ACTIONS = ("list", "show", "clean")
+
+
+def main(words: list[str]) -> None:
+    """Parse, then list, show or clean."""
+    arguments = _parser().parse(words)
+    if arguments.action not in ACTIONS:
+        raise ConfigError(f"unknown action {arguments.action!r}", remedy=did_you_mean(arguments.action, ACTIONS))
+    if arguments.action != "clean" and (arguments.finished or arguments.interrupted or arguments.yes):
+        raise ConfigError("only `runs clean` takes --finished, --interrupted and --yes")
+    folders = [Path(folder) for folder in arguments.folders]
+    if arguments.action == "show":
+        if len(folders) != 1:
+            raise ConfigError("give one run", remedy="as in `raytriever runs show runs/mine`")
+        _show(folders[0])
+        return
+    found = find_runs(folders or [runs_folder()])
+    if arguments.action == "list":
+        _list(found)
+    else:
+        _clean(found, arguments.finished, arguments.interrupted, arguments.yes)
+
+
+def _list(runs: list[RunEntry]) -> None:
+    from raytriever.terminal import plain_table
+
+    if not runs:
+        show("no runs")
+        return
+    rows = [["state", "kind", "started", "ended", "size", "loss", "metric", "run"]]
+    rows += [
+        [
+            run.state,
+            run.kind,
+            time_text(run.started),
+            time_text(run.ended),
+            size_text(run.size),
+            "-" if run.loss is None else f"{run.loss:.4g}",
+            "-" if run.metric is None else f"{run.metric[0]} {run.metric[1]:.4f}",
+            f"{run.path}" + (f" ({run.detail})" if run.detail else ""),
+        ]
+        for run in runs
+    ]
+    show(plain_table(rows))
+
+
+def _show(folder: Path) -> None:
+    run = read_run(folder)
+    if run is None:
+        raise ConfigError("holds no run", str(folder), "give a directory that a stage wrote")
+    lines = [f"{run.path}: {run.kind}, {run.state}" + (f" ({run.detail})" if run.detail else "")]
+    lines.append(f"started {time_text(run.started)}, ended {time_text(run.ended)}, {size_text(run.size)}")
+    if run.kind == TRAINING:
+        lines += ["", "settings that differ from the defaults:"]
+        lines += [f"  {name}: {value}" for name, value in run.settings.items()] or ["  none"]
+    if run.figures:
+        from raytriever.evaluation.tables import metrics_table
+
+        lines += ["", metrics_table(run.figures)]
+    elif run.loss is not None:
+        lines += ["", f"training loss {run.loss:.4g}"]
+    if run.checkpoints:
+        lines += ["", "checkpoints:"]
+        lines += [f"  {one.path}  {size_text(one.size)}" for one in run.checkpoints]
+    logs = [(STEPS, "every step's figures"), (IDENTITY, "its run in MLflow"), ("report.html", "the report")]
+    there = [f"  {folder / name}  {what}" for name, what in logs if (folder / name).is_file()]
+    if there:
+        lines += ["", "logs:", *there, "  session_latest/logs/ below Ray's temporary folder  the workers' own lines"]
+    if (folder / MODEL).is_dir():
+        lines += ["", f"model: {folder / MODEL}"]
+    if run.command:
+        lines += ["", "continue with:", f"  {run.command}"]
+    show("\n".join(lines))
+
+
+def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -> None:
+    states = [FINISHED] * finished + [INTERRUPTED] * interrupted
+    if not states:
+        raise ConfigError("say what to clean", remedy="give --finished, --interrupted or both")
+    chosen = cleanable(runs, states)
+    size = sum(one.size for run in chosen for one in run.checkpoints)
+    for run in chosen:
+        show(f"{run.path}: {loss_of_cleaning(run)}, {size_text(sum(one.size for one in run.checkpoints))}")
+    if not chosen:
+        show("nothing to remove")
+        return
+    if not yes and not _agrees(f"remove the checkpoints of {len(chosen)} runs, {size_text(size)}?"):
+        show(f"nothing was removed; --yes removes {size_text(size)}")
+        return
+    freed = 0
+    for run in chosen:
+        try:
+            freed += remove_checkpoints(run)
+        except InUseError as error:  # it has been continued since it was listed
+            warn(f"left alone: {error}")
+    show(f"removed {size_text(freed)}")
+
+
+def _agrees(question: str) -> bool:
+    """Ask on the terminal; without one the answer is no."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
+    warn(f"{question} [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _parser() -> Parser:
+    parser = Parser("runs", "List run directories, show one, or remove checkpoints that are no longer needed.")
+    parser.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=path_of(RUN_FOLDER, ""),
+        metavar="FOLDER",
+        help="runs, or folders of runs (default: RAYTRIEVER_RUNS, or runs/)",
+    )
+    parser.add_argument("--finished", action="store_true", help="clean: the checkpoints of finished runs")
+    parser.add_argument("--interrupted", action="store_true", help="clean: the checkpoints of interrupted runs")
+    parser.add_argument("--yes", action="store_true", help="clean: remove without asking")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    return parser

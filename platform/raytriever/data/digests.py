@@ -1,0 +1,84 @@
+"""Digests of files, each computed once while the file does not change; check of a directory against its manifest.
+
+A digest is remembered by path, size and time of change, so a corpus of a hundred gigabytes is not read again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from raytriever.activity import activity
+from raytriever.data.sources import SourceFile, open_raw
+from raytriever.errors import StorageError
+from raytriever.reading.structured import read_json
+from raytriever.storage import MANIFEST, cache_folder, disk_errors, read_manifest, write_atomically
+
+_BLOCK = 1 << 22
+_EXAMINED = "whole, and its contents examined"
+
+
+def content_digest(file: SourceFile) -> str:
+    """SHA-256 of the bytes of a file of a source."""
+    state = [file.size, file.modified_ns]
+    known = _remembered(file.where, state) if file.modified_ns else None
+    if known is None:
+        digest = hashlib.sha256()
+        with disk_errors(file.where, reading=True), open_raw(file.where) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+        known = digest.hexdigest()
+        _remember(file.where, state, known)
+    return known
+
+
+@activity("comparing the prepared data set with its digests")
+def check_directory(place: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
+    """Compare every file of a committed directory with the digest in its manifest, unless none has changed since.
+
+    Args:
+        place: the directory.
+        examine: raises `StorageError` where a file with the right digest holds something wrong. It is called once for
+            the files as they are, like the comparison.
+        against: what they are examined against, if anything; for another one they are examined again.
+
+    Raises:
+        StorageError: a file is missing, torn or changed, or `examine` raised it.
+    """
+    manifest = read_manifest(place, verify=False)
+    names = [MANIFEST, *manifest["files"]]
+    found = [(place / name).stat() for name in names]
+    state = [[name, status.st_size, status.st_mtime_ns] for name, status in zip(names, found, strict=True)]
+    known, wanted = _remembered(str(place), state), _EXAMINED + against
+    examined = examine is None or (known or "").startswith(wanted)
+    if known is None:
+        read_manifest(place, verify=True)
+    if examine is not None and not examined:
+        with disk_errors(place, reading=True):
+            examine()
+    if known is None or not examined:
+        _remember(str(place), state, "whole" if examine is None else wanted)
+
+
+def _remembered(where: str, state: list[Any]) -> str | None:
+    with suppress(OSError, StorageError):
+        kept = read_json(_memo(where), dict[str, str], "remove it")
+        if (kept.get("where"), kept.get("state")) == (where, _short(state)):
+            return kept.get("known")
+    return None
+
+
+def _remember(where: str, state: list[Any], known: str) -> None:
+    with suppress(StorageError):  # a full cache costs a reading, not the run
+        write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": known}))
+
+
+def _short(state: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+def _memo(where: str) -> Path:
+    return cache_folder() / "digests" / f"{hashlib.sha256(where.encode()).hexdigest()[:24]}.json"

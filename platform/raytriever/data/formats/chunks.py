@@ -1,0 +1,129 @@
+"""A file as chunks of whole rows, read in one place and parsed in another.
+
+1. `read_chunks` streams a `Part`, one file of a data set, as `Chunk`s of about 1 MiB, cut only between rows.
+2. `parse_chunk` turns a chunk into `Records`, wherever it was sent: parts and chunks can be pickled.
+
+Memory is bounded by a chunk, and a chunk by its size or by its longest row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.formats.plan import Part
+from raytriever.data.formats.rows import object_of, read_lines, text_of
+from raytriever.data.quarantine import BadRow, bad_entry
+from raytriever.data.records import Records
+
+Column = Literal["documents", "queries", "judgements", "negatives"]
+COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole rows of a part: `number` counts the part's chunks from 0, `first_row` is its first row's, from 1.
+
+    The payload is text whose rows end at `\\n` (what is an array or comes from `ir_datasets` has become such), or for
+    `parquet` an Arrow IPC stream.
+    """
+
+    part: int
+    number: int
+    first_row: int
+    payload: bytes
+
+
+@dataclass
+class Parsed:
+    """What a chunk held: its records, its bad rows as `quarantine.jsonl` has them, how many rows that are not blank;
+    and `marks`: of each good row its number and how many of each column of the records there are up to its end."""
+
+    records: Records
+    bad: list[dict[str, Any]]
+    rows: int
+    marks: list[tuple[int, int, int, int, int]]
+
+    def rows_of(self, column: Column) -> Int64[ndarray, " records"]:
+        """The number, in the file, of the row that each record of a column of the records came from."""
+        marks = np.array(self.marks, dtype=np.int64).reshape(-1, 1 + len(COLUMNS))
+        return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
+
+
+def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
+    """The chunks of a part in order, streamed.
+
+    Args:
+        part: the file.
+        index: its place among the parts, kept in each chunk.
+        size: the bytes after which a chunk is cut at the next row; Parquet is cut by rows of about that size.
+
+    Raises:
+        DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
+    """
+    pieces: Iterator[tuple[int, bytes]]
+    if part.kind == "parquet":
+        from raytriever.data.formats.rows import read_batches
+
+        pieces = read_batches(part.where, size)
+    elif part.kind == "array":
+        from raytriever.data.formats.rows import read_elements
+
+        pieces = read_elements(part.where, size)
+    elif part.kind == "ir":
+        from raytriever.data.formats.ir import read_rows
+
+        pieces = read_rows(part.where, size)
+    else:
+        pieces = read_lines(part.where, size, part.header)
+    for number, (first_row, payload) in enumerate(pieces):
+        yield Chunk(index, number, first_row, payload)
+
+
+def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
+    """The records of a chunk; a bad row stands aside alone, told with its file, number and reason."""
+    parsed = Parsed(Records(), [], 0, [])
+    found, marks, parse = parsed.records, parsed.marks, part.parse
+    documents, queries, judgements, negatives = found.documents, found.queries, found.judgements, found.negatives
+    raws, decode = _rows(part, chunk)
+    for number, raw in enumerate(raws, chunk.first_row):
+        if not raw or (type(raw) is bytes and raw.isspace()):
+            continue
+        parsed.rows += 1
+        try:
+            parse(decode(raw), found)
+            marks.append((number, len(documents), len(queries), len(judgements), len(negatives)))
+        except BadRow as bad:
+            parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))
+    return parsed
+
+
+def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+    """The rows of a chunk, and what makes one into what the parser takes, or raises `BadRow`."""
+    if part.kind == "parquet":
+        from raytriever.data.formats.rows import rows_of
+
+        return rows_of(chunk.payload), _good
+    return chunk.payload.split(b"\n"), _columns if part.kind == "tsv" else object_of
+
+
+def _good(row: Any) -> Any:
+    if isinstance(row, BadRow):
+        raise row
+    return row
+
+
+def _columns(row: bytes) -> list[str]:
+    return text_of(row.rstrip(b"\r")).split("\t")
+
+
+def _as_text(row: Any) -> bytes:
+    if isinstance(row, bytes):
+        return row.rstrip(b"\r")
+    return json.dumps(row, ensure_ascii=False, default=str).encode(errors="replace")

@@ -1,0 +1,325 @@
+"""Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays and Parquet; checks of their fields.
+
+Text rows end at a newline byte and nowhere else: texts hold U+2028, U+0085 and other characters at which
+`str.splitlines` would break them. No reader holds a whole file. Parquet columns of extension types are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Never
+
+from raytriever.data.quarantine import BadRow
+from raytriever.data.sources import open_raw, open_stream, reading
+from raytriever.errors import DataError
+from raytriever.reading.arrays import broken_parquet, open_parquet
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
+    """The rows that are not blank, without their line ends, counted from 1.
+
+    Raises:
+        DataError: the file as a whole is broken: a gzip that is cut off or none at all.
+    """
+    read = [0]
+    with reading(str(file), read), closing(open_stream(str(file))) as stream:
+        for number, line in enumerate(stream, start=1):
+            read[0] = number
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if not line.isspace():
+                yield number, line.rstrip(b"\r\n")
+
+
+def first_row(where: str) -> bytes:
+    """The first row that is not blank, empty where there is none; raises `DataError` for a broken gzip."""
+    rows: Any = numbered_rows(where)
+    with closing(rows):
+        return bytes(next(rows, (1, b""))[1])
+
+
+def text_of(row: bytes) -> str:
+    """A row as text; raises `BadRow` naming the first byte that is not UTF-8."""
+    try:
+        return row.decode()
+    except UnicodeDecodeError as error:
+        byte = row[error.start]
+        raise BadRow(f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8") from error
+
+
+def _no_number(name: str) -> Never:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_no_number).decode
+
+
+def object_of(row: bytes) -> dict[str, Any]:
+    """A row as a JSON object; raises `BadRow` if it is none. `NaN` and `Infinity` are no JSON."""
+    try:
+        parsed = _decode(row.decode())
+    except UnicodeDecodeError:
+        text_of(row)
+        raise
+    except json.JSONDecodeError as error:
+        raise BadRow(f"not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise BadRow(f"not JSON ({error})") from error
+    if type(parsed) is not dict:
+        raise BadRow(f"a JSON object is expected, not {type(parsed).__name__}")
+    return parsed
+
+
+def string_field(row: Mapping[str, Any], name: str) -> str:
+    """A field that must hold a text that is not blank; raises `BadRow` naming what there is."""
+    try:
+        value = row[name]
+    except KeyError:
+        raise BadRow(f'no field "{name}"; the fields are {", ".join(row) or "none"}') from None
+    return text_value(value, name)
+
+
+def text_value(value: Any, name: str) -> str:
+    """The value of a field, or of a place in one, that must be a text that is not blank; raises `BadRow`."""
+    if not isinstance(value, str):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
+    if not value or value.isspace():
+        raise BadRow(f'empty "{name}"')
+    return encodable(value, name)
+
+
+def id_field(row: Mapping[str, Any], name: str) -> str:
+    """A field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
+    value = row.get(name)
+    return str(value) if type(value) is int else string_field(row, name)
+
+
+def id_value(value: Any, name: str) -> str:
+    """`id_field` of a value that stands in a list."""
+    return str(value) if type(value) is int else text_value(value, name)
+
+
+def optional_text(row: Mapping[str, Any], name: str) -> str:
+    """A field that may be missing, null or empty, which all give the empty text; raises `BadRow` for no string."""
+    value = row.get(name) or ""
+    if not isinstance(value, str):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
+    return encodable(value, name)
+
+
+def encodable(value: str, name: str) -> str:
+    """The value itself; raises `BadRow` for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadRow(f'"{name}" holds half of a surrogate pair') from error
+    return value
+
+
+def answers_in(row: Mapping[str, Any]) -> list[str]:
+    """The field `answers` of a row, a text or a list of texts; what else stands there is none, for no format is told by
+    it. Raises `BadRow` for half of a surrogate pair."""
+    value = row.get("answers")
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
+
+
+# A longer row is no text that anybody wrote, but a file without rows, or one packed to fill memory.
+MOST_ROW_BYTES = 1 << 28
+
+
+def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
+    """Pieces of at least `size` bytes, but for the last, each with the number of its first row, counted from 1.
+
+    Args:
+        where: the file.
+        size: bytes; a piece is longer by a row's rest at most.
+        header: the columns that the first row must name; it is then no part of the pieces.
+
+    Raises:
+        DataError: there is no row, one is far too long, the header is another, or the gzip is broken.
+    """
+    row, seen = 1, False
+    for piece in _whole_rows(where, size):
+        if row == 1:
+            piece = piece.removeprefix(BYTE_ORDER_MARK)
+            if header:
+                first, _, piece = piece.partition(b"\n")
+                _check_header(where, first, header)
+                row = 2
+        if piece and not piece.isspace():
+            seen = True
+            yield row, piece
+        row += piece.count(b"\n")
+    if row == 1 and header:
+        raise _wrong_header(where, "'' (the file is empty)", header)
+    if not seen and header:
+        raise DataError("no judgement in it", where, f"give rows of {'<TAB>'.join(header)}")
+    if not seen:
+        raise DataError(
+            "no row in it" + (", the file is empty" if row == 1 else ""), where, "give one JSON object a line"
+        )
+
+
+def _whole_rows(where: str, size: int) -> Iterator[bytes]:
+    rows = [0]
+    held: list[bytes] = []
+    with reading(where, rows), closing(open_stream(where)) as stream:
+        while block := stream.read(size):
+            cut = block.rfind(b"\n") + 1
+            if not cut:
+                held.append(block)  # joined once, when the row has come to its end
+                if sum(map(len, held)) > MOST_ROW_BYTES:
+                    raise DataError(
+                        f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
+                    )
+                continue
+            held.append(block[:cut])
+            piece = b"".join(held)
+            held = [block[cut:]]
+            rows[0] += piece.count(b"\n")
+            yield piece
+    if any(held):
+        yield b"".join(held)
+
+
+def _check_header(where: str, row: bytes, header: tuple[str, ...]) -> None:
+    found = row.rstrip(b"\r").decode(errors="replace")
+    if found.split("\t") != list(header):
+        raise _wrong_header(where, repr(found[:80]), header)
+
+
+def _wrong_header(where: str, found: str, header: tuple[str, ...]) -> DataError:
+    return DataError(f"the header is {found}", f"{where} row 1", f"it must be {'<TAB>'.join(header)}")
+
+
+# Anything up to the next bracket outside strings; or up to the quote of a string that goes on in the next block.
+_SIGN = re.compile(rb'[^"\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[\]{}]*+)*+([\[\]{}"])?', re.DOTALL)
+_BEGIN = 1 << 16
+_BETWEEN = b", \t\r\n"
+_NEWLINES = bytes.maketrans(b"\r\n", b"  ")
+
+
+def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """Pieces of at least `size` bytes, but for the last: the array's objects as lines, with the first one's number.
+
+    Raises:
+        DataError: the file is no array, is cut off, is empty, or its gzip is broken.
+    """
+    first, lines, length = 1, list[bytes](), 0
+    for row in _elements(where, size):
+        lines.append(row)
+        length += len(row) + 1
+        if length >= size:
+            yield first, b"\n".join(lines) + b"\n"
+            first, lines, length = first + len(lines), [], 0
+    if lines:
+        yield first, b"\n".join(lines) + b"\n"
+    elif first == 1:
+        raise DataError("no row in it", where, "give an array of JSON objects")
+
+
+def _elements(where: str, size: int) -> Iterator[bytes]:
+    rows, held, at, start, depth = [0], b"", 0, 0, 0
+    with reading(where, rows), closing(open_stream(where)) as stream:
+        held = stream.read(max(size, _BEGIN)).removeprefix(BYTE_ORDER_MARK)
+        _check_begin(where, held)
+        while True:
+            for sign in _SIGN.finditer(held, at):
+                byte = sign[1]
+                at = sign.end() if byte != b'"' else sign.start(1)
+                if not byte or byte == b'"':
+                    break
+                depth += 1 if byte in b"[{" else -1
+                if (depth == 1 and byte in b"]}") or depth == 0:
+                    row = held[start : at - (depth == 0)].lstrip(_BETWEEN) if start else b""
+                    start = at
+                    if row.strip(_BETWEEN):
+                        rows[0] += 1
+                        yield row.translate(_NEWLINES)
+                if depth == 0:
+                    return
+                start = start or at  # behind the bracket that opens the array
+            if len(held) - start > MOST_ROW_BYTES:
+                raise DataError(
+                    f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
+                )
+            block = stream.read(max(size, len(held) - start))
+            if not block:
+                raise DataError(f"the JSON array is cut off after row {rows[0]}", where, "copy it again")
+            held, at, start = held[start - 1 :] + block, at - start + 1, 1
+
+
+def _check_begin(where: str, block: bytes) -> None:
+    if not block:
+        raise DataError("no row in it, the file is empty", where, "give an array of JSON objects")
+    begin = block.lstrip()[:40]
+    if not begin.startswith(b"["):
+        raise DataError(
+            f"begins with {begin.decode(errors='replace')!r}, not with a JSON array",
+            where,
+            "give an array of objects, or one object a line and name it .jsonl",
+        )
+
+
+_BATCH_ROWS = 65_536
+
+
+def column_names(where: str) -> list[str]:
+    """The names of a file's columns; raises like `read_batches`."""
+    with reading(where, [0]), closing(open_raw(where)) as stream:
+        return [str(name) for name in open_parquet(where, stream).schema_arrow.names]
+
+
+def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """Batches of about `size` bytes unpacked, each with the number of its first row, counted from 1.
+
+    Raises:
+        DataError: the file is empty, broken or no Parquet, or a column is of an extension type.
+    """
+    import pyarrow as pa
+
+    read = [0]
+    with reading(where, read), closing(open_raw(where)) as stream:
+        file = open_parquet(where, stream)
+        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+        bytes_a_row = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
+        rows = min(_BATCH_ROWS, max(1, int(size / max(1.0, bytes_a_row))))
+        try:
+            for batch in file.iter_batches(batch_size=rows, use_threads=False):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                yield read[0] + 1, sink.getvalue().to_pybytes()
+                read[0] += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise broken_parquet(where, error, f" after row {read[0]}") from error
+
+
+def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
+    """The rows of a batch; in place of a row that is not UTF-8, why it is bad."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_stream(payload).read_all()
+    try:
+        rows: list[dict[str, Any] | BadRow] = table.to_pylist()
+    except UnicodeDecodeError:
+        rows = [_row(table, place) for place in range(len(table))]
+    return rows
+
+
+def _row(table: Any, place: int) -> dict[str, Any] | BadRow:
+    row = {}
+    for name in table.column_names:
+        try:
+            row[name] = table[name][place].as_py()
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            return BadRow(f'"{name}": byte 0x{byte:02x} at place {error.start + 1} is not UTF-8')
+    return row

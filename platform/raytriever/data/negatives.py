@@ -1,0 +1,309 @@
+"""Hard negatives of queries, in memory and on disk: which documents, which retriever found them, how hard.
+
+In memory it is one array a column, the rows of a query next to each other, hardest first: ten million rows are a
+quarter of a gigabyte. Everything goes through `NegativesTable.of`, which holds to two rules:
+
+1. A document that is relevant to the query is no negative of it. Such rows are left out and counted.
+2. A document stands once in a query's rows. Found twice, it counts for whoever ranked it higher, at equal ranks for
+   the origin that comes first in `records.ORIGINS`; so no group holds it twice, and each origin's share is its own.
+
+On disk a table is Parquet with the ids of queries and documents, so that it stays valid when positions change: a
+committed directory (`storage`) of `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float32, Int8, Int32, Int64
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.id_columns import INTEGER, NUMBER, TEXT, places_of, read_columns
+from raytriever.data.records import ORIGINS
+from raytriever.errors import DataError
+from raytriever.options import did_you_mean
+from raytriever.paths import NEGATIVES
+from raytriever.storage import committed_directory, read_manifest
+
+TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
+
+
+@dataclass(frozen=True)
+class NegativesTable:
+    """The rows of query q are those from `offsets[q]` to `offsets[q + 1]`, by rank.
+
+    Args:
+        offsets: one more than the data set has queries.
+        documents: document positions.
+        origins: who found them, as places in `records.ORIGINS`.
+        ranks: from 0, the hardest first.
+        scores: the finder's, NaN where none was given.
+        rounds: the round of mining that found them, from 0.
+        relevant: rows left out because their document is relevant to the query.
+        repeated: rows left out because the query has the document already.
+    """
+
+    offsets: Int64[ndarray, " queries+1"]
+    documents: Int64[ndarray, " rows"]
+    origins: Int8[ndarray, " rows"]
+    ranks: Int32[ndarray, " rows"]
+    scores: Float32[ndarray, " rows"]
+    rounds: Int32[ndarray, " rows"]
+    relevant: int = 0
+    repeated: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        dataset: RetrievalDataset,
+        queries: ndarray,
+        documents: ndarray,
+        origins: ndarray | str,
+        ranks: ndarray | int = 0,
+        scores: ndarray | float = np.nan,
+        rounds: ndarray | int = 0,
+    ) -> NegativesTable:
+        """A table of rows in any order.
+
+        Args:
+            dataset: whose positions these are; the judgements of all its opened splits say what is relevant.
+            queries: query positions, one a row.
+            documents: document positions, one a row.
+            origins: places in `records.ORIGINS`, or one origin's name for all rows.
+            ranks, scores, rounds: see the class; one for each row or one for all.
+
+        Raises:
+            DataError: a position that the data set does not have.
+        """
+        _check_positions(dataset, queries, documents)
+        code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
+        columns = [
+            np.ascontiguousarray(np.broadcast_to(np.asarray(values, dtype=kind), np.shape(queries)))
+            for values, kind in (
+                (queries, np.int64),
+                (documents, np.int64),
+                (code, np.int8),
+                (ranks, np.int32),
+                (scores, np.float32),
+                (rounds, np.int32),
+            )
+        ]
+        pairs = columns[0] * len(dataset.documents) + columns[1]
+        relevant = np.isin(pairs, _relevant_pairs(dataset))
+        order = np.lexsort((columns[2], columns[3], pairs))
+        order = order[~relevant[order]]
+        again = np.zeros(len(order), dtype=bool)
+        again[1:] = pairs[order[1:]] == pairs[order[:-1]]
+        order = order[~again]
+        order = order[np.lexsort((columns[2][order], columns[3][order], columns[0][order]))]
+        offsets = np.zeros(len(dataset.queries) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(columns[0][order], minlength=len(dataset.queries)), out=offsets[1:])
+        kept = dict(zip(TABLE_COLUMNS, (column[order] for column in columns[1:]), strict=True))
+        return cls(offsets=offsets, relevant=int(relevant.sum()), repeated=int(again.sum()), **kept)
+
+    @classmethod
+    def from_depth(
+        cls, dataset: RetrievalDataset, table: Int64[ndarray, "queries depth"], origin: str
+    ) -> NegativesTable:
+        """From a row for every query of the data set: document positions, hardest first, then -1.
+
+        Raises:
+            DataError: another number of rows than the data set has queries, or documents it does not have.
+        """
+        if len(table) != len(dataset.queries):
+            raise DataError(
+                f"the negatives table has {len(table)} rows for {len(dataset.queries)} queries",
+                dataset.name,
+                "mine the negatives of this data set",
+            )
+        queries, ranks = np.nonzero(table >= 0)
+        return cls.of(dataset, queries, table[queries, ranks], origin, ranks)
+
+    @classmethod
+    def judged(cls, dataset: RetrievalDataset, split: str) -> NegativesTable:
+        """The pairs of a split that were judged and found irrelevant, as `gold`."""
+        rows = dataset.judgements[split]
+        rows = rows.where(rows.scores <= 0)
+        return cls.of(dataset, rows.queries, rows.documents, "gold")
+
+    @classmethod
+    def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
+        """The rows of several tables of one data set; what each left out counts as left out."""
+        columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
+        found = cls.of(dataset, *columns)
+        return replace(
+            found,
+            relevant=found.relevant + sum(table.relevant for table in tables),
+            repeated=found.repeated + sum(table.repeated for table in tables),
+        )
+
+    @classmethod
+    def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
+        """The tables of data sets that were combined, in their order, as one of the combined data set.
+
+        Args:
+            tables: one a data set; `NegativesTable.none` where there are no negatives.
+            document_starts: the position at which each data set's documents begin.
+        """
+        offsets = reduce(
+            lambda done, table: np.append(done, done[-1] + table.offsets[1:]), tables, np.zeros(1, np.int64)
+        )
+        documents = [table.documents + start for table, start in zip(tables, document_starts, strict=True)]
+        columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in TABLE_COLUMNS[1:]}
+        return cls(
+            offsets=offsets,
+            documents=np.concatenate(documents),
+            relevant=sum(table.relevant for table in tables),
+            repeated=sum(table.repeated for table in tables),
+            **columns,
+        )
+
+    @classmethod
+    def none(cls, dataset: RetrievalDataset) -> NegativesTable:
+        """A table without rows."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls.of(dataset, nothing, nothing, nothing)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def queries(self) -> Int64[ndarray, " rows"]:
+        """The query position of every row."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what draws are made of: documents, origins and ranks by query."""
+        state = hashlib.sha256()
+        for column in (self.offsets, self.documents, self.origins, self.ranks):
+            state.update(np.ascontiguousarray(column).tobytes())
+        return state.hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        """For tracking: rows by origin, and the rows that were left out."""
+        by_origin = np.bincount(self.origins, minlength=len(ORIGINS)).tolist()
+        found = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
+        return found | {"relevant": self.relevant, "repeated": self.repeated}
+
+
+def _relevant_pairs(dataset: RetrievalDataset) -> Int64[ndarray, " pairs"]:
+    pairs = [
+        rows.queries[rows.scores > 0] * len(dataset.documents) + rows.documents[rows.scores > 0]
+        for rows in dataset.judgements.values()
+    ]
+    return np.concatenate(pairs) if pairs else np.zeros(0, dtype=np.int64)
+
+
+def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> None:
+    for name, positions, size in (
+        ("query", queries, len(dataset.queries)),
+        ("document", documents, len(dataset.documents)),
+    ):
+        outside = (positions < 0) | (positions >= size)
+        if outside.any():
+            raise DataError(
+                f"the negatives table names {name} {positions[outside][0]} of {size}",
+                dataset.name,
+                "mine the negatives of this data set",
+            )
+
+
+PART_ROWS = 1 << 22
+COLUMNS = ("query", "document", "origin", "rank", "score", "round")
+_KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
+_REMEDY = f"the columns are {', '.join(COLUMNS)}"
+
+
+@activity("writing the negatives table")
+def write_negatives(
+    path: Path | str,
+    table: NegativesTable,
+    dataset: RetrievalDataset,
+    meta: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+) -> None:
+    """Write a table of a data set, and in its manifest `meta`, to the directory `path`; raises `StorageError`, see
+    `committed_directory`."""
+    query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
+    queries = table.queries
+    told = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
+    with committed_directory(path, told, replace=replace) as aside:
+        for part, start in enumerate(range(0, max(1, len(table)), PART_ROWS)):
+            rows = slice(start, start + PART_ROWS)
+            columns = {
+                "query": query_ids.take(pa.array(queries[rows])),
+                "document": document_ids.take(pa.array(table.documents[rows])),
+                "origin": pa.DictionaryArray.from_arrays(pa.array(table.origins[rows]), pa.array(ORIGINS)),
+                "rank": pa.array(table.ranks[rows]),
+                "score": pa.array(table.scores[rows]),
+                "round": pa.array(table.rounds[rows]),
+            }
+            pq.write_table(pa.table(columns), aside / f"part-{part:05d}.parquet", compression="zstd")
+
+
+def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
+    """Read a table for a data set.
+
+    Args:
+        path: a directory that `write_negatives` made, or one Parquet file. An empty score is none.
+        dataset: has every query and document that is named.
+
+    Raises:
+        DataError: nothing there; a column is missing, of another type, an extension type (such columns may hold
+            pickles, which are never loaded) or has holes; rows name unknown queries, documents or origins.
+        StorageError: a directory that was never completed, or is torn.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise NEGATIVES.error_of_missing(str(path))
+    if path.is_dir():
+        files = [path / name for name in sorted(read_manifest(path)["files"]) if name.endswith(".parquet")]
+    else:
+        files = [path]
+    query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
+    parts = [_part(file, query_ids, document_ids) for file in files]
+    if not parts:
+        raise DataError("the directory holds no Parquet file", str(path), "give the directory of a negatives table")
+    return NegativesTable.of(dataset, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
+    """A file's rows as positions and numbers, in the order of `COLUMNS`."""
+    table = read_columns(file, _KINDS, _REMEDY, may_lack=["score"])
+    for name in ("rank", "round"):
+        numbers = table[name].to_numpy()
+        outside = numbers[(numbers < 0) | (numbers > np.iinfo(np.int32).max)]
+        if len(outside):
+            raise DataError(f"{name} {outside[0]} is out of range", str(file), "count from 0, below 2^31")
+    origins = pa.array(ORIGINS, pa.large_string())
+    return (
+        places_of(table["query"], query_ids, "query", file, _of_another),
+        places_of(table["document"], document_ids, "document", file, _of_another),
+        places_of(table["origin"], origins, "origin", file, lambda first: did_you_mean(first, ORIGINS)),
+        table["rank"].to_numpy(),
+        table["score"].to_numpy(),
+        table["round"].to_numpy(),
+    )
+
+
+def _of_another(first: str) -> str:
+    return "give the table of this data set"
+
+
+def _ids(ids: Sequence[str]) -> Any:
+    return (
+        pa.array(ids, pa.large_string(), size=len(ids))
+        if isinstance(ids, list)
+        else pa.array(list(ids), pa.large_string())
+    )

@@ -1,0 +1,214 @@
+"""Shards become a data set: ids become positions, repeated ids are settled, pairs find their ends.
+
+1. Of rows with one id the first counts. One that says the same again is passed over, one that says something else
+   is a bad row.
+2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
+   judgement of an unknown document that is relevant to a known query is kept for measuring too (`absent/`): the query
+   has this relevant document, although no search can find it.
+3. Held are the keys of all ids (`keys`, 16 bytes each, and as many of the contents) and the pairs; no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data import answers
+from raytriever.data.columns import PREPARE_AGAIN
+from raytriever.data.keys import KeyIndex, digest_of
+from raytriever.data.prepare.shards import (
+    ABSENT,
+    DOCUMENT_COLUMNS,
+    DOCUMENTS,
+    JUDGEMENTS,
+    NEGATIVES,
+    PAIR_COLUMNS,
+    QUERIES,
+    QUERY_COLUMNS,
+    WORK,
+    ShardReport,
+    write_table,
+)
+from raytriever.reading.arrays import read_arrays, read_arrow
+
+# Of each bad row, by its part and number, the reason and what it said; a row is bad once, whatever it holds.
+BadRows = dict[tuple[int, int], tuple[str, bytes]]
+# The arrays of the files that shards leave for this, with their types and shapes.
+_KEYS = {name: (["uint64"], (None, 2)) for name in ("keys", "contents")} | {
+    "rows": (["int64"], (None,)),
+    "repeated": (["int64"], ()),
+}
+_PAIRS = {name: (["uint64"], (None, 2)) for name in ("queries", "documents")} | {
+    "scores": (["int64", "float64"], (None,)),
+    "splits": (["str"], (None,)),
+    **{name: (["int64"], (None,)) for name in ("ranks", "kinds", "rows")},
+}
+
+
+@dataclass(frozen=True)
+class SideFound:
+    """The documents or queries of all shards.
+
+    Args:
+        index: finds a row by the key of its id.
+        live: rows that count, ascending.
+        rows: how many there are, with those that do not count.
+        digest: SHA-256 over ids and contents in order.
+        repeated: rows that said again what stood before.
+        same_text: rows that have the text of another id.
+    """
+
+    index: KeyIndex
+    live: Int64[ndarray, " positions"]
+    rows: int
+    digest: str
+    repeated: int
+    same_text: int
+
+    def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
+        """The position of each key, -1 for those that are not there."""
+        rows = self.index.find(keys)
+        return np.where(rows >= 0, np.searchsorted(self.live, rows), -1)
+
+
+@activity("assembling the prepared shards")
+def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, SideFound], BadRows]:
+    """Write `live` and the pairs' tables into the folder of the shards.
+
+    Returns:
+        Documents and queries, and the bad rows that show only when everything is together.
+    """
+    bad: BadRows = {}
+    sides = {name: _settle(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
+    for name, side in sides.items():
+        if len(side.live) < side.rows:
+            np.save(folder / f"{name}.live.npy", side.live)
+    _judgements(folder, reports, sides, bad)
+    _negatives(folder, reports, sides, bad)
+    stems = [report.stem for report in reports]
+    answers.gather(folder / WORK, stems, sides[QUERIES].positions, folder / answers.FILE)
+    return sides, bad
+
+
+def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> SideFound:
+    loaded = [read_arrays(folder / WORK / f"{report.stem}.{name}.npz", _KEYS, PREPARE_AGAIN) for report in reports]
+    lengths = [len(shard["rows"]) for shard in loaded]
+    within = sum(int(shard["repeated"]) for shard in loaded)
+    # Column by column, each let go where it lay before: of millions of rows none is held twice.
+    keys, contents, rows = (
+        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "rows")
+    )
+    parts = np.repeat([report.part for report in reports], lengths)
+    index = KeyIndex(keys)
+    first = index.first()
+    repeated = first != np.arange(len(first))
+    again = np.flatnonzero(repeated)
+    other = again[(contents[again] != contents[first[again]]).any(axis=1)]
+    for place in other:
+        said = _id_at(folder / name, reports, lengths, int(place))
+        reason = f"id {said!r} stood before with a different text"
+        bad.setdefault((int(parts[place]), int(rows[place])), (reason, said.encode()))
+    live = np.flatnonzero(~repeated)
+    if len(again):
+        keys, contents = keys[live], contents[live]
+    digest = digest_of([keys], [contents])
+    same_text = len(live) - len(np.unique(contents[:, 0]))  # a figure for people: half a key tells texts apart
+    return SideFound(index, live, len(first), digest, within + len(again) - len(other), same_text)
+
+
+def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
+    tables: dict[str, list[ndarray]] = {}
+    absent: dict[str, dict[tuple[int, bytes], tuple[int, str]]] = {}
+    for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
+        # Of equal pairs the first row counts.
+        lost = np.flatnonzero((queries >= 0) & (documents < 0) & (pairs["scores"] > 0))
+        of_ids = folder / WORK / f"{report.stem}.{JUDGEMENTS}.arrow"
+        ids = read_arrow(of_ids, PAIR_COLUMNS, PREPARE_AGAIN)["document"] if len(lost) else ()
+        for row in lost.tolist():
+            pair = int(queries[row]), pairs["documents"][row].tobytes()
+            judged = int(pairs["scores"][row]), ids[row].as_py()
+            absent.setdefault(str(pairs["splits"][row]), {}).setdefault(pair, judged)
+        columns = np.stack(
+            [queries, documents, *(pairs[name] for name in ("scores", "kinds", "ranks", "rows"))]
+        ).astype(np.int64)
+        columns = np.append(columns, [np.full(len(queries), report.part)], axis=0)
+        for split in np.unique(pairs["splits"]):
+            known = (queries >= 0) & (documents >= 0)
+            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & known])
+    (folder / JUDGEMENTS).mkdir()
+    for split, found in tables.items():
+        table = np.concatenate(found, axis=1)
+        order = np.lexsort((table[1], table[0]))  # stable: of equal pairs the first row leads
+        table = table[:, order]
+        again = np.zeros(len(order), dtype=bool)
+        again[1:] = (table[:2, 1:] == table[:2, :-1]).all(axis=0)
+        leader = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
+        for place in np.flatnonzero(again & (table[2] != table[2][leader])):
+            reason = f"the pair was judged {table[2][leader[place]]} before and is {table[2][place]} here"
+            bad.setdefault((int(table[6][place]), int(table[5][place])), (reason, b""))
+        np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5, ~again]))
+    if absent:
+        (folder / ABSENT).mkdir()
+    for split, rows in absent.items():
+        _write_absent(folder / ABSENT / f"{split}.arrow", rows)
+
+
+def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]]) -> None:
+    """Write query positions, document ids and grades, sorted by query and then by id."""
+    table = sorted((query, document, score) for (query, _), (score, document) in rows.items())
+    queries, documents, scores = zip(*table, strict=True)
+    columns = {
+        "query": pa.array(queries, pa.int64()),
+        "document": pa.array(documents, pa.large_string()),
+        "score": pa.array(scores, pa.int64()),
+    }
+    write_table(file, pa.table(columns))
+
+
+def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
+    rows, scores = [], []
+    for _, pairs, queries, documents in _resolved(folder, NEGATIVES, reports, sides, bad):
+        there = (queries >= 0) & (documents >= 0)
+        rows.append(np.stack([queries, documents, pairs["kinds"], pairs["ranks"]])[:, there])
+        scores.append(pairs["scores"][there].astype(np.float32))
+    if rows:
+        np.save(folder / f"{NEGATIVES}.npy", np.ascontiguousarray(np.concatenate(rows, axis=1)))
+        np.save(folder / f"{NEGATIVES}.scores.npy", np.concatenate(scores))
+
+
+def _resolved(
+    folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows
+) -> Iterator[tuple[ShardReport, dict[str, ndarray], ndarray, ndarray]]:
+    """Each shard's pairs with the positions of their ends, -1 for an end that is unknown."""
+    for report in reports:
+        file = folder / WORK / f"{report.stem}.{name}.npz"
+        if not file.exists():
+            continue
+        pairs = read_arrays(file, _PAIRS, PREPARE_AGAIN)
+        queries = sides[QUERIES].positions(pairs["queries"])
+        documents = sides[DOCUMENTS].positions(pairs["documents"])
+        unknown = (queries < 0) | (documents < 0)
+        ids = read_arrow(file.with_suffix(".arrow"), PAIR_COLUMNS, PREPARE_AGAIN) if unknown.any() else pa.table({})
+        for place in np.flatnonzero(unknown):
+            end = "query" if queries[place] < 0 else "document"
+            said = ids[end][int(place)].as_py()
+            reason = f"unknown {end} id {said!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
+            bad.setdefault((report.part, int(pairs["rows"][place])), (reason, said.encode()))
+        yield report, pairs, queries, documents
+
+
+def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], place: int) -> str:
+    """The id that stands at a row counted over all shards."""
+    for report, length in zip(reports, lengths, strict=True):
+        if place < length:
+            columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
+            return str(read_arrow(folder / f"{report.stem}.arrow", columns, PREPARE_AGAIN)["id"][place].as_py())
+        place -= length
+    raise IndexError(place)

@@ -1,0 +1,191 @@
+"""Open a data set by name, path or URI: prepared if it was not yet, and fetched to this node if it is remote.
+
+A data set without a `dev` split, opened for `dev`, lends it from `train`: the tenth of the training queries (at most
+1,000) whose ids have the smallest SHA-256. Opened together with that `dev`, `train` is without them; opened alone, it
+is whole.
+
+Training reads documents by position in no order; so every node keeps a whole copy beside its processes rather than
+asking the store for each. Every file is held to the manifest's size and digest while it is copied, and goes nowhere
+but below the cache, whatever the manifest calls it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.digests import check_directory
+from raytriever.data.prepare.pipeline import Request, Runner, Say, in_this_process, prepare, quietly
+from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
+from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.sources import is_uri, open_raw
+from raytriever.errors import DataError, StorageError
+from raytriever.paths import expanded
+from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
+from raytriever.storage import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors, one_writer
+from raytriever.terminal import warn
+
+_BLOCK = 1 << 22
+_REMEDY = "copy the prepared data set there again"
+
+
+def fetched(uri: str) -> Path | None:
+    """Where the prepared data set of a URI stands on this node; None if the URI holds no prepared one.
+
+    Raises:
+        DataError: the store cannot be read.
+        StorageError: a file is not what the manifest says, or cannot be written.
+    """
+    if not is_uri(uri):
+        return None
+    try:
+        with open_raw(_below(uri, MANIFEST)) as stream:
+            written = stream.read(MOST_JSON_BYTES)
+        manifest = parse_json(written, _below(uri, MANIFEST), Manifest, _REMEDY)
+    except (DataError, StorageError):
+        return None
+    if manifest["meta"].get("kind") != "dataset":
+        return None
+    meta = conform(manifest["meta"], _below(uri, MANIFEST), DatasetMeta, _REMEDY)
+    files = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    for name in (*files, meta["name"]):
+        _check_name(name, uri)
+    place = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
+    if _is_whole(place):
+        return place
+    with one_writer(place, wait=True, report=warn):
+        if not _is_whole(place):  # another command has not fetched it meanwhile
+            if place.exists():
+                warn(f"{place}: is torn or has no manifest; fetching it again")
+            with committed_directory(place, meta, replace=place.exists()) as aside:
+                for name, (size, digest) in files.items():
+                    _copy(_below(uri, name), aside / name, size, digest)
+    return place
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        check_directory(place)
+    except StorageError:
+        return False
+    return True
+
+
+def _check_name(name: str, uri: str) -> None:
+    """Refuse what would lead out of the folder in which it is to stand."""
+    parts = name.split("/")
+    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise StorageError(
+            f"names a file {name!r}, which is none below it", _below(uri, MANIFEST), "copy it there again"
+        )
+
+
+def _copy(where: str, file: Path, size: int, digest: str) -> None:
+    state, left = hashlib.sha256(), size
+    with disk_errors(file), open_raw(where) as source:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as target:
+            while left >= 0 and (block := source.read(_BLOCK)):
+                left -= len(block)
+                state.update(block)
+                target.write(block)
+    if left or state.hexdigest() != digest:
+        raise StorageError("is not what the manifest says it is", where, "copy the prepared data set there again")
+
+
+def _below(uri: str, name: str) -> str:
+    """A file under a URI that may carry a query."""
+    root, _, query = uri.partition("?")
+    return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")
+
+
+TRAIN, DEV = "train", "dev"
+_DEV_SHARE, _DEV_QUERIES = 0.1, 1000
+
+
+def open_dataset(
+    name_or_path: str | Path,
+    splits: Iterable[str],
+    *,
+    max_bad_rows: float = 0.01,
+    tokenisation: Tokenisation | None = None,
+    run: Runner = in_this_process,
+    say: Say = quietly,
+) -> RetrievalDataset:
+    """Check and prepare a data set, or find it prepared, and open it; what was left out its `quarantine` tells.
+
+    Args:
+        name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
+        splits: whose judgements are read.
+        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
+        tokenisation: how texts become tokens; None where only texts are wanted.
+        run: how shards are made, where they must be.
+        say: hears whether they must.
+
+    Raises:
+        DataError: no such data set or split, a broken file, or too many bad rows.
+        StorageError: a prepared data set is damaged, or cannot be written.
+    """
+    wanted = list(dict.fromkeys(splits))
+    matter = (*wanted, TRAIN) if DEV in wanted else tuple(wanted)
+    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=matter)
+    place, reachable = _locate(request, run, say)
+    there = splits_of(place)
+    lent = DEV in wanted and DEV not in there and TRAIN in there
+    require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)
+    vocabulary = tokenisation.vocabulary if tokenisation else None
+    dataset = read_prepared(place, [TRAIN, *wanted] if lent else wanted, vocabulary)
+    if lent:
+        dataset = with_lent_dev(dataset, request.dataset)
+    judgements = {split: dataset.judgements[split] for split in wanted}
+    absent = {split: rows for split, rows in dataset.absent.items() if split in wanted}
+    return replace(dataset, judgements=judgements, absent=absent, place=reachable)
+
+
+def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
+    """The directory of the prepared data set, the one the request names or the one `prepare` finds or makes; and from
+    where any process opens it: another node fetches for itself what was fetched here."""
+    stored = fetched(request.dataset)
+    place = stored or expanded(request.dataset)
+    meta = prepared_meta(place) if os.path.isdir(place) else None
+    if meta is None:
+        place = prepare(request, run, say=say)
+        return place, str(place)
+    if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:
+        tokens = "another tokenizer or prefix" if meta["tokenisation"] else "no tokenizer"
+        raise DataError(
+            f"was prepared with {tokens}", str(place), "prepare it with --model as it is trained, or name its source"
+        )
+    return place, request.dataset if stored else os.path.abspath(place)
+
+
+def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
+    """Return the data set with `train` divided into `train` and `dev`, see `hold_out`."""
+    train, dev = hold_out(dataset.judgements[TRAIN], dataset, where)
+    absent = dict(dataset.absent)
+    if TRAIN in absent:
+        lost = absent.pop(TRAIN)
+        held = np.isin(lost.queries, dev.queries)
+        absent |= {split: rows for split, rows in ((TRAIN, lost.where(~held)), (DEV, lost.where(held))) if len(rows)}
+    return replace(dataset, judgements={**dataset.judgements, TRAIN: train, DEV: dev}, absent=absent)
+
+
+def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[Judgements, Judgements]:
+    """Part `train` into what is trained on and a dev split, by the hash of the query ids alone.
+
+    Returns:
+        The rest, and the held-out queries' judgements.
+    """
+    queries = np.unique(train.queries)
+    if len(queries) < 2:
+        raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")
+    names = {int(query): dataset.queries.ids[int(query)] for query in queries}
+    ordered = sorted(names, key=lambda query: hashlib.sha256(names[query].encode()).digest())
+    size = min(_DEV_QUERIES, max(1, int(len(ordered) * _DEV_SHARE)))
+    held = np.isin(train.queries, ordered[:size])
+    return train.where(~held), train.where(held)

@@ -1,0 +1,288 @@
+"""Reads a prepared data set: columns memory-mapped, judgements loaded, nothing else touched.
+
+Right digests do not make a directory right, since an attacker can write digests too. So each file must
+have the types and lengths that `prepare` writes, and every position must name a row that exists. Offsets and texts,
+whose checks read all files, are validated as rarely as digests are compared: again only when a file has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data.answers import FILE, Answers, read_answers
+from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
+from raytriever.data.dataset import (
+    AbsentDocuments,
+    Documents,
+    Judgements,
+    NegativeRows,
+    Queries,
+    RetrievalDataset,
+    Tokens,
+)
+from raytriever.data.digests import check_directory
+from raytriever.data.prepare.shards import (
+    ABSENT,
+    ABSENT_COLUMNS,
+    DOCUMENT_COLUMNS,
+    DOCUMENTS,
+    JUDGEMENTS,
+    NEGATIVES,
+    QUERIES,
+    QUERY_COLUMNS,
+)
+from raytriever.data.quarantine import BadEntry, QuarantineReport
+from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.errors import DataError, StorageError
+from raytriever.reading.arrays import read_array, read_arrow
+from raytriever.reading.structured import conform
+from raytriever.storage import MANIFEST, disk_errors, read_manifest
+
+VERSION = 1
+
+
+class FileMeta(TypedDict):
+    """One file of the source: how many rows it has and how many of them are bad, and the first bad one."""
+
+    where: str
+    split: str | None
+    rows: int
+    bad: int
+    first: BadEntry | None
+
+
+class SideMeta(TypedDict):
+    """The documents or the queries, see `assemble.SideFound`."""
+
+    rows: int
+    live: int
+    digest: str
+    repeated: int
+    same_text: int
+
+
+class SidesMeta(TypedDict):
+    """The two sides."""
+
+    documents: SideMeta
+    queries: SideMeta
+
+
+class DatasetMeta(TypedDict):
+    """What the manifest of a prepared data set says of it."""
+
+    kind: Literal["dataset"]
+    version: int
+    key: str
+    source: str
+    name: str
+    format: str
+    tokenisation: str | None
+    files: list[FileMeta]
+    sides: SidesMeta
+
+
+def prepared_meta(place: Path) -> DatasetMeta | None:
+    """What is known of a prepared data set, damaged or not; None where there is none of this version.
+
+    Raises:
+        StorageError: the manifest is not as it was written.
+    """
+    file = place / MANIFEST
+    if not file.is_file():
+        return None
+    try:
+        meta = read_manifest(place, verify=None)["meta"]
+    except StorageError:
+        if all((place / side).is_dir() for side in (DOCUMENTS, QUERIES)):
+            raise
+        return None
+    if meta.get("kind") != "dataset" or meta.get("version") != VERSION:
+        return None
+    return conform(meta, str(file), DatasetMeta, PREPARE_AGAIN)
+
+
+@activity("opening the prepared data set")
+def read_prepared(place: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
+    """Open the directory that `prepare` made.
+
+    Args:
+        place: the directory.
+        splits: whose judgements, and bad rows of judgements, are wanted; all where None. What is not there is
+            left out.
+        vocabulary: the number of token ids that the tokenizer has, where it is known.
+
+    Raises:
+        StorageError: a file is missing, torn or changed, or holds something else than `prepare` writes.
+    """
+    against = "" if vocabulary is None else f", {vocabulary} tokens"
+    check_directory(place, partial(_read, place, None, full=True, vocabulary=vocabulary), against)
+    with disk_errors(place, reading=True):
+        return _read(place, None if splits is None else set(splits), full=False)
+
+
+def splits_of(place: Path) -> list[str]:
+    """The splits a prepared data set has judgements of."""
+    names = sorted(read_manifest(place, verify=None)["files"])
+    return sorted(file.stem for file in _files(place, names, f"{JUDGEMENTS}/", ".npy"))
+
+
+def require_splits(place: Path, splits: Iterable[str], where: str) -> None:
+    """Raise `DataError` for a split that is not there, naming those that are."""
+    there = splits_of(place)
+    for split in splits:
+        if split not in there:
+            known = ", ".join(there) or "none"
+            remedy = f"choose from {known}" if there else "add judgements"
+            remedy = f"training needs one; {remedy}" if split == "train" and there else remedy
+            raise DataError(f"no split {split!r}; there are: {known}", where, remedy)
+
+
+def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
+    meta = prepared_meta(place)
+    if meta is None:
+        raise StorageError("holds no prepared data set of this version", str(place), PREPARE_AGAIN)
+    tokenised = meta["tokenisation"]
+    files = partial(_files, place, sorted(read_manifest(place, verify=None)["files"]))
+    tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
+    (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
+    (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
+    judgements = {
+        file.stem: _judgements(file, len(query_ids), len(ids))
+        for file in files(f"{JUDGEMENTS}/", ".npy")
+        if splits is None or file.stem in splits
+    }
+    # What an earlier version prepared has no such files.
+    absent = {
+        file.stem: _absent(file, len(query_ids), full)
+        for file in files(f"{ABSENT}/", ".arrow")
+        if splits is None or file.stem in splits
+    }
+    negatives = [_negatives(file, len(query_ids), len(ids)) for file in files(f"{NEGATIVES}.npy")]
+    answers = [_answers(file, len(query_ids), full) for file in files(FILE)]
+    other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
+    return RetrievalDataset(
+        name=meta["name"],
+        documents=Documents(ids, titles, texts, meta["sides"]["documents"]["digest"]),
+        queries=Queries(query_ids, query_texts, meta["sides"]["queries"]["digest"]),
+        judgements=judgements,
+        quarantine=QuarantineReport.read(place).without(other),
+        negatives=next(iter(negatives), None),
+        answers=next(iter(answers), None),
+        place=str(place),
+        absent=absent,
+        tokens=Tokens(query_tokens, document_tokens, tokenised)
+        if tokenised is not None and query_tokens is not None and document_tokens is not None
+        else None,
+    )
+
+
+def _files(place: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
+    """The files of a directory by the names in its manifest; one that the manifest does not name does not exist."""
+    return [place / name for name in names if name.startswith(begin) and name.endswith(end)]
+
+
+def _side(
+    files: Callable[..., list[Path]],
+    name: str,
+    columns: dict[str, str],
+    full: bool,
+    read_tokens: Callable[[Path, int], tuple[ndarray, ndarray]] | None,
+) -> tuple[list[TextColumn], TokenColumn | None]:
+    shards = files(f"{name}/", ".arrow")
+    tables = [read_arrow(file, columns, PREPARE_AGAIN, full) for file in shards]
+    lengths = [len(table) for table in tables]
+    live = [_live(file, sum(lengths)) for file in files(f"{name}.live.npy")]
+    rows = Rows.of(lengths, next(iter(live), None))
+    texts = [TextColumn([_whole(table[column]) for table in tables], rows) for column in columns]
+    if read_tokens is None:
+        return texts, None
+    # A column of no shards is still one of tokens: no document had any.
+    tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
+    return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
+
+
+def _whole(column: Any) -> Any:
+    """A column as one array; a shard is one record batch, so nothing is copied."""
+    return column.chunk(0)
+
+
+def _live(file: Path, rows: int) -> ndarray:
+    live = read_array(file, ["int64"], (None,), PREPARE_AGAIN)
+    _check_range(file, "a row", live, rows)
+    _check_order(file, "rows", bool((np.diff(live) > 0).all()))
+    return live
+
+
+def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[ndarray, ndarray]:
+    """The token ids of a shard and where those of each text begin."""
+    ids = read_array(file.with_suffix(".tokens.npy"), ["uint16", "uint32"], (None,), PREPARE_AGAIN, mapped="r")
+    of_offsets = file.with_suffix(".offsets.npy")
+    offsets = read_array(of_offsets, ["int64"], (rows + 1,), PREPARE_AGAIN, mapped="r")
+    ends = (int(offsets[0]), int(offsets[-1]))
+    if ends != (0, len(ids)):
+        told = f"begins at {ends[0]} and ends at {ends[1]}, expected 0 and the number of tokens, {len(ids)}"
+        raise StorageError(told, str(of_offsets), PREPARE_AGAIN)
+    if full:
+        _check_order(of_offsets, "offsets", bool((np.diff(offsets) >= 0).all()))
+        _check_range(file.with_suffix(".tokens.npy"), "a token", ids, vocabulary or 1 << 32)
+    return ids, offsets
+
+
+def _judgements(file: Path, queries: int, documents: int) -> Judgements:
+    found = Judgements(*read_array(file, ["int64"], (5, None), PREPARE_AGAIN))
+    _check_pairs(file, found.queries, found.documents, queries, documents)
+    _check_range(file, "a source", found.sources, len(SOURCES))
+    _check_range(file, "a rank", found.ranks)
+    step = np.diff(found.queries)
+    _check_order(file, "pairs", bool(((step > 0) | ((step == 0) & (np.diff(found.documents) > 0))).all()))
+    return found
+
+
+def _absent(file: Path, queries: int, full: bool) -> AbsentDocuments:
+    table = read_arrow(file, ABSENT_COLUMNS, PREPARE_AGAIN, full)
+    found = AbsentDocuments(table["query"].to_numpy(), table["document"].to_pylist(), table["score"].to_numpy())
+    _check_range(file, "the position of a query", found.queries, queries)
+    _check_order(file, "queries", bool((np.diff(found.queries) >= 0).all()))
+    _check_range(file, "a grade", found.scores - 1)
+    return found
+
+
+def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:
+    found = read_array(file, ["int64"], (4, None), PREPARE_AGAIN)
+    scores = read_array(file.with_suffix(".scores.npy"), ["float32"], (found.shape[1],), PREPARE_AGAIN)
+    _check_pairs(file, found[0], found[1], queries, documents)
+    _check_range(file, "an origin", found[2], len(ORIGINS))
+    _check_range(file, "a rank", found[3])
+    return NegativeRows(found[0], found[1], found[2], found[3], scores)
+
+
+def _answers(file: Path, queries: int, full: bool) -> Answers:
+    answers = read_answers(file, full)
+    _check_range(file, "the position of a query", answers.queries, queries)
+    _check_order(file, "queries", bool((np.diff(answers.queries) >= 0).all()))
+    return answers
+
+
+def _check_pairs(file: Path, queries: ndarray, documents: ndarray, of_queries: int, of_documents: int) -> None:
+    _check_range(file, "the position of a query", queries, of_queries)
+    _check_range(file, "the position of a document", documents, of_documents)
+
+
+def _check_range(file: Path, what: str, values: ndarray, end: int = 1 << 31) -> None:
+    """Raise `StorageError` unless all values are from 0 to below `end`."""
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < end:
+        outside = values[(values < 0) | (values >= end)][0]
+        raise StorageError(f"{what} is {outside}, expected 0 to {end - 1}", str(file), PREPARE_AGAIN)
+
+
+def _check_order(file: Path, what: str, ascending: bool) -> None:
+    if not ascending:
+        raise StorageError(f"the {what} do not ascend", str(file), PREPARE_AGAIN)

@@ -1,0 +1,252 @@
+"""Shard writer: one chunk of rows becomes one shard, checked, tokenised and written, with a report of a few bytes.
+
+1. The rows are parsed; a bad row is quarantined with its number and reason, alone.
+2. Texts go to Arrow files, tokens to flat arrays next to them, ids and contents as keys to a work folder, from which
+   `assemble` computes positions when every shard exists.
+3. A process that dies over a chunk leaves a mark; the next process that gets the chunk searches for the text that
+   caused it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.answers import write_some
+from raytriever.data.formats.chunks import Chunk, Parsed, parse_chunk
+from raytriever.data.formats.plan import Part
+from raytriever.data.keys import key_of, keys_of
+from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
+from raytriever.data.quarantine import bad_entry
+from raytriever.data.records import ORIGINS, SOURCES, joined
+from raytriever.storage import disk_errors
+
+JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
+# The columns of an Arrow file of documents, of queries, and of the ids of pairs, with Arrow's type of each.
+DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
+    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
+)
+ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"}
+
+
+@dataclass
+class Side:
+    """The documents or the queries of a chunk, each id with one content once."""
+
+    columns: dict[str, list[str]]
+    texts: list[str]
+    prefix: str
+    rows: Int64[ndarray, " texts"]
+    keys: list[bytes]
+    contents: list[bytes]
+    kept: list[int] = field(default_factory=list)
+    repeated: int = 0
+
+    def __post_init__(self) -> None:
+        seen: set[tuple[bytes, bytes]] = set()
+        for place, row in enumerate(zip(self.keys, self.contents, strict=True)):
+            if row not in seen:
+                seen.add(row)
+                self.kept.append(place)
+        self.repeated = len(self.keys) - len(self.kept)
+
+    @classmethod
+    def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
+        """The documents of a chunk; their text for the tokenizer is title and text joined."""
+        found = parsed.records.documents
+        ids, titles, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [], [])
+        return cls(
+            {"id": ids, "title": titles, "text": texts},
+            list(map(joined, titles, texts)) if tokenisation else [],
+            tokenisation.passage_prefix if tokenisation else "",
+            parsed.rows_of("documents"),
+            [key_of(name) for name in ids],
+            [key_of(title, text) for title, text in zip(titles, texts, strict=True)],
+        )
+
+    @classmethod
+    def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
+        """The queries of a chunk."""
+        found = parsed.records.queries
+        ids, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [])
+        return cls(
+            {"id": ids, "text": texts},
+            texts if tokenisation else [],
+            tokenisation.query_prefix if tokenisation else "",
+            parsed.rows_of("queries"),
+            [key_of(name) for name in ids],
+            [key_of(text) for text in texts],
+        )
+
+    def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
+        """Texts and tokens to files; answers the rows whose texts cannot be tokenised, which are left out, and why."""
+        killers: dict[int, str] = {}
+        token_ids: Sequence[list[int]] = []
+        if tokenisation and self.kept:
+            token_ids, reasons = _tokenise(tokenisation, self.prefix, [self.texts[i] for i in self.kept], careful)
+            killers = {int(self.rows[self.kept[place]]): reason for place, reason in reasons.items()}
+            self.kept = [row for place, row in enumerate(self.kept) if place not in reasons]
+            token_ids = [ids for place, ids in enumerate(token_ids) if place not in reasons]
+        if not self.kept:
+            return killers
+        columns = {name: [column[place] for place in self.kept] for name, column in self.columns.items()}
+        _write_texts(folder / f"{stem}.arrow", columns)
+        if tokenisation:
+            ids, offsets = flat(token_ids, tokenisation.dtype)
+            np.save(folder / f"{stem}.tokens.npy", ids)
+            np.save(folder / f"{stem}.offsets.npy", offsets)
+        return killers
+
+    def write_keys(self, file: Path) -> None:
+        """Keys of ids and contents, and the numbers of the rows they came from."""
+        np.savez(
+            file,
+            keys=keys_of(self.keys[i] for i in self.kept),
+            contents=keys_of(self.contents[i] for i in self.kept),
+            rows=self.rows[self.kept],
+            repeated=self.repeated,
+        )
+
+
+def _tokenise(
+    tokenisation: Tokenisation, prefix: str, texts: list[str], careful: bool
+) -> tuple[Sequence[Any], dict[int, str]]:
+    if not careful:
+        try:
+            return tokenisation.encode(texts, prefix), {}
+        except BaseException as error:  # a panic of the tokenizer is no `Exception`
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+    return try_each(partial(tokenisation.encode, prefix=prefix), texts)
+
+
+def write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
+    """Judgements and negatives; their ends by key for matching, and by id for messages."""
+    judgements, negatives = parsed.records.judgements, parsed.records.negatives
+    _write_pairs(
+        folder / f"{stem}.{JUDGEMENTS}",
+        judgements,
+        rows=parsed.rows_of("judgements"),
+        kinds=[SOURCES.index(row.source) for row in judgements],
+        splits=[row.split for row in judgements],
+    )
+    _write_pairs(
+        folder / f"{stem}.{NEGATIVES}",
+        negatives,
+        rows=parsed.rows_of("negatives"),
+        kinds=[ORIGINS.index(row.origin) for row in negatives],
+        splits=[],
+    )
+
+
+def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[int], splits: list[str]) -> None:
+    if not pairs:
+        return
+    np.savez(
+        f"{stem}.npz",
+        queries=keys_of(key_of(pair.query) for pair in pairs),
+        documents=keys_of(key_of(pair.document) for pair in pairs),
+        scores=np.array([pair.score for pair in pairs]),
+        ranks=np.array([pair.rank for pair in pairs], dtype=np.int64),
+        kinds=np.array(kinds, dtype=np.int64),
+        splits=np.array(splits, dtype=np.str_),
+        rows=rows,
+    )
+    ids = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
+    _write_texts(Path(f"{stem}.arrow"), ids)
+
+
+def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
+    """Write columns of texts as one Arrow file."""
+    write_table(file, pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()}))
+
+
+def write_table(file: Path, table: Any) -> None:
+    """Write a table as one uncompressed Arrow file, which can be memory-mapped."""
+    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
+        writer.write_table(table)
+
+
+DOCUMENTS, QUERIES, WORK = "documents", "queries", "work"
+SIDES = (DOCUMENTS, QUERIES)
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """What a shard holds.
+
+    Args:
+        part: which part of the data set its rows came from.
+        number: which chunk of the part, from 0.
+        rows: rows read, the bad ones too.
+        bad: the bad rows, as `quarantine.bad_entry` tells them.
+    """
+
+    part: int
+    number: int
+    rows: int
+    bad: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """The name of its files; in the order of names the shards are in the order of the rows."""
+        return f"{self.part:05d}-{self.number:06d}"
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Turns chunks into shards; sent to the processes that do it.
+
+    Args:
+        parts: of the data set; a chunk names its part by place.
+        folder: seen by every process.
+        tokenisation: None for texts without tokens.
+    """
+
+    parts: tuple[Part, ...]
+    folder: Path
+    tokenisation: Tokenisation | None
+
+    def __call__(self, chunk: Chunk) -> ShardReport:
+        """Write the shard of a chunk; raises `DataError` if its part is broken as a whole."""
+        parsed = parse_chunk(self.parts[chunk.part], chunk)
+        report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(parsed.bad))
+        where = self.parts[chunk.part].where
+        with disk_errors(self.folder):
+            mark = self.folder / WORK / f"{report.stem}.begun"
+            died_before = not _leave(mark)
+            sides = {
+                DOCUMENTS: Side.of_documents(parsed, self.tokenisation),
+                QUERIES: Side.of_queries(parsed, self.tokenisation),
+            }
+            killers: dict[int, str] = {}
+            for name, side in sides.items():
+                killers |= side.write(self.folder / name, report.stem, self.tokenisation, died_before)
+                side.write_keys(self.folder / WORK / f"{report.stem}.{name}.npz")
+            write_pairs(self.folder / WORK, report.stem, parsed)
+            write_some(self.folder / WORK, report.stem, parsed.records.answers)
+            mark.unlink()
+        bad = tuple(bad_entry(where, row, reason, b"") for row, reason in killers.items())
+        return replace(report, bad=report.bad + bad)
+
+
+def make_folders(folder: Path) -> None:
+    """The folders a writer writes into."""
+    for name in (*SIDES, WORK):
+        (folder / name).mkdir()
+
+
+def _leave(mark: Path) -> bool:
+    """Make the mark; false if it was there."""
+    with suppress(FileExistsError):
+        mark.touch(exist_ok=False)
+        return True
+    return False

@@ -1,0 +1,132 @@
+"""The embedded data set: the documentation of one's own Python, as questions and answers.
+
+1. Every source file of the standard library and of the installed packages is read; nothing is imported.
+2. A docstring's first sentence is the query; qualified name, signature and the rest are its one passage.
+3. Equal sentences and equal passages count once, so that no sentence stands in two splits; a sentence that
+   its own passage repeats would be a question about nothing but copying, and is left out.
+4. A hash of the qualified name decides the split; all passages are the corpus.
+5. The result is a folder in BEIR layout in the cache, named by a key of all installed versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from raytriever.activity import activity
+from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
+from raytriever.data.pydocs.modules import PublicNames, installed_versions, modules_of, source_roots
+from raytriever.errors import StorageError
+from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
+from raytriever.terminal import warn
+
+log = logging.getLogger(__name__)
+
+PYDOCS = "pydocs"
+BUILDER_VERSION = 3
+_TEST_BELOW, _DEV_BELOW = 0.035, 0.07
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """A query and its passage."""
+
+    name: str
+    query: str
+    passage: str
+
+    @property
+    def split(self) -> str:
+        """Where the hash of the name puts it."""
+        share = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
+        return "test" if share < _TEST_BELOW else "dev" if share < _DEV_BELOW else "train"
+
+
+@activity("reading the docstrings of this Python")
+def pydocs_folder(cache: Path | None = None) -> Path:
+    """The folder of the data set for this environment, built if the cache has no whole one."""
+    cache = cache or cache_folder()
+    versions = installed_versions()
+    key = hashlib.sha256(json.dumps([BUILDER_VERSION, *versions]).encode()).hexdigest()
+    folder = cache / f"pydocs-{key[:16]}"
+    if _is_whole(folder):
+        return folder
+    with one_writer(folder, wait=True, report=warn):
+        if _is_whole(folder):  # built by another command meanwhile
+            return folder
+        if folder.exists():
+            warn(f"{folder}: is torn or has no manifest; building it again")
+        log.info("building pydocs from the docstrings of %d installed packages", len(versions) - 1)
+        with committed_directory(folder, {"versions": versions}, replace=folder.exists()) as aside:
+            write_pairs(distinct(pairs_of(source_roots())), aside)
+    return folder
+
+
+def pairs_of(roots: list[Path]) -> Iterator[Pair]:
+    """Every usable pair of the packages and modules below the roots."""
+    sources, public = [], PublicNames()
+    for root in roots:
+        for module, file in modules_of(root):
+            source = file.read_bytes().decode(errors="ignore")
+            if file.name == "__init__.py":
+                public.read(module, module, source)
+            elif file.name == "api.py":
+                public.read(module, module.rpartition(".")[0], source)
+            if '"""' in source or "'''" in source:
+                sources.append((module, source))
+    for module, source in sources:
+        for item in documented(source):
+            head, _, inside = item.name.partition(".")
+            name = public.of(module, head)
+            found = question_and_answer(item.docstring) if name else None
+            if found is not None:
+                pair = Pair(f"{name}.{inside}".rstrip("."), found[0], f"{item.signature} {found[1]}")
+                if normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}"):
+                    yield pair
+
+
+def distinct(pairs: Iterator[Pair]) -> list[Pair]:
+    """One pair a name, a sentence and a passage: of several, the one with the shortest name."""
+    seen: set[tuple[str, str]] = set()
+    kept = []
+    for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):
+        marks = {
+            ("name", pair.name.lower()),
+            ("query", normalised(pair.query)),
+            ("passage", normalised(pair.passage)),
+        }
+        if not marks & seen:
+            seen |= marks
+            kept.append(pair)
+    return sorted(kept)
+
+
+def write_pairs(pairs: list[Pair], folder: Path) -> None:
+    """Write the pairs in BEIR layout. A query's id differs from its passage's: BEIR drops documents whose id
+    is the query's."""
+    with (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as corpus:
+        corpus.writelines(_line(_id=p.name, title=p.name, text=p.passage) for p in pairs)
+    with (folder / "queries.jsonl").open("w", encoding="utf-8", newline="\n") as queries:
+        queries.writelines(_line(_id=f"q:{p.name}", text=p.query) for p in pairs)
+    (folder / "qrels").mkdir()
+    for split in ("train", "dev", "test"):
+        with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8", newline="\n") as qrels:
+            qrels.write("\t".join(QRELS_HEADER) + "\n")
+            qrels.writelines(f"q:{p.name}\t{p.name}\t1\n" for p in pairs if p.split == split)
+
+
+def _line(**fields: str) -> str:
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except StorageError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Training examples and their order: positives, negatives, mixtures, batches and teacher scores."""

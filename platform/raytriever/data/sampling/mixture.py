@@ -1,0 +1,163 @@
+"""Order of the training examples as the settings ask for: shuffled, mixed from several data sets by weights, spread.
+
+1. Each data set has an endless stream of its own. A round of the mixture has as many places as all of them have
+   examples, and says for each turn (one place, or one batch of places) whose it is: quotas, shuffled by (seed,
+   round).
+2. After r rounds every data set has had its share of all turns, to the whole number: the quotas come of an
+   apportionment that never takes a turn back (Webster 1832, Sainte-Laguë 1910), so those of round r are the
+   difference of two, and nothing has to be replayed to know them.
+3. Whose turn it is for the k-th time reads the k-th place (or batch) of its own stream. So each example comes once in
+   each epoch of its data set, whatever the weights; by default they are the sizes, and then all epochs go together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import lcm
+
+import numpy as np
+
+from raytriever.data.dataset import Positives
+from raytriever.data.sampling.draws import derived_seed, permutation
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.order import Epoch, Order, Shuffled, Stream, read
+from raytriever.data.sampling.spread import Spread
+from raytriever.errors import ConfigError
+
+_FLAG = "--dataset-weights"
+
+
+class Mixture:
+    """A stream (`order.Stream`) of the streams of several data sets.
+
+    Args:
+        streams: one a data set; its examples are counted from 0.
+        weights: relative, whole numbers.
+        seed: another seed, other turns.
+        run: the places of a turn: 1, or the batch size for batches of one data set each.
+    """
+
+    def __init__(self, streams: Sequence[Stream], weights: Sequence[int], seed: int, run: int = 1) -> None:
+        self._streams, self._weights, self._seed, self._run = tuple(streams), tuple(weights), seed, run
+        self._turns = -(-sum(stream.size for stream in streams) // run)
+        self.epoch = lru_cache(maxsize=2)(self._round)
+
+    @property
+    def size(self) -> int:
+        """The places of a round: all examples, made up to whole turns."""
+        return self._turns * self._run
+
+    def _round(self, number: int) -> Epoch:
+        """See `order.Stream`; two rounds are kept."""
+        before, after = (apportioned(self._weights, (number + more) * self._turns) for more in (0, 1))
+        owners = np.repeat(np.arange(len(self._streams)), np.subtract(after, before))
+        turns = owners[permutation(self._turns, self._seed, number)]
+        examples, seen_in = (np.empty((self._turns, self._run), dtype=np.int64) for _ in range(2))
+        start = 0
+        for part, stream in enumerate(self._streams):
+            mine = turns == part
+            found = read(stream, before[part] * self._run, after[part] * self._run)
+            examples[mine] = found.examples.reshape(-1, self._run) + start
+            seen_in[mine] = found.seen_in.reshape(-1, self._run)
+            start += stream.size
+        for column in (examples, seen_in):
+            column.setflags(write=False)
+        return Epoch(examples.reshape(-1), seen_in.reshape(-1))
+
+
+def parse_weights(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Weights as whole numbers, out of `2,1` or `0.7,0.3`, one for each data set; the sizes where there is no text.
+
+    Raises:
+        ConfigError: as many weights as data sets are wanted, each above 0, and none for a data set without examples.
+    """
+    if not text.strip():
+        return tuple(sizes)
+    words = [word.strip() for word in text.split(",")]
+    if len(words) != len(sizes):
+        raise ConfigError(f"{text!r} is {len(words)} for {len(sizes)} data sets", _FLAG, "give one for each, as in 2,1")
+    fractions = []
+    for word, size in zip(words, sizes, strict=True):
+        try:
+            weight = Fraction(word)
+        except (ValueError, ZeroDivisionError):
+            weight = Fraction(0)
+        if weight <= 0:
+            raise ConfigError(f"{word!r} is no weight", _FLAG, "give numbers above 0, as in 2,1")
+        if not size:
+            raise ConfigError(f"weight {word} is of a data set without training examples", _FLAG, "leave it out")
+        fractions.append(weight)
+    whole = lcm(*(weight.denominator for weight in fractions))
+    return tuple(int(weight * whole) for weight in fractions)
+
+
+def apportioned(weights: Sequence[int], turns: int) -> list[int]:
+    """`turns` shared out by weights (Webster, Sainte-Laguë): with more turns nobody has fewer.
+
+    They are the first `turns` of one endless ranking of claims, w / (2k + 1) the claim of weight w to its k-th turn,
+    of equal claims the earlier data set first. Counted from the rounded shares, with at most one step a data set.
+    """
+    total = sum(weights)
+    # Shares rounded, halves down: all claims above one height.
+    had = [(2 * turns * weight + total - 1) // (2 * total) for weight in weights]
+    while sum(had) < turns:
+        claims = [Fraction(weight, 2 * count + 1) for weight, count in zip(weights, had, strict=True)]
+        had[max(range(len(had)), key=lambda part: (claims[part], -part))] += 1
+    while sum(had) > turns:
+        held = [Fraction(weight, 2 * count - 1) if count else None for weight, count in zip(weights, had, strict=True)]
+        had[-min((claim, -part) for part, claim in enumerate(held) if claim is not None)[1]] -= 1
+    return had
+
+
+EXAMPLES, BATCHES = "examples", "batches"
+
+
+def arrange(
+    examples: Examples,
+    batch_size: int,
+    seed: int,
+    *,
+    weights: str = "",
+    mixing: str = EXAMPLES,
+    no_duplicates: bool = False,
+) -> Order:
+    """The order of a split's examples.
+
+    Args:
+        examples: of one data set, or of several in one.
+        batch_size: examples in the global batch, over all workers.
+        seed: another seed, another order.
+        weights: of the data sets, see `mixture.parse_weights`; their sizes when empty.
+        mixing: `examples` mixes data sets within each batch, `batches` takes each batch from one.
+        no_duplicates: whether batches are to be without two queries that share a positive, see `spread`.
+
+    Raises:
+        ConfigError: weights that do not fit the data sets.
+    """
+    sizes = np.diff(examples.starts).tolist()
+    shares = parse_weights(weights, sizes)
+    parts = [part for part, size in enumerate(sizes) if size]
+    alone = len(parts) == 1
+    by_batch = mixing == BATCHES and not alone
+    streams: list[Stream] = []
+    for part in parts:
+        own = seed if alone else derived_seed(seed, part)
+        stream: Stream = Shuffled(sizes[part], own)
+        if no_duplicates and by_batch:
+            rows = slice(int(examples.starts[part]), int(examples.starts[part + 1]))
+            stream = Spread(stream, batch_size, _part(examples.positives, rows), own)
+        streams.append(stream)
+    turn = batch_size if by_batch else 1
+    whole = streams[0] if alone else Mixture(streams, [shares[part] for part in parts], seed, turn)
+    if no_duplicates and not by_batch:
+        whole = Spread(whole, batch_size, examples.positives, seed)
+    return Order(len(examples), batch_size, seed, whole)
+
+
+def _part(positives: Positives, queries: slice) -> Positives:
+    """The queries of one data set with their positives."""
+    offsets = positives.offsets[queries.start : queries.stop + 1]
+    rows = slice(int(offsets[0]), int(offsets[-1]))
+    columns = (column[rows] for column in (positives.documents, positives.sources, positives.ranks))
+    return Positives(positives.queries[queries], offsets - offsets[0], *columns)

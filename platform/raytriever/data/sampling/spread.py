@@ -1,0 +1,376 @@
+"""Batches without two queries that share a positive, out of any stream, each epoch still whole.
+
+1. Batches are windows of b places over the endless stream, so epoch e begins (eN) mod b places into a window.
+2. The places of epoch e in its last window, which the next epoch fills up, are chosen first, from epoch e alone: from
+   its end, such as share no document. So the next epoch knows what its first window holds, and nothing goes back
+   further: any epoch's order costs that of two epochs of the stream.
+3. The rest goes, in the order of the stream, each to the first window with room and none of its documents. Those with
+   a document of more than a quarter as many queries as there are windows choose before all others, the most frequent
+   first, from a drawn window on: they are the ones that need them all.
+4. What is left over at the end is exchanged with places of other windows. What cannot be: a document with more
+   queries than windows has two in one, and where an epoch is of two or three windows, the ends that were chosen
+   without regard to the next epoch can cost a few more. Such places are put anyhow and counted (`shared`).
+
+Documents count for a query whether its group draws them or not: they would be its false negatives all the same. The
+work grows with the number of positives, times the length of chains that are all but constant.
+
+The compiled walk. Which batches hold a document is a linked run in a hash table: (document, batch) leads to the next
+batch worth asking, and chains are shortened as they are walked (union-find), as are those over full batches. So a
+place asks for the first batch from `begin` on that has room and none of its documents in next to no time, whatever
+was placed before."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numba
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.dataset import Positives
+from raytriever.data.sampling.draws import words
+from raytriever.data.sampling.order import Epoch, Order, Stream
+
+# What a place may ask before it is left over: chains of different documents that interleave end here.
+ROUNDS = 64
+# Work on exchanges, in multiples of the work of reading every place's documents once.
+EXCHANGES = 32
+
+
+@numba.njit(cache=True)
+def place_all(offsets, documents, size, items, begins, head, batch, batches):  # type: ignore[no-untyped-def]
+    """Give each item a batch of its own choice.
+
+    Args:
+        offsets, documents: the documents of example i are `documents[offsets[i]:offsets[i + 1]]`, from 0 to `size`.
+        items: examples, in the order in which they choose.
+        begins: the batch at which each begins to look; all after it are asked, then those before.
+        head: examples that stand in the first batch already.
+        batch: places of a batch.
+        batches: how many there are; all places are filled in the end.
+
+    Returns:
+        For each free place, batch by batch, which item stands there; and the steps taken.
+    """
+    pairs = 0
+    for item in items:
+        pairs += offsets[item + 1] - offsets[item]
+    for item in head:
+        pairs += offsets[item + 1] - offsets[item]
+    bits = 4
+    while (1 << bits) < 2 * pairs:
+        bits += 1
+    keys, links = np.full(1 << bits, -1, np.int64), np.zeros(1 << bits, np.int32)
+    room = np.arange(batches + 1).astype(np.int32)
+    fill, taken = np.zeros(batches, np.int64), np.full(batches * batch, -1, np.int64)
+    held = np.zeros(size, np.int64)  # batches that hold a document
+    for item in head:
+        for place in range(offsets[item], offsets[item + 1]):
+            held[documents[place]] += _insert(keys, links, documents[place], 0, batches)
+    fill[0] = len(head)
+    steps = np.zeros(1, np.int64)
+    left = np.empty(len(items), np.int64)
+    lefts = 0
+    for number, item in enumerate(items):
+        at = _search(offsets, documents, item, begins[number], keys, links, room, batches, steps)
+        if at == batches and begins[number] > 0:
+            at = _search(offsets, documents, item, 0, keys, links, room, batches, steps)
+        if at == batches:
+            left[lefts] = number
+            lefts += 1
+            continue
+        for place in range(offsets[item], offsets[item + 1]):
+            held[documents[place]] += _insert(keys, links, documents[place], at, batches)
+        taken[at * batch + fill[at]] = number
+        fill[at] += 1
+        if fill[at] == batch:
+            room[at] = at + 1
+    _settle(offsets, documents, size, items, head, batch, batches, fill, taken, held, left[:lefts], pairs, steps)
+    return taken[len(head) :], steps[0]
+
+
+@numba.njit(cache=True)
+def _search(offsets, documents, item, begin, keys, links, room, batches, steps):  # type: ignore[no-untyped-def]
+    """The first batch from `begin` on with room and none of the item's documents; `batches` if there is none."""
+    at = begin
+    for _ in range(ROUNDS):
+        before = at
+        root = at
+        while room[root] != root:
+            root = room[root]
+            steps[0] += 1
+        while room[at] != root:
+            room[at], at = root, room[at]
+        at = root
+        if at == batches:
+            return batches
+        for place in range(offsets[item], offsets[item + 1]):
+            at = _next(keys, links, documents[place], at, batches, steps)
+        steps[0] += 1
+        if at == before:
+            return at
+        if at >= batches:
+            return batches
+    return batches
+
+
+@numba.njit(cache=True)
+def _slot(keys, key):  # type: ignore[no-untyped-def]
+    """Where the key stands, or the empty slot where it would."""
+    mask = len(keys) - 1
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
+    while keys[slot] != key and keys[slot] >= 0:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@numba.njit(cache=True)
+def _insert(keys, links, document, at, batches):  # type: ignore[no-untyped-def]
+    """Note that a batch holds a document; 1 if it did not before."""
+    key = document * np.int64(batches + 1) + at
+    slot = _slot(keys, key)
+    if keys[slot] >= 0:
+        return 0
+    keys[slot], links[slot] = key, at + 1
+    return 1
+
+
+@numba.njit(cache=True)
+def _next(keys, links, document, at, batches, steps):  # type: ignore[no-untyped-def]
+    """The first batch from `at` on that does not hold the document."""
+    base = document * np.int64(batches + 1)
+    root = at
+    slot = _slot(keys, base + root)
+    while keys[slot] >= 0:
+        root = links[slot]
+        slot = _slot(keys, base + root)
+        steps[0] += 1
+    while at != root:
+        slot = _slot(keys, base + at)
+        links[slot], at = root, links[slot]
+    return root
+
+
+@numba.njit(cache=True)
+def _settle(  # type: ignore[no-untyped-def]
+    offsets, documents, size, items, head, batch, batches, fill, taken, held, left, pairs, steps
+):
+    """Place what was left over: where a place is free, by an exchange with an item of another batch, or anyhow."""
+    budget = steps[0] + EXCHANGES * (pairs + len(items))
+    open_documents, own_documents = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
+    unplaced = np.empty(len(left), np.int64)
+    misses, at = 0, 0
+    for turn, number in enumerate(left):
+        item = items[number]
+        while fill[at] == batch:
+            at += 1
+        everywhere = False
+        for place in range(offsets[item], offsets[item + 1]):
+            own_documents[documents[place]] = turn
+            everywhere |= held[documents[place]] >= batches
+        placed = False
+        if not everywhere:
+            _mark(offsets, documents, items, head, taken, batch, at, fill[at], open_documents, turn, steps)
+            placed = not _meets(offsets, documents, item, open_documents, turn)
+            other = at
+            for _ in range(batches - 1):
+                if placed or steps[0] > budget:
+                    break
+                other = other + 1 if other + 1 < batches else 0
+                place = _exchange(
+                    offsets, documents, items, head, taken, batch, other, fill[other], open_documents, own_documents,
+                    turn, steps,
+                )  # fmt: skip
+                if place >= 0:
+                    taken[place], number = number, taken[place]
+                    placed = True
+            for place in range(offsets[item], offsets[item + 1]):
+                held[documents[place]] += placed
+        if placed:
+            taken[at * batch + fill[at]] = number
+            fill[at] += 1
+        else:
+            unplaced[misses] = number
+            misses += 1
+    for number in unplaced[:misses]:
+        while fill[at] == batch:
+            at += 1
+        taken[at * batch + fill[at]] = number
+        fill[at] += 1
+
+
+@numba.njit(cache=True)
+def _mark(offsets, documents, items, head, taken, batch, at, fill, marks, mark, steps):  # type: ignore[no-untyped-def]
+    """Mark the documents of a batch."""
+    for place in range(fill):
+        number = taken[at * batch + place]
+        item = head[place] if number < 0 else items[number]
+        for each in range(offsets[item], offsets[item + 1]):
+            marks[documents[each]] = mark
+            steps[0] += 1
+
+
+@numba.njit(cache=True)
+def _meets(offsets, documents, item, marks, mark):  # type: ignore[no-untyped-def]
+    """Whether a document of the item is marked."""
+    for place in range(offsets[item], offsets[item + 1]):  # noqa: SIM110 - numba knows no generators
+        if marks[documents[place]] == mark:
+            return True
+    return False
+
+
+@numba.njit(cache=True)
+def _exchange(  # type: ignore[no-untyped-def]
+    offsets, documents, items, head, taken, batch, at, fill, open_documents, own_documents, mark, steps
+):
+    """A place of batch `at` whose item fits the open batch, and but for which the marked item fits here; or -1."""
+    only, found = -1, -1
+    for place in range(at * batch, at * batch + fill):
+        number = taken[place]
+        item = head[place] if number < 0 else items[number]
+        steps[0] += offsets[item + 1] - offsets[item]
+        if _meets(offsets, documents, item, own_documents, mark):
+            if number < 0 or only >= 0:
+                return -1
+            only = place
+        elif found < 0 and number >= 0 and not _meets(offsets, documents, item, open_documents, mark):
+            found = place
+    if only < 0:
+        return found
+    return -1 if _meets(offsets, documents, items[taken[only]], open_documents, mark) else only
+
+
+@numba.njit(cache=True)
+def choose_apart(offsets, documents, size, items, count):  # type: ignore[no-untyped-def]
+    """`count` of the items, chosen from the last on so that no two share a document where that can be.
+
+    Returns:
+        For each item whether it was chosen.
+    """
+    seen = np.zeros(size, np.bool_)
+    chosen = np.zeros(len(items), np.bool_)
+    for strict in (True, False):
+        for place in range(len(items) - 1, -1, -1):
+            if count == 0:
+                return chosen
+            if chosen[place]:
+                continue
+            item = items[place]
+            free = True
+            for each in range(offsets[item], offsets[item + 1]):
+                free &= not seen[documents[each]]
+            if free or not strict:
+                chosen[place] = True
+                count -= 1
+                for each in range(offsets[item], offsets[item + 1]):
+                    seen[documents[each]] = True
+    return chosen
+
+
+@numba.njit(cache=True)
+def count_shared(offsets, documents, size, items, batch):  # type: ignore[no-untyped-def]
+    """How many items share a document with an earlier one of their batch."""
+    seen = np.full(size, -1, np.int64)
+    shared = 0
+    for place, item in enumerate(items):
+        meets = False
+        for each in range(offsets[item], offsets[item + 1]):
+            meets |= seen[documents[each]] == place // batch
+            seen[documents[each]] = place // batch
+        shared += meets
+    return shared
+
+
+class Spread:
+    """A stream (`order.Stream`): the epochs of another, rearranged for one batch size.
+
+    An epoch smaller than a batch is left as it is: each batch holds some query twice.
+
+    Args:
+        stream: what is rearranged.
+        batch_size: places of a window.
+        positives: the relevant documents of each example.
+        seed: another seed, another arrangement.
+    """
+
+    def __init__(self, stream: Stream, batch_size: int, positives: Positives, seed: int) -> None:
+        self._stream, self._batch, self._seed = stream, batch_size, seed
+        self._offsets, self._documents, self._distinct = _compact(positives)
+        self.epoch = lru_cache(maxsize=2)(self._arranged)
+        self._parted = lru_cache(maxsize=2)(self._part)
+        self.steps = 0  # of the compiled walk, for the last epoch that was arranged
+
+    @property
+    def size(self) -> int:
+        """The places of an epoch."""
+        return self._stream.size
+
+    def _arranged(self, number: int) -> Epoch:
+        """See `order.Stream`; two epochs are kept."""
+        epoch = self._stream.epoch(number)
+        if self.size < self._batch:
+            return epoch
+        last = self._parted(number)
+        rest, tail = np.flatnonzero(~last), np.flatnonzero(last)
+        head = self._head(number)
+        windows = (len(rest) + len(head)) // self._batch
+        chooses, begins = self._choosers(epoch.examples[rest], windows, number)
+        taken, self.steps = place_all(
+            self._offsets,
+            self._documents,
+            self._distinct,
+            epoch.examples[rest[chooses]],
+            begins,
+            head,
+            self._batch,
+            windows,
+        )
+        places = np.concatenate([rest[chooses[taken]], tail])
+        found = Epoch(epoch.examples[places], epoch.seen_in[places])
+        for column in found:
+            column.setflags(write=False)
+        return found
+
+    def _part(self, number: int) -> ndarray:
+        """Which places of the stream's epoch are put into its last, straddling window."""
+        count = (number + 1) * self.size % self._batch
+        return choose_apart(self._offsets, self._documents, self._distinct, self._stream.epoch(number).examples, count)
+
+    def _head(self, number: int) -> Int64[ndarray, " places"]:
+        """The examples of the epoch before in the first window of this one, in their order."""
+        count = number * self.size % self._batch
+        if not count:
+            return np.zeros(0, dtype=np.int64)
+        return self._stream.epoch(number - 1).examples[self._parted(number - 1)]
+
+    def _choosers(self, examples: ndarray, windows: int, number: int) -> tuple[ndarray, ndarray]:
+        """The order in which examples choose, and the window each begins at."""
+        starts, counts = self._offsets[examples], np.diff(self._offsets)[examples]
+        inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        documents = self._documents[np.repeat(starts, counts) + inner]
+        queries = np.bincount(documents, minlength=self._distinct)[documents]
+        most = np.maximum.reduceat(queries, np.cumsum(counts) - counts)
+        first = np.flatnonzero(4 * most > windows)
+        first = first[np.argsort(-most[first], kind="stable")]
+        others = np.flatnonzero(4 * most <= windows)
+        begins = np.zeros(len(examples), dtype=np.int64)
+        epochs = np.broadcast_to(np.int64(number), len(first))
+        drawn = words(self._seed, epochs, first, 0) % np.uint64(windows)
+        begins[: len(first)] = drawn.astype(np.int64)
+        return np.concatenate([first, others]), begins
+
+
+def shared(order: Order, positives: Positives, steps: range) -> int:
+    """How many queries of these steps share a positive with an earlier one of their batch, whatever the order."""
+    if not steps:
+        return 0
+    items = np.concatenate([order.batch(step) for step in steps])
+    return int(count_shared(*_compact(positives), items, order.batch_size))
+
+
+def _compact(positives: Positives) -> tuple[ndarray, ndarray, int]:
+    """Offsets, documents numbered without gaps (marks cost the positives then, not the corpus), and how many."""
+    distinct, documents = np.unique(positives.documents, return_inverse=True)
+    return positives.offsets, documents.astype(np.int64), len(distinct)

@@ -1,0 +1,265 @@
+"""Teacher scores of pairs of a query and a document: a table looked up by position, and its Parquet files by id.
+
+In memory a pair is one number and its score another: twelve bytes. On disk it is a committed directory (`storage`) of
+`part-00000.parquet` and so on, whose manifest names the queries and documents, or a single Parquet file with the same
+columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.id_columns import NUMBER, TEXT, places_of, read_columns
+from raytriever.data.sampling.examples import Examples
+from raytriever.errors import DataError
+from raytriever.paths import SCORES
+from raytriever.storage import read_manifest
+
+
+@dataclass(frozen=True)
+class TeacherTable:
+    """Scores by pair.
+
+    Args:
+        pairs: query position times `documents` plus document position, ascending, none twice.
+        scores: finite; higher is more relevant.
+        documents: how many the data set has.
+    """
+
+    pairs: Int64[ndarray, " pairs"]
+    scores: Float32[ndarray, " pairs"]
+    documents: int
+
+    @classmethod
+    def of(
+        cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
+    ) -> TeacherTable:
+        """Pairs in any order.
+
+        Args:
+            dataset: whose positions these are.
+            queries, documents, scores: one a pair.
+            where: the file, for error messages.
+
+        Raises:
+            DataError: there is no pair, a score is not finite, or a pair has two scores.
+        """
+        if not len(scores):
+            raise DataError("holds no score", where, "score some pairs first")
+        with np.errstate(over="ignore"):
+            scores = np.asarray(scores).astype(np.float32)
+        bad = np.flatnonzero(~np.isfinite(scores))
+        if len(bad):
+            query, document = dataset.queries.ids[int(queries[bad[0]])], dataset.documents.ids[int(documents[bad[0]])]
+            raise DataError(
+                f"{len(bad)} of {len(scores)} scores are not finite, the first of query {query!r} and document "
+                f"{document!r}",
+                where,
+                "score them anew, or leave those pairs out",
+            )
+        pairs = np.asarray(queries, dtype=np.int64) * len(dataset.documents) + documents
+        order = np.argsort(pairs, kind="stable")
+        pairs, scores = pairs[order], scores[order]
+        again = pairs[1:] == pairs[:-1]
+        if (again & (scores[1:] != scores[:-1])).any():
+            place = pairs[1:][again & (scores[1:] != scores[:-1])][0]
+            at = divmod(int(place), len(dataset.documents))
+            names = dataset.queries.ids[at[0]], dataset.documents.ids[at[1]]
+            raise DataError(
+                f"query {names[0]!r} and document {names[1]!r} have two scores",
+                where,
+                "give each pair one",
+            )
+        first = np.append(True, ~again)
+        return cls(pairs[first], scores[first], len(dataset.documents))
+
+    @classmethod
+    def none(cls, dataset: RetrievalDataset) -> TeacherTable:
+        """No score at all."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.float32), len(dataset.documents))
+
+    @classmethod
+    def chained(cls, tables: Sequence[TeacherTable], query_starts: ndarray, document_starts: ndarray) -> TeacherTable:
+        """The tables of data sets that were combined, in their order, as one of the combined data set.
+
+        Args:
+            tables: one a data set.
+            query_starts, document_starts: where each begins, and last where all end (`combine.starts_of`).
+        """
+        total = int(document_starts[-1])
+        pairs = [
+            (table.pairs // table.documents + query_start) * total + table.pairs % table.documents + document_start
+            for table, query_start, document_start in zip(tables, query_starts, document_starts, strict=False)
+        ]
+        return cls(np.concatenate(pairs), np.concatenate([table.scores for table in tables]), total)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def of_groups(
+        self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
+    ) -> Float32[ndarray, "batch group"]:
+        """The score of each document for the query of its row, NaN where there is none."""
+        return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
+
+    def of_pairs(
+        self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
+    ) -> Float32[ndarray, "*shape"]:
+        """The score of each pair, NaN where there is none."""
+        if not len(self):
+            return np.full(documents.shape, np.nan, dtype=np.float32)
+        asked = queries * self.documents + documents
+        places = np.minimum(np.searchsorted(self.pairs, asked), len(self) - 1)
+        return np.where(self.pairs[places] == asked, self.scores[places], np.float32(np.nan))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over pairs and scores."""
+        state = hashlib.sha256(self.pairs.astype("<i8").tobytes())
+        state.update(self.scores.astype("<f4").tobytes())
+        return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of what groups are drawn from a teacher has scored.
+
+    Args:
+        positives, negatives: of the training queries; negatives are those of the table.
+        scored_positives, scored_negatives: those of them with a score.
+    """
+
+    positives: int
+    scored_positives: int
+    negatives: int
+    scored_negatives: int
+
+    @classmethod
+    def of(cls, table: TeacherTable, examples: Examples) -> Coverage:
+        """Of the examples of a split."""
+        counts = []
+        for drawn in examples.drawn:
+            owners = np.repeat(drawn.queries, np.diff(drawn.offsets))
+            counts.append((len(owners), int(np.isfinite(table.of_pairs(owners, drawn.documents)).sum())))
+        negatives = scored = 0
+        if examples.negatives is not None:
+            asks = np.zeros(len(examples.negatives.offsets) - 1, dtype=bool)
+            asks[examples.positives.queries] = True
+            owners = examples.negatives.queries
+            mine = asks[owners]
+            found = table.of_pairs(owners[mine], examples.negatives.documents[mine])
+            negatives, scored = int(mine.sum()), int(np.isfinite(found).sum())
+        return cls(sum(total for total, _ in counts), sum(there for _, there in counts), negatives, scored)
+
+    def check(self, where: str) -> None:
+        """Refuse scores that say nothing; raises `DataError`."""
+        for name, total, scored in (
+            ("positives", self.positives, self.scored_positives),
+            ("hard negatives", self.negatives, self.scored_negatives),
+        ):
+            if total and not scored:
+                raise DataError(
+                    f"has a score of none of the {total:,} {name} that are trained on",
+                    where,
+                    "score these with jobs/score.py, --negatives naming the table that --negatives-table names",
+                )
+
+    def __str__(self) -> str:
+        missing = self.positives + self.negatives - self.scored_positives - self.scored_negatives
+        told = (
+            f"scores of {self.scored_positives:,} of {self.positives:,} positives and of {self.scored_negatives:,} of "
+            f"{self.negatives:,} hard negatives"
+        )
+        return told + (f"; the {missing:,} others are not learnt from as scores" if missing else "")
+
+
+KIND = "teacher scores"
+PART_ROWS = 1 << 22
+COLUMNS = ("query", "document", "score")
+_KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
+
+
+def identity(dataset: RetrievalDataset) -> dict[str, str]:
+    """What scores belong to: the digests of texts and ids, whatever splits are open."""
+    return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
+
+
+def write_scores(
+    folder: Path,
+    dataset: RetrievalDataset,
+    queries: Int64[ndarray, " pairs"],
+    documents: Int64[ndarray, " pairs"],
+    scores: Float32[ndarray, " pairs"],
+) -> None:
+    """Write the files of a directory that is about to be committed; positions become ids."""
+    query_ids, document_ids = (pa.array(list(ids), pa.large_string()) for ids in _ids(dataset))
+    for part, start in enumerate(range(0, max(1, len(scores)), PART_ROWS)):
+        rows = slice(start, start + PART_ROWS)
+        columns = {
+            "query": query_ids.take(pa.array(queries[rows])),
+            "document": document_ids.take(pa.array(documents[rows])),
+            "score": pa.array(scores[rows]),
+        }
+        pq.write_table(pa.table(columns), folder / f"part-{part:05d}.parquet", compression="zstd")
+
+
+def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
+    """Read scores for a data set.
+
+    Args:
+        path: a directory that `jobs/score.py` wrote, or one Parquet file.
+        dataset: has every query and document that is named.
+
+    Raises:
+        DataError: nothing there, scores of other texts, a column missing or of another type, unknown ids, a score that
+            is not finite, a pair with two.
+        StorageError: a directory that was never completed, or is torn.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise SCORES.error_of_missing(str(path))
+    files = _files(path, dataset) if path.is_dir() else [path]
+    known = [pa.array(list(ids), pa.large_string()) for ids in _ids(dataset)]
+    parts = [_part(file, known) for file in files]
+    if not parts:
+        raise DataError("the directory holds no Parquet file", str(path), SCORES.remedy)
+    queries, documents, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return TeacherTable.of(dataset, queries, documents, scores, str(path))
+
+
+def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
+    manifest = read_manifest(path)
+    meta: Mapping[str, Any] = manifest["meta"]
+    if meta.get("kind") != KIND:
+        raise DataError(f"holds {meta.get('kind') or 'something else'}, no teacher's scores", str(path), SCORES.remedy)
+    for name, digest in identity(dataset).items():
+        if meta.get(name) != digest:
+            raise DataError(
+                f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is",
+                str(path),
+                "score this data set with jobs/score.py",
+            )
+    return [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
+
+
+def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
+    table = read_columns(file, _KINDS, SCORES.remedy)
+    query, document = (
+        places_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
+        for name, ids in zip(COLUMNS, known, strict=False)
+    )
+    return query, document, table["score"].to_numpy()
+
+
+def _ids(dataset: RetrievalDataset) -> tuple[Sequence[str], Sequence[str]]:
+    return dataset.queries.ids, dataset.documents.ids

@@ -1,0 +1,303 @@
+"""Sources of data files: local path, `pyarrow.fs` URI, data set of the Hugging Face hub, or name of `ir_datasets`.
+
+`Source.open` lists the files. `open_stream` and `open_raw` read one file in any process, given only its `where`.
+Reading from the hub uses `huggingface_hub`, with `HF_ENDPOINT`, `HF_TOKEN` and its other settings."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+from urllib.parse import quote, unquote
+
+from raytriever.errors import DataError, UserError
+from raytriever.masking import refuse_secrets
+from raytriever.paths import DATASET, expanded
+from raytriever.reading.regular import check_regular, open_regular
+from raytriever.storage import disk_errors
+
+_FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
+
+
+def hub_file_system() -> Any:
+    """The hub as a `pyarrow` file system; its paths are `datasets/ORG/NAME@REVISION/...`."""
+    from huggingface_hub import HfFileSystem
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    return PyFileSystem(FSSpecHandler(HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))))
+
+
+def pinned(uri: str) -> str:
+    """The URI with its revision as a commit, so that every worker, and a later run, reads the same bytes.
+
+    Raises:
+        DataError: the URI has another form, the hub has no such data set or revision, or it cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    found = _FORM.fullmatch(uri.rstrip("/"))
+    if found is None:
+        raise DataError("not an address on the hub", f"--dataset {uri}", "write hf://datasets/ORG/NAME[@REVISION]")
+    try:
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+        commit = api.dataset_info(found["name"], revision=found["revision"], timeout=30).sha
+    except RepositoryNotFoundError as error:
+        raise DataError(
+            "the hub has no such data set, or you may not read it",
+            f"--dataset {uri}",
+            "check its name; for a private one set HF_TOKEN",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise DataError(
+            f"the data set has no revision {found['revision']!r}", f"--dataset {uri}", "leave it out, or name another"
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise DataError(
+            "the hub is switched off by HF_HUB_OFFLINE", f"--dataset {uri}", "unset it or give a local copy"
+        ) from error
+    except HfHubHTTPError as error:
+        told = " ".join(str(error).split())[:300]
+        raise DataError(f"the hub refused ({told})", f"--dataset {uri}", "check its name and revision") from error
+    except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
+        raise DataError(
+            f"the hub cannot be reached ({type(error).__name__})",
+            f"--dataset {uri}",
+            "check the network, or give the path of a local copy",
+        ) from error
+    return f"hf://datasets/{found['name']}@{commit}{found['folder'] or ''}"
+
+
+HUB = "hf://"
+LOCAL = "file://"
+_REACH = "check the address, the network and your credentials"
+
+
+class Listed(NamedTuple):
+    """One file of a listing: its path within, its whole URI, its size in bytes, when it was changed (0: unknown)."""
+
+    path: str
+    where: str
+    size: int
+    modified_ns: int
+
+
+def is_uri(name: str) -> bool:
+    """Whether a name is a URI of another place than this machine's disk."""
+    return "://" in name and not name.startswith(LOCAL)
+
+
+def open_raw(where: str) -> Any:
+    """The raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError` if it cannot be reached."""
+    from pyarrow.fs import LocalFileSystem
+
+    with _reaching(where), disk_errors(where, reading=True):
+        if is_uri(where):
+            file_system, path = _file_system(where)
+            return file_system.open_input_file(path)
+        check_regular(where.removeprefix(LOCAL))
+        return LocalFileSystem().open_input_file(where.removeprefix(LOCAL))
+
+
+def open_stream(where: str) -> BinaryIO:
+    """The bytes of a file from its beginning, unpacked where its name ends in `.gz`.
+
+    Reads of a packed stream raise what `gzip` does; `reading` tells it in one line.
+    """
+    packed = (where.split("?")[0] if is_uri(where) else where).endswith(".gz")
+    if is_uri(where):
+        # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
+        raw = io.BufferedReader(open_raw(where), 1 << 20)
+        return cast(BinaryIO, gzip.open(raw) if packed else raw)
+    with disk_errors(where, reading=True), _reaching(where):
+        path = where.removeprefix(LOCAL)
+        check_regular(path)
+        return cast(BinaryIO, gzip.open(path) if packed else open_regular(path))
+
+
+@contextmanager
+def reading(where: str, row: list[int]) -> Iterator[None]:
+    """Tell what stops the reading of a file as a `DataError` naming the last row read, `row[0]`: a gzip that is cut
+    off, or none at all; a store that is reached no more."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"the gzip is broken after row {row[0]} ({error})", where, "copy or compress it again"
+        ) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_uri(where):
+            raise
+        raise DataError(f"cannot be read after row {row[0]} ({_told(error)})", where, _REACH) from error
+
+
+def list_remote(uri: str) -> tuple[str, list[Listed]]:
+    """Every file under a URI, or the one file it names.
+
+    Returns:
+        The URI itself, pinned to a revision where the store has such, and the files.
+
+    Raises:
+        DataError: the store is unknown or unreachable, or has nothing there.
+    """
+    from pyarrow.fs import FileSelector, FileType
+
+    if uri.startswith(HUB):
+        uri = pinned(uri)
+    root, _, query = uri.partition("?")
+    root, query = root.rstrip("/"), f"?{query}" if query else ""
+    with _reaching(uri):
+        file_system, path = _file_system(uri)
+        found = file_system.get_file_info(path)
+        infos = [found] if found.type == FileType.File else []
+        if found.type == FileType.Directory:
+            infos = file_system.get_file_info(FileSelector(path, recursive=True))
+    if found.type == FileType.NotFound:
+        raise DataError("no such file or folder", f"--dataset {uri}", "check its spelling, and what you may read")
+    listed = []
+    for info in infos:
+        if info.type == FileType.File:
+            below = info.path[len(path) :].strip("/")
+            escaped = below if uri.startswith(HUB) else quote(below)
+            where = f"{root}/{escaped}" if below else root
+            listed.append(Listed(below or info.base_name, where + query, int(info.size or 0), int(info.mtime_ns or 0)))
+    return root + query, listed
+
+
+def _file_system(uri: str) -> tuple[Any, str]:
+    """The pyarrow file system of a URI, and the path in it."""
+    refuse_secrets(uri, "--dataset")
+    if uri.startswith(HUB):
+        return hub_file_system(), uri.removeprefix(HUB).rstrip("/")
+    from pyarrow.fs import FileSystem
+
+    return cast(tuple[Any, str], FileSystem.from_uri(uri))
+
+
+@contextmanager
+def _reaching(where: str) -> Iterator[None]:
+    """Tell what a store refuses as one `DataError` line; stores answer through several libraries, each with errors of
+    its own."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError("no such file", where, "check its spelling, and that it was not removed") from error
+    except Exception as error:
+        if not is_uri(where):
+            raise
+        raise DataError(f"cannot be reached ({_told(error)})", where, _REACH) from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+IR_DATASETS = "ir_datasets:"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file: `path` relative to the source, with `/`; `where` the whole path or URI, absolute, so that it means the
+    same in a worker; `size` in bytes; `modified_ns` since 1970, 0 where the store does not tell."""
+
+    path: str
+    where: str
+    size: int
+    modified_ns: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as files, sorted by path; none for a name of `ir_datasets`, which `where` then holds."""
+
+    name: str
+    where: str
+    files: tuple[SourceFile, ...]
+
+    @classmethod
+    def open(cls, name_or_path: str | Path) -> Source:
+        """List what a data set consists of; nothing is read. Files whose name begins with `.` or `_` are passed over.
+
+        Args:
+            name_or_path: a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
+                `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`.
+
+        Raises:
+            DataError: there is no such path, nothing in it, or no way to reach it.
+        """
+        name = str(name_or_path)
+        if name.startswith(IR_DATASETS):
+            return cls(name.rsplit("/", 1)[-1].removeprefix(IR_DATASETS), name, ())
+        if is_uri(name):
+            where, listed = list_remote(name)
+        else:
+            path = expanded(unquote(name[len(LOCAL) :]) if name.startswith(LOCAL) else name)
+            where, listed = os.path.abspath(path), _list_local(name, path)
+        files = sorted((SourceFile(*one) for one in listed if _is_data(one.path)), key=lambda file: file.path)
+        if not files:
+            raise DataError("no file in it", f"--dataset {name}", "give a folder with data")
+        return cls(_last_part(where), where, tuple(files))
+
+
+def _list_local(name: str, path: Path) -> list[Listed]:
+    with disk_errors(path, reading=True):
+        if path.exists() and not path.is_dir():
+            check_regular(path)
+            return [_local(path.name, path)]
+    if not path.is_dir():
+        raise DATASET.error_of_missing(name, "--dataset")
+    with disk_errors(path, reading=True):
+        return [_local(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
+
+
+def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield the files of a folder and of those in it, links followed; names that begin with `.` or `_` are left out.
+
+    Raises:
+        OSError: a folder cannot be read, or links lead in a circle.
+    """
+    status = folder.stat()
+    own = (status.st_dev, status.st_ino)
+    if own in above:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        if not _is_data(name):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, above | {own})
+        else:
+            yield path
+
+
+def _local(relative: str, path: Path) -> Listed:
+    status = path.stat()
+    return Listed(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+
+def _is_data(path: str) -> bool:
+    return not any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def _last_part(where: str) -> str:
+    if not is_uri(where):
+        return Path(where).name
+    name = where.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
+    return name.split("@")[0] if where.startswith(HUB) else name

@@ -1,0 +1,1 @@
+"""Encode the texts of a data set and store the embeddings."""

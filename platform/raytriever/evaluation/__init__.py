@@ -1,0 +1,1 @@
+"""Evaluation of retrieval systems: measures, significance, calibration, tables and files."""

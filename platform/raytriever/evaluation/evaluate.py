@@ -1,0 +1,142 @@
+"""What a retriever is worth on one split: ranking metrics, and the AUC of its pooled scores.
+
+1. Every query of the split that has a relevant document is searched in the whole corpus; a document that bears the
+   query's own id is left out of its results, but a judgement of it counts, as in BEIR's evaluator.
+2. Ranking metrics are means over those queries (`metrics.registry`) of the results that the run file holds, 100 or as
+   many as a metric needs; a query without results counts 0.
+3. AUC compares the scores of all positives with each query's 500 highest-scoring non-positives, all queries in one
+   pool (Optimizing What Matters, section 5.1), so it also tells whether scores of different queries compare.
+   Judged non-relevant documents are non-positives too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.answers import accuracy_per_query, cutoff_of
+from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, judged_queries, own_documents
+from raytriever.index.exact.search import tie_order, top_k
+from raytriever.index.score import pair_scores
+from raytriever.metrics.auc import auc, auc_per_query
+from raytriever.metrics.ranking import measure_ranking
+from raytriever.metrics.relevance import Relevance
+
+AUC_NEGATIVES = 500
+
+# Queries by position, how many results: scores and documents, best first, -1 where there are fewer.
+Search = Callable[[ndarray, int], tuple[ndarray, ndarray]]
+# Pairs of (query position, document position): the score of each.
+Score = Callable[[ndarray, ndarray], ndarray]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One system on one split; queries are positions in the data set, in the order of `per_query` and `ranking`.
+
+    `positive_queries` and `negative_queries` say to which of them, from 0, a pooled score belongs; `metrics` are the
+    means over the queries and the pooled AUC.
+    """
+
+    queries: Int64[ndarray, " queries"]
+    ranking: Int64[ndarray, "queries depth"]
+    scores: Float32[ndarray, "queries depth"]
+    positive_scores: Float32[ndarray, " positives"]
+    negative_scores: Float32[ndarray, " negatives"]
+    positive_queries: Int64[ndarray, " positives"]
+    negative_queries: Int64[ndarray, " negatives"]
+    per_query: dict[str, Float64[ndarray, " queries"]]
+    metrics: dict[str, float]
+
+
+@activity("computing the metrics")
+def evaluate(
+    dataset: RetrievalDataset, split: str, search: Search, score: Score, protocol: Protocol | None = None
+) -> Evaluation:
+    """Search every judged query of a split and measure the result.
+
+    Args:
+        dataset: opened with the split.
+        split: its name.
+        search: finds the best documents of queries.
+        score: scores given pairs.
+        protocol: what is measured.
+
+    Raises:
+        DataError: no query of the split has a relevant document, or answers are asked for and there are none.
+    """
+    protocol = protocol or Protocol()
+    queries, relevance = judged_queries(dataset, split, protocol)
+    own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
+    positive = (relevance.scores >= protocol.level) & (relevance.documents != own[relevance.queries])
+    positive &= relevance.documents < len(dataset.documents)  # the others have no score
+    owner, documents = relevance.queries[positive], relevance.documents[positive]
+    most = int(np.bincount(owner, minlength=1).max())
+    kept = protocol.kept_of(relevance)
+    depth = min(len(dataset.documents), max(kept, AUC_NEGATIVES + most) + 1)
+    scores, ranking = search(queries, depth)
+    scores, ranking = _without(scores, ranking, own)
+
+    positives = Relevance(owner, documents, np.ones(len(owner), np.int64), len(queries))
+    negative = (positives.gains(ranking) == 0) & (ranking >= 0)
+    negative &= np.cumsum(negative, axis=1) <= AUC_NEGATIVES
+    pools = (
+        score(queries[owner], documents),
+        scores[negative].astype(np.float32),
+        owner,
+        np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
+    )
+    # What a run file holds is what is measured: trec_eval finds the same figures in it.
+    per_query = measure_ranking(ranking[:, :kept], relevance, protocol.ranking_metrics, protocol.level)
+    if QUERY_AUC in protocol.metrics:
+        per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
+    cutoffs = [cutoff for name in protocol.metrics if (cutoff := cutoff_of(name))]
+    per_query |= accuracy_per_query(dataset, split, queries, ranking, cutoffs)
+    # A query all of whose documents are relevant has no AUC of its own.
+    means = {name: float(np.nanmean(values)) for name, values in per_query.items()}
+    if AUC in protocol.metrics:
+        means[AUC] = auc(pools[0], pools[1])
+    return Evaluation(
+        queries,
+        ranking[:, :kept],
+        scores[:, :kept].astype(np.float32),
+        *pools,
+        {name: per_query[name] for name in protocol.metrics if name in per_query},
+        {name: means[name] for name in protocol.metrics},
+    )
+
+
+def evaluate_embeddings(
+    dataset: RetrievalDataset,
+    split: str,
+    queries: Float32[ndarray, "split_queries width"],
+    documents: Float32[ndarray, "documents width"],
+    protocol: Protocol | None = None,
+) -> Evaluation:
+    """`evaluate` for a dense retriever, by embeddings of `dataset.relevant_queries(split)` and of all documents."""
+    ties = tie_order(dataset.documents.ids)
+    row = np.full(len(dataset.queries), -1)
+    row[dataset.relevant_queries(split)] = np.arange(len(queries))
+
+    def search(wanted: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        return top_k(queries[row[wanted]], documents, depth, ties)
+
+    def score(of: ndarray, to: ndarray) -> ndarray:
+        return pair_scores(queries, documents, row[of], to)
+
+    return evaluate(dataset, split, search, score, protocol)
+
+
+def _without(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:
+    """The ranking with each query's own document taken out, and -1 at the end in its stead."""
+    is_own = ranking == own[:, None]
+    order = np.argsort(is_own, axis=1, kind="stable")
+    scores, ranking = np.take_along_axis(scores, order, 1), np.take_along_axis(ranking, order, 1)
+    ranking[is_own.any(1), -1] = -1
+    return scores, ranking

@@ -1,0 +1,213 @@
+"""Significance tests of an evaluation: every model against the baselines, and the best model of each column.
+
+Both are the two-sided paired t-test over queries, with Holm's correction over the data sets. The pooled AUC has no
+value per query; its pseudo-values are used instead (`metrics.auc`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.protocol import AUC
+from raytriever.metrics.auc import auc_pseudo_values
+from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, compare, holm, mark, paired_t_test
+from raytriever.tracking.tracker import Point
+
+# Values a query, and figures, by model, data set and metric.
+Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
+Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+# By data set (None: the mean over them) and metric the best model, or the best and the second.
+Best = Mapping[tuple[str | None, str], Sequence[str]]
+BEST_RULE = (
+    f"Bold is significantly above every other of its column, and underlined above all but that one: paired t-test, "
+    f"p < {LEVEL} after Holm's correction over the data sets. A column without bold has no significant best."
+)
+
+
+@activity("testing the differences")
+def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str, Any]]:
+    """Every model against every baseline, on every metric that has a value a query.
+
+    Queries without a value (the AUC of one query, where nothing is irrelevant) are left out of both; so are data sets
+    with fewer than two queries, on which nothing can be tested.
+
+    Args:
+        values: by model, data set and metric; in a data set all models have the same queries.
+        baselines: one model or two; marks are `+` and `-` against the first, `◆` and `◇` against the second.
+
+    Returns:
+        Rows of `dataset`, `metric`, `model`, `against`, `difference` (mean of model - baseline), `low` and `high` (its
+        95 % interval), `p` (two-sided paired t-test), `p_holm`, `p_randomisation`, `p_randomisation_holm`, `effect`
+        (Cohen's d_z), `queries`, `mark`.
+    """
+    rows = []
+    for baseline, marks in zip(baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
+        for model in values:
+            if model == baseline:
+                continue
+            for metric in next(iter(values[model].values())):
+                pairs = _pairs(values[model], values[baseline], metric)
+                ours, theirs = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
+                found = compare(ours, theirs)
+                for dataset, one in found.items():
+                    rows.append(
+                        {
+                            "dataset": dataset,
+                            "metric": metric,
+                            "model": model,
+                            "against": baseline,
+                            "difference": one.difference,
+                            "low": one.interval[0],
+                            "high": one.interval[1],
+                            "p": one.t_test.p_value,
+                            "p_holm": one.corrected_t,
+                            "p_randomisation": one.randomisation.p_value,
+                            "p_randomisation_holm": one.corrected_randomisation,
+                            # Infinite where all queries differ by the same: JSON has no such number.
+                            "effect": one.effect.cohen if np.isfinite(one.effect.cohen) else None,
+                            "queries": one.queries,
+                            "mark": mark(one, marks),
+                        }
+                    )
+    return rows
+
+
+def marks_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], str]:
+    """The marks of (data set, model, metric), those of the first baseline first."""
+    found: dict[tuple[str, str, str], str] = {}
+    for row in rows:
+        key = (row["dataset"], row["model"], row["metric"])
+        found[key] = found.get(key, "") + row["mark"]
+    return found
+
+
+def tested_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " queries"]]:
+    """Return the values a query of every metric that can be tested, the pooled AUC by pseudo-values."""
+    values = dict(evaluation.per_query)
+    if np.isfinite(evaluation.metrics.get(AUC, np.nan)):
+        values[AUC] = auc_pseudo_values(
+            evaluation.positive_scores,
+            evaluation.negative_scores,
+            evaluation.positive_queries,
+            evaluation.negative_queries,
+            len(evaluation.queries),
+        )
+    return values
+
+
+def significance_points(
+    rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int, several: bool = True
+) -> list[Point]:
+    """Return the tests for the tracker.
+
+    Args:
+        rows: from `significance_rows`.
+        step: the step of the points.
+        milliseconds: their time.
+        several: whether the names hold the data set, `significance/MODEL-BASELINE/DATASET/METRIC_p`; else
+            `significance/MODEL-BASELINE/METRIC_p`.
+    """
+    points = []
+    for row in rows:
+        parts = [f"{row['model']}-{row['against']}", *([row["dataset"]] if several else []), row["metric"]]
+        name = f"significance/{'/'.join(parts)}"
+        points += [Point(f"{name}_{part}", row[part], step, milliseconds) for part in ("difference", "low", "high")]
+        points += [Point(f"{name}_p", row["p_holm"], step, milliseconds)]
+    return points
+
+
+def best_models(figures: Figures, values: Values) -> Best:
+    """Find the models that are the best of a column by more than noise.
+
+    A model is the best if it is significantly above each of the others, and the second if it is above each of the rest.
+    Their tests all have to agree, so the largest p-value counts, which is then corrected over the data sets.
+
+    Args:
+        figures: what the tables show, by model, data set and metric.
+        values: a value a query, of the metrics that can be tested; the queries of a data set are the same ones for all
+            models.
+
+    Returns:
+        By data set and metric the best model, or the best and the second; None stands for the mean over the data sets,
+        which is tested where all models have all data sets. What is missing has no best model.
+    """
+    datasets = list(dict.fromkeys(name for sets in figures.values() for name in sets))
+    metrics = list(dict.fromkeys(name for sets in figures.values() for one in sets.values() for name in one))
+    best: dict[tuple[str | None, str], list[str]] = {}
+    for metric in metrics:
+        columns = {name: _tested_column(figures, values, name, metric) for name in datasets}
+        _add_best(best, metric, columns)
+        if len(datasets) > 1 and all(len(column) == len(figures) for column in columns.values()):
+            whole = {model: _weighted([columns[name][model] for name in datasets]) for model in figures}
+            _add_best(best, metric, {None: whole})
+    return best
+
+
+def best_rows(best: Best) -> list[dict[str, Any]]:
+    """Return the best models as `results.json` holds them; the mean over the data sets has the data set null."""
+    return [{"dataset": name, "metric": metric, "models": list(found)} for (name, metric), found in best.items()]
+
+
+def best_of_rows(rows: Sequence[Mapping[str, Any]]) -> Best:
+    """Return what `best_rows` made rows of."""
+    return {(row["dataset"], row["metric"]): list(row["models"]) for row in rows}
+
+
+def _add_best(
+    best: dict[tuple[str | None, str], list[str]],
+    metric: str,
+    columns: Mapping[Any, Mapping[str, ndarray]],
+) -> None:
+    """Add the best and the second of each data set's column where the tests find them."""
+    ordered = {
+        name: sorted(column, key=lambda model: -float(column[model].mean()))
+        for name, column in columns.items()
+        if len(column) > 1
+    }
+    for place in (0, 1):
+        tests = {
+            name: max(
+                paired_t_test(columns[name][models[place]], columns[name][other]).p_value
+                for other in models[place + 1 :]
+            )
+            for name, models in ordered.items()
+            if len(models) > place + 1 and len(best.get((name, metric), ())) == place
+        }
+        for name, p in zip(tests, holm(list(tests.values())), strict=True):
+            if p < LEVEL:
+                best.setdefault((name, metric), []).append(ordered[name][place])
+
+
+def _tested_column(figures: Figures, values: Values, dataset: str, metric: str) -> dict[str, ndarray]:
+    """The values of all models that a column shows; nothing where one of them cannot be tested."""
+    shown = [model for model in figures if figures[model].get(dataset, {}).get(metric) is not None]
+    found = {model: values.get(model, {}).get(dataset, {}).get(metric) for model in shown}
+    if any(one is None for one in found.values()) or len({len(one) for one in found.values() if one is not None}) != 1:
+        return {}
+    table = {model: np.asarray(one, np.float64) for model, one in found.items()}
+    valued = np.logical_and.reduce([np.isfinite(one) for one in table.values()])
+    return {model: one[valued] for model, one in table.items()} if valued.sum() >= 2 else {}
+
+
+def _weighted(columns: Sequence[ndarray]) -> ndarray:
+    """Values of all data sets, weighted so that their mean is the mean of the data sets' means."""
+    total = sum(map(len, columns))
+    return np.concatenate([column * (total / (len(columns) * len(column))) for column in columns])
+
+
+def _pairs(
+    model: Mapping[str, Mapping[str, ndarray]], baseline: Mapping[str, Mapping[str, ndarray]], metric: str
+) -> dict[str, tuple[ndarray, ndarray]]:
+    pairs = {}
+    for dataset in model:
+        ours, theirs = model[dataset][metric], baseline[dataset][metric]
+        valued = np.isfinite(ours) & np.isfinite(theirs)
+        if valued.sum() >= 2:
+            pairs[dataset] = ours[valued], theirs[valued]
+    return pairs

@@ -1,0 +1,91 @@
+"""Build an approximate index from embeddings and settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.errors import ConfigError, DataError
+from raytriever.index.approximate.config import IndexConfig
+from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.index.approximate.index import ApproximateIndex, Finder
+from raytriever.index.approximate.roargraph import RoarGraph
+from raytriever.index.approximate.vamana import Vamana
+from raytriever.index.score import refuse_not_finite
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an index is built over.
+
+    Args:
+        embeddings: of the documents that have one.
+        documents: their positions in the corpus, ascending.
+        ties: from `exact.tie_order`, for the whole corpus.
+    """
+
+    embeddings: Float32[ndarray, "rows width"]
+    documents: Int64[ndarray, " rows"]
+    ties: Int64[ndarray, " documents"]
+
+    @classmethod
+    def of(cls, embeddings: Float32[ndarray, "documents width"]) -> Rows:
+        """All documents of a corpus without ids: equal scores are ordered by position."""
+        positions = np.arange(len(embeddings))
+        return cls(embeddings, positions, positions)
+
+
+@activity("building the index")
+def build_index(
+    rows: Rows,
+    config: IndexConfig,
+    training: Float32[ndarray, "training width"] | None,
+    seed: int,
+    threads: int,
+) -> ApproximateIndex:
+    """Build an index.
+
+    Args:
+        rows: at least one.
+        config: checked.
+        training: queries that RoarGraph is built from; others need none.
+        seed: of whatever the index draws.
+        threads: how many build it; only HNSW's graph depends on that.
+
+    Raises:
+        DataError: there are no documents, or no training queries where they are needed.
+        ModelError: an embedding is not finite.
+        ConfigError: a setting does not fit the corpus, or a library is missing.
+    """
+    if not len(rows.embeddings):
+        raise DataError("there are no documents to index", remedy="encode a data set that has some")
+    refuse_not_finite(np.isfinite(rows.embeddings).all(axis=1), "document", rows.documents)
+    embeddings = np.ascontiguousarray(rows.embeddings, np.float32)
+    finder = _finder(embeddings, config, training, seed, threads)
+    return ApproximateIndex(finder, embeddings, rows.documents, rows.ties, config.value("effort"))
+
+
+def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> Finder:
+    degree, beam = config.value("degree"), config.value("build_beam")
+    if config.index == "flat":
+        return Flat(embeddings)
+    if config.index == "ivf":
+        return Ivf.build(embeddings, config.lists, None, seed, threads)
+    if config.index == "ivfpq":
+        code_bytes = config.code_bytes or default_code_bytes(embeddings.shape[1])
+        return Ivf.build(embeddings, config.lists, code_bytes, seed, threads)
+    if config.index == "hnsw":
+        return Hnsw.build(embeddings, degree, beam, seed, threads)
+    if config.index == "vamana":
+        return Vamana.build(embeddings, degree, beam, threads)
+    if training is None or not len(training):
+        raise ConfigError(
+            "RoarGraph is built from training queries, and there are none",
+            "--training-split",
+            "name a split that has queries, or use --index hnsw",
+        )
+    return RoarGraph.build(embeddings, training, degree, config.value("nearest"), beam, seed, threads)

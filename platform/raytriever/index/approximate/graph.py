@@ -1,0 +1,224 @@
+"""Directed graph over the documents of a corpus, and the walk that finds documents near a query in it.
+
+Neighbours are stored in rows of equal width, so that a walk reads them by row number and a file of them is an array.
+
+The walk is best first, with a beam of the best documents scored so far. The best of them that was not yet expanded is
+expanded: its neighbours that were never scored are scored and enter the beam. The walk ends when all of the beam is
+expanded. A wider beam finds more and scores more.
+
+    score = query . document - half,   half = |document|^2 / 2 for the nearest documents, 0 for the dot product
+
+An entry of the beam is one integer, ascending from the best: the score made to descend, the document, and whether it
+was expanded. So the order depends on scores and documents alone, and to enter the beam moves one array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numba
+import numpy as np
+from jaxtyping import Bool, Float32, Int32, Int64
+from numba import prange
+from numpy import ndarray
+
+from raytriever.errors import StorageError
+from raytriever.index.score import read_only
+from raytriever.reading.arrays import Shape, read_array
+from raytriever.storage import disk_errors
+
+_FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Who leads to whom.
+
+    Args:
+        neighbours: documents, each once; those of row i are the first `degrees[i]`, the rest is -1.
+        degrees: how many neighbours each document has.
+        entry: where a walk begins.
+    """
+
+    neighbours: Int32[ndarray, "documents width"]
+    degrees: Int32[ndarray, " documents"]
+    entry: int
+
+    def save(self, folder: Path) -> None:
+        """Write the graph as arrays into a folder."""
+        for name, array in zip(_FILES, (self.neighbours, self.degrees, np.array([self.entry])), strict=True):
+            np.save(folder / name, array, allow_pickle=False)
+
+    @classmethod
+    def load(cls, folder: Path, documents: int) -> Graph:
+        """Read what `save` wrote for so many documents.
+
+        Raises:
+            StorageError: the files are none of a graph of that size; a walk over them would leave the corpus.
+        """
+        shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
+        with disk_errors(folder, reading=True):
+            neighbours, degrees, entry = (
+                read_array(folder / name, [dtype], shape, "build the index again")
+                for name, dtype, shape in zip(_FILES, ("int32", "int32", "int64"), shapes, strict=True)
+            )
+        fits = (
+            0 <= int(entry[0]) < documents
+            and degrees.min() >= 0
+            and degrees.max() <= neighbours.shape[1]
+            and neighbours.max(initial=-1) < documents
+            and bool(((neighbours >= 0) == (np.arange(neighbours.shape[1]) < degrees[:, None])).all())
+        )
+        if not fits:
+            raise StorageError(f"holds no graph of {documents:,} documents", str(folder), "build the index again")
+        return cls(neighbours, degrees, int(entry[0]))
+
+
+def mark_reachable(graph: Graph, begin: int, reached: Bool[ndarray, " documents"]) -> None:
+    """Mark the documents that some path leads to from one that was not marked yet."""
+    _mark(graph.neighbours, graph.degrees, begin, reached)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _mark(neighbours, degrees, begin, reached):  # type: ignore[no-untyped-def]
+    waiting = np.empty(len(degrees), np.int64)
+    waiting[0], reached[begin] = begin, True
+    place, count = 0, 1
+    while place < count:
+        row = waiting[place]
+        place += 1
+        for column in range(degrees[row]):
+            other = neighbours[row, column]
+            if not reached[other]:
+                reached[other] = True
+                waiting[count] = other
+                count += 1
+
+
+_ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)
+_SIGN, _SIGN_OFF, _SIX = np.uint64(31), np.uint64(0x7FFF_FFFF), np.uint64(6)
+
+
+def walk_all(
+    graph: Graph,
+    queries: Float32[ndarray, "queries width"],
+    documents: Float32[ndarray, "documents width"],
+    k: int,
+    beam: int,
+    threads: int,
+) -> tuple[Int64[ndarray, "queries k"], Int64[ndarray, " queries"]]:
+    """The k best documents that a walk finds for each query by dot product, best first, and how many it scored.
+
+    Args:
+        graph: over the documents.
+        queries, documents: finite embeddings.
+        k: how many; -1 stands where a walk found fewer.
+        beam: how many documents the beam holds, at least k.
+        threads: how many walk at a time, each through its own queries; changes no answer.
+    """
+    threads = max(1, min(threads, len(queries), numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(threads)
+    found, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
+    _walk_all(
+        read_only(queries),
+        read_only(documents),
+        np.empty(0, np.float32),
+        graph.neighbours,
+        graph.degrees,
+        graph.entry,
+        max(beam, k),
+        threads,
+        found,
+        visited,
+    )
+    return found, visited
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy")
+def _walk_all(  # type: ignore[no-untyped-def]
+    queries, documents, halves, neighbours, degrees, entry, beam, threads, found, visited
+):
+    for thread in prange(threads):
+        seen = np.empty((len(documents) + 63) // 64, np.uint64)
+        pool = np.empty(beam, np.uint64)
+        for query in range(thread, len(queries), threads):
+            size, scored = walk(queries[query], documents, halves, neighbours, degrees, entry, seen, pool)
+            visited[query] = scored
+            for place in range(min(size, found.shape[1])):
+                found[query, place] = row_of(pool[place])
+
+
+@numba.njit(cache=True, error_model="numpy")
+def row_of(key):  # type: ignore[no-untyped-def]
+    """The document at a place of the beam."""
+    return np.int64((key >> _ONE) & _ROW)
+
+
+@numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def inner(query, document):  # type: ignore[no-untyped-def]
+    """The dot product in float32, summed in the order that is quickest."""
+    total = np.float32(0)
+    for place in range(np.uint64(len(query))):
+        total += query[place] * document[place]
+    return total
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _key(score, row):  # type: ignore[no-untyped-def]
+    bits = np.uint64(np.float32(score + np.float32(0)).view(np.uint32))
+    descending = bits if bits >> _SIGN else bits ^ _SIGN_OFF
+    return (descending << _SHIFT) | (np.uint64(row) << _ONE)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # type: ignore[no-untyped-def]
+    """Fill `pool` with the beam a walk ends with; its size, and how many documents were scored.
+
+    `halves` is empty for the dot product; `seen` has a bit for every document, and is overwritten.
+    """
+    seen[:] = np.uint64(0)
+    seen[entry >> 6] = _ONE << np.uint64(entry & 63)
+    score = inner(query, documents[entry])
+    pool[0] = _key(score - halves[entry] if len(halves) else score, entry)
+    size, scored, place = 1, 1, 0
+    while place < size:
+        if pool[place] & _ONE:
+            place += 1
+            continue
+        pool[place] |= _ONE
+        row = row_of(pool[place])
+        first = place + 1
+        for column in range(degrees[row]):
+            other = neighbours[row, column]
+            word, bit = other >> 6, _ONE << np.uint64(other & 63)
+            if seen[word] & bit:
+                continue
+            seen[word] |= bit
+            score = inner(query, documents[other])
+            scored += 1
+            key = _key(score - halves[other] if len(halves) else score, other)
+            if size == len(pool):
+                if key > pool[size - 1]:
+                    continue
+            else:
+                size += 1
+            at = _enter(pool, size, key)
+            first = min(first, at)
+        place = first
+    return size, scored
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _enter(pool, size, key):  # type: ignore[no-untyped-def]
+    """Put a key where it belongs among `size` places, the last of which is free or falls out; its place."""
+    low, high = 0, size - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if pool[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    for place in range(size - 1, low, -1):
+        pool[place] = pool[place - 1]
+    pool[low] = key
+    return low

@@ -1,0 +1,114 @@
+"""Vamana, the graph of DiskANN, by Intel's Scalable Vector Search: the optional extra `vamana` (Linux on x86-64).
+
+Its source is Apache-2.0; the package is a binary under Intel's own licence, which allows use and unmodified
+redistribution. It does not tell how many candidates a walk scored. Built by any number of threads the graph was seen
+to answer the same.
+
+Source: Subramanya, Devvrit, Kadekodi, Krishnaswamy and Simhadri, DiskANN: Fast Accurate Billion-point Nearest Neighbor
+Search on a Single Node, NeurIPS 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32, UInt64
+from numpy import ndarray
+
+from raytriever.errors import ConfigError, StorageError
+from raytriever.index.approximate.index import Found
+
+# How much nearer a detour must be for an edge to be left out; below 1 for the dot product.
+ALPHA = 0.95
+_PARTS = ("config", "graph", "data")
+
+
+@dataclass(frozen=True)
+class Vamana:
+    """A `Finder` whose effort is the number of documents a walk holds (`search_window_size`).
+
+    Args:
+        index: a `svs.Vamana`.
+        memory: bytes of its graph and of its copy of the embeddings.
+    """
+
+    index: Any
+    memory: int
+
+    @classmethod
+    def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, threads: int) -> Vamana:
+        """Build the graph.
+
+        Args:
+            embeddings: finite.
+            degree: the most neighbours of a document.
+            beam: documents held by the search for one (`window_size`).
+            threads: how many build.
+
+        Raises:
+            ConfigError: the extra is not installed.
+        """
+        svs = _svs()
+        settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
+        index = svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads)
+        return cls(index, len(embeddings) * 4 * (degree + 1 + embeddings.shape[1]))
+
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+        """See `Finder`."""
+        if self.index.num_threads != threads:
+            self.index.num_threads = threads
+        self.index.search_window_size = max(effort, k)
+        rows, _ = self.index.search(queries, k)
+        # Where a walk reaches fewer than k documents, SVS repeats one of them or returns a number beyond the rows.
+        valid = (rows < self.index.size) & ~_repeated(rows)
+        return Found(np.where(valid, rows, -1).astype(np.int64), float("nan"))
+
+    def save(self, folder: Path) -> None:
+        """See `Finder`."""
+        self.index.save(*(str(folder / part) for part in _PARTS))
+
+    @classmethod
+    def load(cls, folder: Path, degree: int, shape: tuple[int, ...]) -> Vamana:
+        """Read what `save` wrote for embeddings of this shape; the folder's digests are compared before.
+
+        Raises:
+            ConfigError: the extra is not installed.
+            StorageError: the files are of other embeddings.
+        """
+        svs = _svs()
+        config, graph, data = (str(folder / part) for part in _PARTS)
+        kept = svs.VectorDataLoader(data, svs.DataType.float32)
+        index = svs.Vamana(config, svs.GraphLoader(graph), kept, svs.DistanceType.MIP, num_threads=1)
+        if (index.size, index.dimensions) != shape:
+            told = (
+                f"holds {index.size:,} vectors of width {index.dimensions}, expected {shape[0]:,} of width {shape[1]}"
+            )
+            raise StorageError(told, str(folder), "build the index again")
+        return cls(index, index.size * 4 * (degree + 1 + index.dimensions))
+
+    @property
+    def bytes(self) -> int:
+        """The graph, and the embeddings once more."""
+        return self.memory
+
+
+def _repeated(rows: UInt64[ndarray, "queries k"]) -> Bool[ndarray, "queries k"]:
+    """Mark each entry that an earlier column of its line has too."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ascending = np.take_along_axis(rows, order, axis=1)
+    repeated = np.zeros(rows.shape, bool)
+    np.put_along_axis(repeated, order[:, 1:], ascending[:, 1:] == ascending[:, :-1], axis=1)
+    return repeated
+
+
+def _svs() -> Any:
+    try:
+        import svs
+    except ImportError as error:
+        raise ConfigError(
+            "Vamana needs Intel's Scalable Vector Search", "--index", "pip install 'raytriever[vamana]'"
+        ) from error
+    return svs

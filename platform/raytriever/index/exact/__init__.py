@@ -1,0 +1,1 @@
+"""Exact search by dot product, on a CPU or a GPU."""

@@ -1,0 +1,1 @@
+"""Shared engine of the losses: global batch, collectives, one pass over score panels, row losses."""

@@ -1,0 +1,1 @@
+"""Mine hard negatives: BM25, finders of candidates, scorers and filters."""

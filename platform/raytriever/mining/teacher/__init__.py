@@ -1,0 +1,1 @@
+"""Scores of a cross-encoder as a teacher, for distillation."""

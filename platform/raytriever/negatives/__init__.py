@@ -1,1 +1,0 @@
-"""Which documents to contrast a query with: pure functions of arrays and texts."""

@@ -1,1 +1,0 @@
-"""What many workers must agree on: gathered candidates, the strategy, the process group."""

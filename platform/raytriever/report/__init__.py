@@ -1,0 +1,1 @@
+"""HTML pages, figures and comparisons of finished runs and evaluations."""

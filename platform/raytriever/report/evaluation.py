@@ -1,0 +1,178 @@
+"""The pictures and the page of an evaluation, from what stands in its directory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.protocol import absent_line
+from raytriever.evaluation.results import bm25_warnings, read_results
+from raytriever.evaluation.significance import best_of_rows
+from raytriever.mining.analyser import analyser_line
+from raytriever.reading.arrays import read_arrays
+from raytriever.report.figures import save_gains, save_thresholds
+from raytriever.report.page import Page, Picture, write_page
+from raytriever.report.queries import chosen_queries
+from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
+from raytriever.report.tables import (
+    Values,
+    auc_table,
+    datasets_of,
+    metric_title,
+    metrics_of,
+    result_tables,
+    threshold_table,
+)
+from raytriever.storage import disk_errors
+
+REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "scores"
+# The type and the shape of the arrays of scores.
+SCORES_KIND = (["float32", "float64"], (None,))
+GAIN_METRICS = ("auc", "mrr", "ndcg")  # those of Figure 4, whatever their cutoffs
+
+
+@dataclass(frozen=True)
+class StoredPools:
+    """The pooled scores of one model on one data set, as kept in `scores/`."""
+
+    positive_scores: Float32[ndarray, " positives"]
+    negative_scores: Float32[ndarray, " negatives"]
+
+
+@activity("drawing the figures and the report")
+def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
+    """Write `figures/*` and `report.html` into an evaluation's directory.
+
+    Args:
+        folder: holds `results.json`, and perhaps `per_query/` and `scores/`.
+        title: heading of the page.
+
+    Raises:
+        StorageError: a file is missing, torn or of another format, or the disk is full.
+    """
+    results = read_results(folder)
+    models, significance = results["models"], results.get("significance", [])
+    calibration = results.get("calibration") or []
+    queries = read_queries(folder)
+    of_scores = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
+    of_gains = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
+    page = Page(
+        title,
+        [*about_lines(results["about"]), *map(str, results.get("missing", ()))],
+        [
+            *result_tables(models, significance, best_of_rows(results.get("best") or ())),
+            *auc_table(results.get("auc_intervals") or ()),
+            *threshold_table(calibration),
+        ],
+        [*of_gains, *of_scores, *threshold_pictures(folder / FIGURES, calibration)],
+        queries,
+    )
+    write_page(folder / REPORT, page)
+
+
+def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
+    """Gain bars over each baseline: AUC, MRR and nDCG as in Figure 4, or all metrics where there is none of them."""
+    measured = metrics_of(models)
+    metrics = [name for name in measured if name.split("_")[0] in GAIN_METRICS] or measured
+    pictures = []
+    for baseline in baselines:
+        for metric in metrics:
+            gains = _gains(models, metric, baseline)
+            if any(gains.values()):
+                number = f"-{baselines.index(baseline) + 1}" if len(baselines) > 1 else ""
+                path = figures / f"gain-{metric}{number}.png"
+                save_gains(path, gains, metric_title(metric), baseline)
+                caption = f"Gain in {metric_title(metric)} over {baseline}"
+                pictures.append(Picture(caption, path.with_suffix(".svg"), "Gains"))
+    return pictures
+
+
+def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
+    """ROC curves, histograms and calibration of one data set, of the models whose scores are kept."""
+    pools = {
+        name: found
+        for name in models
+        if (found := _pools(folder / SCORES / f"{dataset}.{safe_name(name)}.npz")) is not None
+    }
+    if not pools:
+        return []
+    figures = folder / FIGURES
+    drawn = {
+        f"roc.{dataset}": (save_roc, "ROC curves with 95 % bands"),
+        f"scores.{dataset}": (save_score_histograms, "Scores of positives and of the best non-positives"),
+        f"calibration.{dataset}": (save_calibration, "Share of relevant pairs among those that score so"),
+    }
+    pictures = []
+    for name, (draw, caption) in drawn.items():
+        draw(figures / f"{name}.png", pools, f"{caption.split(' with')[0]}, {dataset}" if draw is save_roc else "")
+        pictures.append(Picture(f"{caption}, {dataset}", figures / f"{name}.svg", dataset))
+    return pictures
+
+
+def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """What was wanted of thresholds and what they achieved where they were checked, a picture a data set."""
+    pictures = []
+    for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
+        own = [row for row in rows if row["dataset"] == dataset and row["checked"] is not None]
+        if own:
+            path = figures / f"thresholds.{dataset}.png"
+            save_thresholds(path, own)
+            pictures.append(Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset))
+    return pictures
+
+
+def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
+    """What a page shows of `per_query/`, by data set.
+
+    Raises:
+        StorageError: a file is not what an evaluation writes.
+    """
+    return {path.stem: chosen_queries(read_per_query(path)) for path in sorted((folder / PER_QUERY).glob("*.json"))}
+
+
+def _pools(path: Path) -> StoredPools | None:
+    if not path.is_file():
+        return None
+    with disk_errors(path, reading=True):
+        arrays = read_arrays(path, dict.fromkeys(("positives", "negatives"), SCORES_KIND), "evaluate again")
+    return StoredPools(arrays["positives"], arrays["negatives"])
+
+
+def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:
+    gains: dict[str, dict[str, float]] = {}
+    for model, sets in models.items():
+        if model == baseline:
+            continue
+        gains[model] = {}
+        for dataset, values in sets.items():
+            ours, theirs = values.get(metric), models[baseline].get(dataset, {}).get(metric)
+            if ours is not None and theirs is not None:
+                gains[model][dataset] = ours - theirs
+    return gains
+
+
+def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The models that others were tested against; the first one where nothing was."""
+    named = dict.fromkeys(str(row["against"]) for row in significance)
+    return [name for name in named if name in models] or list(models)[:1]
+
+
+def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Describe the data sets in a line each, with what their figures leave out, and then BM25's analyser."""
+    lines = []
+    for name, one in about.items():
+        measured = (
+            f"{one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
+        )
+        lines.append(" ".join(filter(None, [f"{name}: {measured}", absent_line(one), *bm25_warnings(one)])))
+    if any(one.get("bm25") for one in about.values()):
+        lines.append(f"{analyser_line()}.")
+    return lines

@@ -1,0 +1,183 @@
+"""One page that opens offline: tables, pictures, queries and settings in a single HTML file.
+
+Everything stands in the file, script and style included, and its policy lets nothing else in: no address is ever asked.
+Names, queries and passages come from anywhere. Here they are escaped; what the script shows reaches it as JSON, and the
+page as text. Look and behaviour are the files of `page/`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from raytriever.storage import write_atomically
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a table.
+
+    Args:
+        text: as shown.
+        value: what its column is sorted by; without one it stands last.
+        mark: raised behind the text.
+        hint: what the mark means here, shown under the pointer.
+        best: set in bold.
+    """
+
+    text: str
+    value: float | None = None
+    mark: str = ""
+    hint: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A sortable table; texts of its rows sort as texts. Of the tables of one `group` one is shown at a time."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    note: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG or PNG file, what it shows, and the heading it stands under."""
+
+    caption: str
+    file: Path
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page tells, in this order.
+
+    Args:
+        title: its heading.
+        about: paragraphs under it.
+        tables, pictures: those of one group or heading one behind the other.
+        queries: by data set, from `report_queries.chosen_queries`.
+        settings: of the run, as text.
+    """
+
+    title: str
+    about: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: str = ""
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write the page as one HTML file.
+
+    Raises:
+        StorageError: the disk is full or forbidden.
+    """
+    style, script = _part("page.css"), _part("page.js")
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "Results": _tables(page.tables),
+        "Figures": _pictures(page.pictures),
+        "Queries": _part("queries.html") if page.queries else "",
+        "Settings": f'<pre tabindex="0">{escape(page.settings)}</pre>' if page.settings else "",
+    }
+    filled = {name: html for name, html in parts.items() if html}
+    # `<` never stands in the JSON, so that no text of a query can end the element it is in.
+    content = json.dumps({"queries": page.queries}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    values = {
+        "title": escape(page.title),
+        "policy": policy,
+        "style": style,
+        "script": script,
+        "about": "".join(f"<p>{escape(text)}</p>" for text in page.about),
+        "contents": "".join(f'<a href="#{name.lower()}">{name}</a>' for name in filled),
+        "sections": "\n".join(
+            f'<section id="{name.lower()}"><h2>{name}</h2>\n{html}</section>' for name, html in filled.items()
+        ),
+        "data": content,
+    }
+    # In one pass: what is filled in is not searched for places to fill.
+    write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], _part("page.html")))
+
+
+def _part(name: str) -> str:
+    return (files("raytriever.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _digest(content: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
+
+
+def _tables(tables: Sequence[Table]) -> str:
+    html = []
+    for number, (group, of_group) in enumerate(groupby(tables, key=lambda table: table.group)):
+        members = list(of_group)
+        if group and len(members) > 1:
+            options = "".join(f'<option value="{i}">{escape(t.title)}</option>' for i, t in enumerate(members))
+            html.append(
+                f'<div class="controls" hidden><label>{escape(group)} <select data-group="{number}">{options}'
+                "</select></label></div>"
+            )
+        html += [f'<div data-of="{number}" data-number="{i}">{_table(table)}</div>' for i, table in enumerate(members)]
+    return "\n".join(html)
+
+
+def _table(table: Table) -> str:
+    textual = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.columns))]
+    head = "".join(
+        f'<th scope="col"{_kind(text)}><button type="button">{escape(name)}</button></th>'
+        for name, text in zip(table.columns, textual, strict=True)
+    )
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in table.rows)
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    title = escape(table.title)
+    return (
+        f'<h3>{title}</h3><div class="scroll" role="region" aria-label="{title}" tabindex="0">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>{note}"
+    )
+
+
+def _cell(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return f'<td class="text" data-value="{escape(cell)}">{escape(cell)}</td>'
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
+    best = ' class="best"' if cell.best else ""
+    return f"<td{best}{value}{hint}>{escape(cell.text)}<sup>{escape(cell.mark)}</sup></td>"
+
+
+def _kind(text: bool) -> str:
+    return ' class="text"' if text else ""
+
+
+def _pictures(pictures: Sequence[Picture]) -> str:
+    html = []
+    for heading, members in groupby(pictures, key=lambda picture: picture.heading):
+        shown = "".join(_figure(picture) for picture in members)
+        html.append(f'{f"<h3>{escape(heading)}</h3>" if heading else ""}<div class="pictures">{shown}</div>')
+    return "\n".join(html)
+
+
+def _figure(picture: Picture) -> str:
+    kind = {".svg": "svg+xml", ".png": "png"}[picture.file.suffix]
+    content = base64.b64encode(picture.file.read_bytes()).decode("ascii")
+    caption = escape(picture.caption)
+    image = f'<img alt="{caption}" src="data:image/{kind};base64,{content}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"

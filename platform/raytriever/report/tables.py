@@ -1,0 +1,222 @@
+"""Results as tables of a page: models by data sets for each metric, all metrics in one, and what is significant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raytriever.evaluation import protocol as metric_words
+from raytriever.evaluation.names import unique_names
+from raytriever.evaluation.pooled_scores import SHARES, calibration_notes, share_of, share_text
+from raytriever.evaluation.significance import Best
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
+from raytriever.report.page import Cell, Table
+
+Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
+Rows = Sequence[Mapping[str, Any]]
+
+
+def metric_title(name: str) -> str:
+    """A metric as people write it: `nDCG@10`; one that another version measured as it stands."""
+    try:
+        return metric_words.metric_title(name)
+    except MetricInputError:
+        return name
+
+
+def metrics_of(models: Values) -> list[str]:
+    """The metrics that any model has, in the order they come."""
+    return list(dict.fromkeys(name for sets in models.values() for values in sets.values() for name in values))
+
+
+def datasets_of(models: Values) -> list[str]:
+    """The data sets that any model was measured on, in the order they come."""
+    return list(dict.fromkeys(name for sets in models.values() for name in sets))
+
+
+def result_tables(models: Values, significance: Rows = (), best: Best | None = None) -> list[Table]:
+    """A table a metric, of models by data sets with their mean; one of all metrics; one of all tests.
+
+    Of one data set the table of all metrics says it all.
+
+    Args:
+        models: the figures.
+        significance: rows of `evaluation_significance.significance_rows`.
+        best: the models that are bold; none where it is not known.
+    """
+    ahead = best or {}
+    tables = []
+    if len(datasets_of(models)) > 1:
+        tables = [_metric_table(models, metric, significance, ahead) for metric in metrics_of(models)]
+    tables.append(_whole_table(models, significance, ahead))
+    if significance:
+        tables.append(_tests(significance))
+    return tables
+
+
+def auc_table(rows: Rows) -> list[Table]:
+    """Pooled AUC with its interval; no table where there are none.
+
+    Args:
+        rows: of `evaluation_auc.auc_rows`.
+    """
+    if not rows:
+        return []
+    cells: list[list[str | Cell]] = [
+        [
+            str(row["dataset"]),
+            str(row["model"]),
+            *(_figure(row[name]) for name in ("auc", "low", "high")),
+            Cell(f"{row['misordered_queries']:,}", float(row["misordered_queries"])),
+            str(row["note"] or ""),
+        ]
+        for row in rows
+    ]
+    note = "95 % intervals of the AUC over all queries' pairs. The scores of a query count as one cluster."
+    columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
+    return [Table("AUC", columns, cells, note)]
+
+
+def threshold_table(rows: Rows) -> list[Table]:
+    """Thresholds chosen on one split and checked on another; no table where there are none.
+
+    Args:
+        rows: of `evaluation_calibration.calibration_rows`.
+    """
+    if not rows:
+        return []
+    on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
+    columns = ["data set", "model", "wanted", "threshold", f"on {on}", "queries answered", "top answer relevant"]
+    columns += ["precision of pairs", "recall of pairs", "pairs above", "calibration error"]
+    cells: list[list[str | Cell]] = []
+    for row in rows:
+        reached = bool(row["reached"])
+        here, above = row[str(row["aim"])], row.get("pairs_above")
+        cells.append(
+            [
+                str(row["dataset"]),
+                str(row["model"]),
+                f"{row['aim']} {row['wanted']:g}",
+                Cell(f"{row['threshold']:.6g}", float(row["threshold"])) if reached else Cell("out of reach"),
+                _figure(here) if reached else Cell(f"{here:.4f} at best", float(here)),
+                *(Cell(share_text(row, name), share_of(row, name)[0]) for name in SHARES),
+                Cell("–") if above is None else Cell(f"{above:,}", float(above)),
+                _figure(row["calibration_error"]),
+            ]
+        )
+    note = (
+        f"Each threshold is the score from which on a pair counts as relevant, chosen on {on} for what is wanted and "
+        "checked on the judged split. Queries answered: those with a document at or above it. Top answer relevant: of "
+        "these, those whose best document is relevant. In brackets are 95 % intervals by Wilson; the pairs of a query "
+        "are alike, so they count as fewer, independent ones. Calibration error: of taking a score's share of "
+        "relevant pairs there for its chance here, 0 at best."
+    )
+    note = " ".join([note, *calibration_notes(rows)])
+    return [Table("Thresholds", columns, cells, note)]
+
+
+def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> Table:
+    datasets = datasets_of(models)
+    columns = [_column(models, dataset, metric, significance, best) for dataset in datasets]
+    means: dict[str, float | None] = {}
+    for model in models:
+        values = [column[model].value for column in columns]
+        whole = [value for value in values if value is not None]
+        means[model] = sum(whole) / len(whole) if len(whole) == len(values) else None
+    columns.append(_cells(means, best.get((None, metric), ())))
+    rows: list[list[str | Cell]] = [[model, *(column[model] for column in columns)] for model in models]
+    note = _notes(models, [row for row in significance if row["metric"] == metric], best)
+    return Table(metric_title(metric), unique_names(["model", *datasets, "mean"]), rows, note, "Metric")
+
+
+def _whole_table(models: Values, significance: Rows, best: Best) -> Table:
+    metrics = metrics_of(models)
+    rows: list[list[str | Cell]] = []
+    for dataset in datasets_of(models):
+        columns = [_column(models, dataset, metric, significance, best) for metric in metrics]
+        measured = [model for model in models if dataset in models[model]]
+        rows += [[dataset, model, *(column[model] for column in columns)] for model in measured]
+    titles = ["data set", "model", *map(metric_title, metrics)]
+    return Table("All metrics", unique_names(titles), rows, _notes(models, significance, best))
+
+
+def _column(models: Values, dataset: str, metric: str, significance: Rows, best: Best) -> dict[str, Cell]:
+    """One metric on one data set, by model."""
+    values = {model: sets.get(dataset, {}).get(metric) for model, sets in models.items()}
+    cells = _cells(values, best.get((dataset, metric), ()))
+    for row in significance:
+        if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
+            cell = cells[row["model"]]
+            hint = "; ".join(filter(None, [cell.hint, _told(row)]))
+            cells[row["model"]] = replace(cell, mark=cell.mark + str(row["mark"] or ""), hint=hint)
+    return cells
+
+
+def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str, Cell]:
+    return {name: replace(_figure(value), best=name in best[:1]) for name, value in values.items()}
+
+
+def _tests(significance: Rows) -> Table:
+    columns = ["data set", "metric", "model", "against", "difference", "from", "to", "p", "p after Holm", "effect"]
+    columns += ["significant"]
+    rows: list[list[str | Cell]] = [
+        [
+            str(row["dataset"]),
+            metric_title(str(row["metric"])),
+            str(row["model"]),
+            str(row["against"]),
+            *(_figure(row.get(name), signed=True) for name in ("difference", "low", "high")),
+            *(_probability(row[name]) for name in ("p", "p_holm")),
+            _figure(row["effect"], signed=True),
+            f"yes {row['mark']}" if row["mark"] else "no",
+        ]
+        for row in significance
+    ]
+    note = (
+        "From and to: the 95 % interval of the difference, which belongs to p, before Holm's correction. Effect: the "
+        f"mean of the differences in standard deviations of the differences. Significant: p after Holm below {LEVEL}."
+    )
+    return Table("Significance", columns, rows, note)
+
+
+def _figure(value: float | None, *, signed: bool = False) -> Cell:
+    if value is None:
+        return Cell("–")
+    return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
+
+
+def _probability(value: float | None) -> Cell:
+    if value is None:
+        return Cell("–")
+    return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    difference, p = _figure(row["difference"], signed=True).text, _probability(row["p_holm"]).text
+    return f"{difference} against {row['against']}, p after Holm {p}"
+
+
+def _notes(models: Values, significance: Rows, best: Best) -> str:
+    """What marks and bold figures mean, for below a table."""
+    ahead = ""
+    if len(models) > 1:
+        ahead = (
+            f"Bold: significantly above every other model of its column, p < {LEVEL} after Holm's correction over the "
+            "data sets. A column without bold has no significant best."
+        )
+    return " ".join(filter(None, [_meaning(significance), ahead]))
+
+
+def _meaning(rows: Rows) -> str:
+    """What the marks stand for, and against which model."""
+    pairs = {}
+    for row in rows:
+        for marks in (FIRST_MARKS, SECOND_MARKS):
+            if row["mark"] in marks:
+                pairs[str(row["against"])] = marks
+    if not pairs:
+        return ""
+    meant = "; ".join(f"{above} significantly above {name}, {below} below" for name, (above, below) in pairs.items())
+    return f"{meant}. Two-sided paired t-test over queries, p < {LEVEL} after Holm's correction over the data sets."

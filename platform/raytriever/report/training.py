@@ -1,0 +1,112 @@
+"""Report of a training run: TREC runs, per-query results, figures, and the page that holds them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.evaluation.datasets import EvaluationSet
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.files import per_query_content, write_run
+from raytriever.evaluation.measurements import MeasuredPart, MeasuredSet
+from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.protocol import Protocol, absent_count, absent_line, metric_title
+from raytriever.evaluation.significance import best_models, significance_rows, tested_values
+from raytriever.mining.analyser import analyser_line
+from raytriever.report.evaluation import PER_QUERY, read_queries
+from raytriever.report.figures import save_curves
+from raytriever.report.page import Page, Picture, write_page
+from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
+from raytriever.report.tables import result_tables
+from raytriever.storage import write_atomically
+
+Curve = Sequence[tuple[int, float]]
+
+
+@activity("drawing the figures and the report")
+def write_outcome(
+    folder: Path,
+    title: str,
+    split: str,
+    dataset: RetrievalDataset,
+    found: Mapping[str, Evaluation],
+    losses: Curve,
+    dev_losses: Curve,
+    dev_metrics: Mapping[str, Curve],
+    config_yaml: str,
+    tests: Sequence[Mapping[str, Any]],
+    warning: str,
+) -> None:
+    """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
+
+    Args:
+        folder: the run directory.
+        title: heading of the page.
+        split: what was measured.
+        dataset: opened with that split.
+        found: evaluations by system; `before` and `after` are drawn.
+        losses: by step.
+        dev_losses: by step.
+        dev_metrics: what checkpoints were worth on dev data, by step and metric; drawn where there are any.
+        config_yaml: the resolved settings, shown on the page.
+        tests: rows of `outcome_tests`, shown on the page.
+        warning: of BM25's figures, shown on the page; may be empty.
+    """
+    for name, evaluation in found.items():
+        write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
+    dense = {name: found[name] for name in ("before", "after")}
+    figures = folder / "figures"
+    save_roc(figures / "roc.png", dense)
+    save_score_histograms(figures / "scores.png", dense)
+    save_calibration(figures / "calibration.png", dense)
+    save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
+    drawn = {metric_title(name): points for name, points in dev_metrics.items() if points}
+    if drawn:
+        save_curves(figures / "dev.png", drawn, "dev data")
+    captions = {
+        "roc": "ROC curves with 95 % bands",
+        "scores": "Scores of positives and of the best non-positives",
+        "calibration": "Share of relevant pairs among those that score so",
+        "loss": "Loss",
+        **({"dev": "Checkpoints on dev data, as they were evaluated during training"} if drawn else {}),
+    }
+    measured = MeasuredSet(
+        EvaluationSet(dataset.name, {dataset.name: dataset.name}, split),
+        [MeasuredPart(dataset.name, dataset, dict(found))],
+    )
+    per_query = per_query_content(measured, Protocol())
+    write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
+    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()}
+    queries, documents = len(found["after"].queries), len(dataset.documents)
+    page = Page(
+        title,
+        list(
+            filter(
+                None,
+                [
+                    f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
+                    absent_line(absent_count(dataset, split, Protocol())),
+                    f"{analyser_line()}. {warning}".strip(),
+                ],
+            )
+        ),
+        result_tables(figures_of, tests, best_models(figures_of, _values(dataset, found))),
+        [Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
+        read_queries(folder),
+        config_yaml,
+    )
+    write_page(folder / "report.html", page)
+
+
+def outcome_tests(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
+    """Test every system against `before`; see `significance_rows`."""
+    return significance_rows(_values(dataset, found), ["before"])
+
+
+def _values(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> dict[str, dict[str, dict[str, ndarray]]]:
+    return {name: {dataset.name: tested_values(evaluation)} for name, evaluation in found.items()}

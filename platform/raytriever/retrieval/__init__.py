@@ -1,1 +1,0 @@
-"""Encode a corpus, search it, and measure the rankings."""

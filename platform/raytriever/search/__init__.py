@@ -1,0 +1,1 @@
+"""Search a data set: exactly, or by an approximate index."""

@@ -1,0 +1,106 @@
+"""Exact search: of an embedding store, whole or some of its shards, and of a data set for one query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import in_processes
+from raytriever.encoding.corpus import embed_corpus
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.errors import ModelError
+from raytriever.index.exact.search import tie_order, top_k, top_k_of_parts
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
+from raytriever.storage import disk_errors
+
+
+@activity("searching the embeddings")
+def search_store(
+    store: EmbeddingStore,
+    queries: Float32[ndarray, "queries width"],
+    k: int,
+    ties: Int64[ndarray, " documents"],
+    exclude: Int64[ndarray, " queries"] | None = None,
+) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+    """`index.exact.top_k_of_parts` over a store, one shard in memory at a time.
+
+    Raises:
+        ModelError: `ties` are of another number of documents, or queries of another width.
+    """
+    check_fits(store, queries, ties)
+    return top_k_of_parts(queries, searchable_parts(store), k, ties, exclude)
+
+
+def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
+    """Refuse queries and ties of something else.
+
+    Raises:
+        ModelError: as `search_store`.
+    """
+    if len(ties) != len(store):
+        raise ModelError(
+            f"holds embeddings of {len(store):,} documents, the data set has {len(ties):,}",
+            str(store.path),
+            "encode this data set",
+        )
+    if queries.shape[1] != store.width:
+        raise ModelError(
+            f"holds embeddings of width {store.width}, the queries have {queries.shape[1]}",
+            str(store.path),
+            "encode both with the same model",
+        )
+
+
+def searchable_parts(
+    store: EmbeddingStore, shards: Sequence[int] | None = None
+) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    """Shards by number, all by default, as first row and embeddings; a shard is cut where a row has no embedding."""
+    size = store.meta["shard_rows"]
+    left_out = store.left_out
+    for number in range(-(-len(store) // size)) if shards is None else shards:
+        with disk_errors(store.path, reading=True):
+            values = store.shard(number)
+        first = number * size
+        missing = left_out[(left_out >= first) & (left_out < first + len(values))] - first
+        start = 0
+        for end in [*missing.tolist(), len(values)]:
+            if end > start:
+                yield first + start, values[start:end]
+            start = end + 1
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One passage found; the score is the cosine or the dot product of the model."""
+
+    score: float
+    document_id: str
+    title: str
+    text: str
+
+
+def search_dataset(
+    config: ModelConfig, dataset_name: str, query: str, top: int, threshold: float | None = None
+) -> list[Hit]:
+    """The `top` passages with the highest scores, best first; none below the threshold, where one is given."""
+    dataset = open_dataset(dataset_name, [], run=in_processes)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    retriever = load_for_encoding(config, choose_precision(None, device), device)
+    passages = embed_corpus(config, retriever, dataset).array()
+    embedding = encode_texts(retriever, [query], "query", "query")
+    scores, found = top_k(embedding, passages, top, tie_order(dataset.documents.ids))
+    documents = dataset.documents
+    return [
+        Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
+        for score, place in zip(scores[0], found[0], strict=True)
+        if threshold is None or score >= threshold
+    ]

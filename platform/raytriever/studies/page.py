@@ -1,0 +1,297 @@
+"""Tables and page of a study (`study.md`): figures, marks of significance, the paper's tables, verdicts on claims.
+
+Figures are times 100, with deviation over seeds. Rows of a block (the sizes of an encoder) have a table of their own,
+and p-values are corrected over its data sets. Up to `WIDE` data sets are columns; more data sets are rows, in one
+table per metric, as in `evaluation.paper_table`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+import numpy as np
+
+from raytriever.evaluation.names import unique_names
+from raytriever.evaluation.paper_table import AVERAGE, WIDE, Figure, PaperTable, markdown
+from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.significance import BEST_RULE
+from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
+from raytriever.studies.claims import Claim, Verdict
+from raytriever.studies.results import ABOVE, BELOW, NOISE, StudyResults
+from raytriever.tuning.trial_log import markdown_table
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that are compared with each other.
+
+    Args:
+        name: printed over them; empty where a study has one block.
+        rows: labels in the results, and the names in print.
+        baselines: labels of the rows that the others are marked against, at most two.
+    """
+
+    name: str
+    rows: Mapping[str, str]
+    baselines: Sequence[str]
+
+
+def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, str], str]:
+    """Marks by row, data set and metric; p-values of one row, baseline and metric corrected over the data sets."""
+    found: dict[tuple[str, str, str], str] = {}
+    for baseline, marks in zip(block.baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
+        for row in block.rows:
+            for metric in dict.fromkeys(name for dataset in results.datasets for name in metrics_of(results, dataset)):
+                both = [one for one in results.datasets if all(results.has(r, one, metric) for r in (row, baseline))]
+                tests = {one: results.compare(row, baseline, one, metric) for one in both if row != baseline}
+                tests = {name: one for name, one in tests.items() if np.isfinite(one.p)}
+                corrected = holm([one.p for one in tests.values()])
+                for (dataset, one), p in zip(tests.items(), corrected, strict=True):
+                    if p < LEVEL and one.outcome != NOISE:
+                        key = (row, dataset, metric)
+                        found[key] = found.get(key, "") + marks[one.outcome == BELOW]
+    return found
+
+
+def best_of_block(results: StudyResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
+    """Find the rows of a block that are the best of a column by more than noise.
+
+    A row is the best if it is above each other row in every seed and by the test, at the largest of these p-values
+    after Holm's correction over the data sets. It is the second if it is so above each of the rest.
+
+    Args:
+        results: what was measured.
+        block: the rows that are compared.
+        metrics: the metrics for which more is better.
+
+    Returns:
+        By data set and metric the best row, or the best and the second.
+    """
+    best: dict[tuple[str, str], list[str]] = {}
+    for metric in metrics:
+        there = {one: [row for row in block.rows if results.has(row, one, metric)] for one in results.datasets}
+        means = {(one, row): results.mean(row, one, metric) for one, rows in there.items() for row in rows}
+        ordered = {
+            one: [row for _, row in sorted(((-means[one, row], row) for row in rows), key=itemgetter(0))]
+            for one, rows in there.items()
+        }
+        for place in (0, 1):
+            tests: dict[str, float] = {}
+            for one, rows in ordered.items():
+                others = rows[place + 1 :]
+                if others and len(best.get((one, metric), ())) == place:
+                    found = [results.compare(rows[place], other, one, metric) for other in others]
+                    tests[one] = max(each.p if each.outcome == ABOVE else 1.0 for each in found)
+            for one, p in zip(tests, holm(list(tests.values())), strict=True):
+                if p < LEVEL:
+                    best.setdefault((one, metric), []).append(ordered[one][place])
+    return best
+
+
+def metrics_of(results: StudyResults, dataset: str) -> list[str]:
+    """All figures that any row has on a data set, in their order."""
+    found = [one for (_, name), found in results.found.items() if name == dataset for one in found]
+    return list(dict.fromkeys(metric for one in found for metric in one.metrics))
+
+
+# What is printed as it is and not as a share of one hundred, and in how many decimals.
+PLAIN = {
+    "steps_to_best": (0, "steps"),
+    "mmd2": (4, "MMD²"),
+    "query_positive_l2": (4, "l2"),
+    "candidates_ratio": (2, "Candidates, x"),
+}
+Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
+
+
+def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
+    """The tables of a study.
+
+    Args:
+        results: what was measured.
+        blocks: all rows.
+        paper: the paper's figures, in the units of ours.
+        caption: what the reader has to know of the measuring.
+    """
+    seeds = max(len(found) for found in results.found.values())
+    tables = []
+    for block in blocks:
+        cells = [
+            (dataset, metric)
+            for dataset in results.datasets
+            for metric in metrics_of(results, dataset)
+            if any(results.has(row, dataset, metric) for row in block.rows)
+        ]
+        marks = marks_of_block(results, block)
+        best = best_of_block(results, block, dict.fromkeys(metric for _, metric in cells if metric not in PLAIN))
+        columns = {cell: _column(results, block, *cell, paper, marks, best.get(cell, ())) for cell in cells}
+        told = _caption(block, caption, seeds, bool(paper), bool(marks))
+        tables += _arranged(columns, block, told)
+        if average := _averages(results, block, cells):
+            _append(tables, average, cells)
+    return tables
+
+
+def title_of(metric: str) -> str:
+    """A figure's name in print."""
+    return {"steps_to_best": "Steps to best"}.get(metric) or (
+        PLAIN[metric][1] if metric in PLAIN else metric_title(metric)
+    )
+
+
+def value_text(metric: str, value: float) -> str:
+    """A figure in print."""
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:,.{PLAIN[metric][0]}f}" if metric in PLAIN else f"{100 * value:.2f}"
+
+
+def _column(
+    results: StudyResults,
+    block: Block,
+    dataset: str,
+    metric: str,
+    paper: Paper,
+    marks: Mapping[tuple[str, str, str], str],
+    best: Sequence[str],
+) -> list[Figure]:
+    """One figure a row."""
+    there = {row: results.has(row, dataset, metric) for row in block.rows}
+    shown = {row: value_text(metric, results.mean(row, dataset, metric)) if there[row] else "-" for row in block.rows}
+    figures = []
+    for row, text in shown.items():
+        place = best.index(row) if row in best else None
+        behind = _behind(results, row, dataset, metric, paper.get((row, dataset, metric))) if there[row] else ""
+        figures.append(Figure(text, place, marks.get((row, dataset, metric), ""), behind))
+    return figures
+
+
+def _behind(results: StudyResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
+    deviation = results.deviation(row, dataset, metric)
+    parts = [f"± {value_text(metric, deviation)}"] if np.isfinite(deviation) else []
+    if paper is not None:
+        parts.append(f"[{paper:,g}]" if metric in PLAIN else f"[{round(100 * paper, 2):g}]")
+    return " ".join(parts)
+
+
+def _arranged(columns: Mapping[tuple[str, str], list[Figure]], block: Block, caption: str) -> list[PaperTable]:
+    datasets = list(dict.fromkeys(dataset for dataset, _ in columns))
+    metrics = list(dict.fromkeys(metric for _, metric in columns))
+    names = unique_names(list(block.rows.values()))
+    if len(datasets) <= WIDE:
+        groups = [(one, sum(dataset == one for dataset, _ in columns)) for one in datasets]
+        rows = [(name, [column[place] for column in columns.values()]) for place, name in enumerate(names)]
+        return [PaperTable(caption, groups, ["", *(title_of(metric) for _, metric in columns)], rows)]
+    return [
+        PaperTable(
+            f"{title_of(metric)}. {caption}",
+            [],
+            unique_names(["Data set", *names]),
+            [(one, columns[one, metric]) for one in datasets if (one, metric) in columns],
+        )
+        for metric in metrics
+    ]
+
+
+def _averages(results: StudyResults, block: Block, cells: Sequence[tuple[str, str]]) -> dict[str, list[Figure]] | None:
+    """By metric a figure a row: the means over data sets; None where a row or a metric is not on all of them."""
+    datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
+    metrics = [metric for metric in dict.fromkeys(metric for _, metric in cells) if metric not in PLAIN]
+    whole = all(results.has(row, one, metric) for row in block.rows for one in datasets for metric in metrics)
+    if len(datasets) < 2 or not metrics or not whole:
+        return None
+    return {
+        metric: [
+            Figure(value_text(metric, float(np.mean([results.mean(row, one, metric) for one in datasets]))))
+            for row in block.rows
+        ]
+        for metric in metrics
+    }
+
+
+def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells: Sequence[tuple[str, str]]) -> None:
+    """Put the averages behind the data sets of the block that was arranged last."""
+    if tables[-1].groups:
+        last = tables[-1]
+        last.groups.append((AVERAGE, len(average)))
+        last.columns.extend(title_of(metric) for metric in average)
+        for place, (_, figures) in enumerate(last.rows):
+            figures.extend(column[place] for column in average.values())
+        return
+    metrics = list(dict.fromkeys(metric for _, metric in cells))
+    for metric, table in zip(metrics, tables[-len(metrics) :], strict=True):
+        if metric in average:
+            table.rows.append((AVERAGE, average[metric]))
+
+
+def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:
+    told = f"{block.name}. {caption}" if block.name else caption
+    told += " Metrics x 100." + (f" {BEST_RULE}" if len(block.rows) > 1 else "")
+    if seeds > 1:
+        told += f" Bold and underlined hold in every seed. Means and standard deviations over {seeds} seeds."
+    if paper:
+        told += " In brackets the paper's figure."
+    if marked:
+        signs = zip(block.baselines, "+◆", "-◇", strict=False)
+        told += " " + "; ".join(
+            f"{better} and {worse}: above and below {block.rows[one]}" for one, better, worse in signs
+        )
+        told += ", by the two-sided paired t-test over queries at p < 0.05 after Holm's correction over data sets" + (
+            ", in all seeds." if seeds > 1 else "."
+        )
+    return told
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    """What stands on the page.
+
+    Args:
+        title: its heading.
+        lines: what was done: source, scale, data.
+        tables: ours.
+        claims: with what the figures say of them.
+        trainings: a line of titles and a line a training.
+        paper: the paper's own tables, by title: a line of titles, then its rows.
+        figures: captions by path, as seen from the page.
+    """
+
+    title: str
+    lines: Sequence[str]
+    tables: Sequence[PaperTable]
+    claims: Sequence[tuple[Claim, Verdict]]
+    trainings: Sequence[Sequence[str]]
+    paper: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+def page_text(page: StudyPage) -> str:
+    """The page in Markdown."""
+    parts = [f"# {page.title}\n", "".join(f"{line}  \n" for line in page.lines), markdown(page.tables)]
+    if page.claims:
+        parts.append("## What the table says of the paper's claims\n")
+        parts.append(
+            markdown_table(
+                [
+                    ["claim", "in the paper", "here", "figures"],
+                    *([claim.text, claim.source, f"**{told.word}**", told.because] for claim, told in page.claims),
+                ]
+            )
+        )
+        parts.append(_RULE)
+    for path, caption in page.figures.items():
+        parts.append(f"![{caption}]({path})\n")
+    for title, rows in page.paper.items():
+        parts.append(f"## {title}, as printed\n")
+        parts.append(markdown_table(rows))
+    if len(page.trainings) > 1:
+        parts.append("## Trainings\n")
+        parts.append(markdown_table(page.trainings))
+    return "\n".join(parts)
+
+
+_RULE = (
+    "*Held*: every comparison came out so, by the paired t-test over queries (p < 0.05) and in each seed. *Did not "
+    "hold*: one came out the other way by the same rule. *Within noise*: anything else.\n"
+)

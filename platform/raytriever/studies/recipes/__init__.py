@@ -1,0 +1,38 @@
+"""The studies of the papers' tables, one file each, imported only when a study runs.
+
+Each file has `study(scale, data_root, folder) -> Study` (`studies.definition`): `data_root` is the folder of the data
+packs or None, `folder` is where data sets that the study cuts may be written.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raytriever.studies.definition import Study
+
+_MODULES = {
+    "mw-in-domain": "auc.in_domain",
+    "mw-zero-shot": "auc.zero_shot",
+    "mw-ablation": "auc.ablation",
+    "mw-convergence": "auc.convergence",
+    "multi-positive": "positives.multi_positive",
+    "heterogeneous": "positives.heterogeneous",
+    "curriculum": "positives.curriculum",
+    "ratio": "positives.ratio",
+    "variants": "positives.variants",
+    "budget": "positives.budget",
+    "lambda": "lambda_weight",
+    "refresh": "refresh",
+}
+STUDIES = tuple(_MODULES)
+Recipe = Callable[[str, Path | None, Path], "Study"]
+
+
+def study_recipe(name: str) -> Recipe:
+    """Return the recipe of a study, one of `STUDIES`."""
+    recipe: Recipe = importlib.import_module(f"raytriever.studies.recipes.{_MODULES[name]}").study
+    return recipe

@@ -1,0 +1,1 @@
+"""Studies of the tables in *Optimizing What Matters: AUC-driven learning for robust neural retrieval*."""

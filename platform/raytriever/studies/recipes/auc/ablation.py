@@ -1,0 +1,93 @@
+"""Paper 001, Tables 3 and 4: learning rate, batch and hard negatives, under contrastive and under MW loss.
+
+The paper names no data set; here it is SQuAD. `full`: the folder `squad`. `small`: a part of it, with batches of 16 and
+32 in place of 64 and 128, and 1, 3 and 5 hard negatives in place of 3, 5 and 7. `smoke`: four settings on docstrings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raytriever.studies.claims import Claim, above, every, steadier
+from raytriever.studies.data_sets import STDLIB, Cut, DataSet, pack, smoke_set, whole
+from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, told, trained
+from raytriever.studies.recipes.auc.tables import ABLATION, ABLATION_METRICS, PAPER, ablation_table
+
+_CUT = Cut(train=1_500, dev=128, test=500, documents=2_500)
+# The paper's batches and numbers of hard negatives, and what stands for them at smaller scales.
+_BATCHES = {SMOKE: {64: 4, 128: 8}, FULL: {64: 64, 128: 128}}
+_HARD = {SMOKE: {3: 1, 5: 2}, FULL: {3: 3, 5: 5, 7: 7}}
+_SMALL_BATCHES, _SMALL_HARD = {64: 16, 128: 32}, {3: 1, 5: 3, 7: 5}
+
+
+def study(scale: str, data_root: Path | None, folder: Path) -> Study:
+    """See `recipes.studies`."""
+    data = _data(scale, data_root, folder)
+    batches, hard = _BATCHES.get(scale, _SMALL_BATCHES), _HARD.get(scale, _SMALL_HARD)
+    arms = []
+    for (loss, rate, batch, negatives), figures in ABLATION.items():
+        if negatives not in hard:
+            continue
+        row = _row(loss, rate, batches[batch], hard[negatives])
+        settings: Layer = {
+            "data": {"negatives_per_query": hard[negatives]},
+            "training": {"batch_size": batches[batch], "learning_rate": float(rate)},
+        }
+        arms.append(
+            Arm(
+                row.lower().replace(" ", "-"),
+                row,
+                (data.measured(ABLATION_METRICS),),
+                trained(scale, LOSSES[loss], data, settings=settings),
+                at={"loss": loss, "batch": f"{loss} {batches[batch]}", "hard negatives": hard[negatives]},
+                # The paper's figure stands only where the setting is its own.
+                paper={(data.name, name): figure for name, figure in zip(ABLATION_METRICS, figures, strict=True)}
+                if scale == FULL
+                else {},
+                queries=data.queries,
+            )
+        )
+    rows = {loss: [arm.row for arm in arms if arm.at["loss"] == loss] for loss in LOSSES}
+    return Study(
+        name="mw-ablation",
+        title="Learning rate, batch and hard negatives under MW and contrastive loss",
+        source=f"Tables 3 and 4 of {PAPER}",
+        arms=tuple(arms),
+        seeds=3 if scale not in (SMOKE, FULL) else 1,
+        baselines=(rows["CL"][0],),
+        heading=(
+            told(scale),
+            "Rows: loss, learning rate, batch, hard negatives.",
+            *data.lines,
+        ),
+        paper=(ablation_table(),),
+        claims=_claims(rows["MW"], rows["CL"]),
+        drawings=(
+            Drawing("lines", "auc", "auc", x="hard negatives", by="batch"),
+            Drawing("lines", "ndcg", "ndcg_at_10", x="hard negatives", by="batch"),
+        ),
+    )
+
+
+def _data(scale: str, data_root: Path | None, folder: Path) -> DataSet:
+    if scale == FULL:
+        place, queries = FULL_SETS["SQuAD"]
+        return whole(data_root, place, "SQuAD", queries=queries)
+    return smoke_set(folder, STDLIB) if scale == SMOKE else pack(data_root, folder, "squad", _CUT, "SQuAD")
+
+
+def _row(loss: str, rate: str, batch: int, hard: int) -> str:
+    return f"{loss} {rate} {batch} {hard}"
+
+
+def _claims(mw: list[str], cl: list[str]) -> tuple[Claim, ...]:
+    pairs = list(zip(mw, cl, strict=True))
+    higher = every(*(above(ours, theirs, ("auc",)) for ours, theirs in pairs))
+    lower = every(*(above(theirs, ours, ("mrr_at_10",)) for ours, theirs in pairs))
+    sensitive = every(*(steadier(mw, cl, metric) for metric in ("auc", "ndcg_at_10")))
+    return (
+        Claim("MW has the higher AUC in every setting", "Tables 3 and 4", higher),
+        Claim("CL has the higher MRR in every setting", "Tables 3 and 4", lower),
+        Claim("MW is stable over batches and hard negatives, CL is more sensitive", "appendix B", sensitive),
+    )

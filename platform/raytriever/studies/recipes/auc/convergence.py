@@ -1,0 +1,80 @@
+"""Paper 001, Table 5: steps to the best checkpoint under MW and under contrastive loss.
+
+`full`: as `mw-in-domain`, with early stopping. `small`: MiniLM on parts of SNLI, SQuAD and MedQuAD, up to 300 steps
+with a look at the dev loss every 10 and an end after 8 without a better one. `smoke`: docstrings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from raytriever.studies.claims import Claim, above
+from raytriever.studies.data_sets import PACKAGES, STDLIB, Cut, DataSet, pack, smoke_set, whole
+from raytriever.studies.definition import FULL, SMOKE, STEPS_TO_BEST, Arm, Drawing, Study
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, told, trained
+from raytriever.studies.recipes.auc.tables import (
+    CONVERGENCE,
+    CONVERGENCE_SETS,
+    METRICS,
+    PAPER,
+    SIZES,
+    convergence_table,
+)
+
+_CUT = Cut(train=4_000, dev=192, test=300, documents=2_500)
+_PACKS = (("snli", "SNLI"), ("squad", "SQuAD"), ("medquad", "MedQuAD"))
+_SMALL: Layer = {"training": {"max_steps": 300, "eval_steps": 10, "dev_batches": 6, "patience": 8}}
+_SMOKE: Layer = {"training": {"max_steps": 6, "eval_steps": 2, "dev_batches": 1}}
+
+
+def study(scale: str, data_root: Path | None, folder: Path) -> Study:
+    """See `recipes.studies`."""
+    sets = _sets(scale, data_root, folder)
+    settings = {FULL: None, SMOKE: _SMOKE}.get(scale, _SMALL)
+    sizes = SIZES if scale == FULL else SIZES[:1]
+    arms = tuple(
+        Arm(
+            f"{size.lower()}-{row.lower()}-{one.name.lower().replace(' ', '-')}",
+            row,
+            (one.measured(METRICS[-1:], (STEPS_TO_BEST,)),),
+            trained(scale, loss, one, size, settings),
+            block=size if scale == FULL else "",
+            paper=_paper(size, row, one.name) if scale == FULL else {},
+            queries=one.queries,
+        )
+        for size in sizes
+        for row, loss in LOSSES.items()
+        for one in sets
+    )
+    blocks = [f"{size} " for size in sizes] if scale == FULL else [""]
+    return Study(
+        name="mw-convergence",
+        title="Steps to the best checkpoint under MW and contrastive loss",
+        source=f"Table 5 of {PAPER}",
+        arms=arms,
+        seeds=3 if scale not in (SMOKE, FULL) else 1,
+        baselines=("CL",),
+        heading=(told(scale, settings), *(line for one in sets for line in one.lines)),
+        paper=(convergence_table(),),
+        claims=tuple(
+            Claim(f"{of}MW has a slower convergence rate", "appendix C", above(f"{of}MW", f"{of}CL", (STEPS_TO_BEST,)))
+            for of in blocks
+        ),
+        drawings=(Drawing("curves", "dev-loss"),),
+    )
+
+
+def _sets(scale: str, data_root: Path | None, folder: Path) -> list[DataSet]:
+    if scale == FULL:
+        return [whole(data_root, FULL_SETS[name][0], name, queries=FULL_SETS[name][1]) for name in CONVERGENCE_SETS]
+    if scale == SMOKE:
+        return [smoke_set(folder, part) for part in (STDLIB, PACKAGES)]
+    return [
+        pack(data_root, folder, name, replace(_CUT, documents=1) if name == "snli" else _CUT, title)
+        for name, title in _PACKS
+    ]
+
+
+def _paper(size: str, loss: str, dataset: str) -> dict[tuple[str, str], float]:
+    return {(dataset, STEPS_TO_BEST): float(CONVERGENCE[size, loss][CONVERGENCE_SETS.index(dataset)])}

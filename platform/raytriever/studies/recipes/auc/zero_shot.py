@@ -1,0 +1,111 @@
+"""Paper 001, Table 2 and Figure 4: MW and contrastive loss trained on NLI, measured on data sets that neither has seen.
+
+`full`: MiniLM and both XLM-R trained on `nli`, measured on thirteen data sets of BEIR and on SQuAD, folders under
+BEIR's names and `squad`. `small`: MiniLM trained on a part of SNLI (its published dev split, a contradiction as the
+hard negative of each premise), measured on parts of SQuAD, SciFact, NFCorpus, HotpotQA, Climate-FEVER, TREC DL 2019 and
+MedQuAD. `smoke`: trained on docstrings of the standard library, measured on those of other packages.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raytriever.studies.claims import Claim, above_on_average, mostly_above
+from raytriever.studies.data_sets import PACKAGES, STDLIB, Cut, DataSet, pack, smoke_set, untrained, whole
+from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, told, trained
+from raytriever.studies.recipes.auc.tables import METRICS, PAPER, SIZES, zero_shot, zero_shot_table
+
+_TRAINED = Cut(train=3_000, dev=200, test=100, documents=1)
+_MEASURED = Cut(train=0, dev=0, test=500, documents=3_000)
+_PACKS = (
+    ("squad", "SQuAD"),
+    ("scifact", "SciFact"),
+    ("nfcorpus-filtered", "NFCorpus"),
+    ("hotpotqa-mini", "HotpotQA-mini"),
+    ("climate-fever-evidence", "Climate-FEVER-evidence"),
+    ("trec-dl19-mini", "TREC-DL19-mini"),
+    ("medquad", "MedQuAD"),
+)
+# Folders as BEIR's archives call them.
+_BEIR = {
+    "NFCorpus": "nfcorpus",
+    "TREC-COVID": "trec-covid",
+    "FiQA": "fiqa",
+    "SQuAD": "squad",
+    "HotpotQA": "hotpotqa",
+    "Touche-2020": "webis-touche2020",
+    "ArguAna": "arguana",
+    "CQADupStack": "cqadupstack",
+    "Quora": "quora",
+    "DBPedia": "dbpedia-entity",
+    "SciDocs": "scidocs",
+    "SciFact": "scifact",
+    "FEVER": "fever",
+    "Climate-FEVER": "climate-fever",
+}
+# A premise of SNLI has one contradiction as a rule; texts are a sentence each.
+_NLI = {"data": {"negatives_per_query": 1}, "training": {"batch_size": 64, "max_steps": 80, "dev_batches": 3}}
+
+
+def study(scale: str, data_root: Path | None, folder: Path) -> Study:
+    """See `recipes.studies`."""
+    source, sets = _sets(scale, data_root, folder)
+    sizes = SIZES if scale == FULL else SIZES[:1]
+    measured = tuple(one.measured(METRICS) for one in sets)
+    names = tuple(one.name for one in sets)
+    settings = None if scale in (SMOKE, FULL) else _NLI
+    arms = [
+        Arm(
+            f"{size.lower()}-{row.lower()}",
+            row,
+            measured,
+            trained(scale, loss, source, size, settings),
+            block=size if scale == FULL else "",
+            paper=zero_shot(size, row, names),
+            queries=source.queries,
+        )
+        for size in sizes
+        for row, loss in LOSSES.items()
+    ]
+    return Study(
+        name="mw-zero-shot",
+        title="MW against contrastive loss on unseen data sets",
+        source=f"Table 2 and Figure 4 of {PAPER}",
+        arms=(*untrained(scale, measured), *arms),
+        seeds=3 if scale not in (SMOKE, FULL) else 1,
+        baselines=("CL",),
+        heading=(
+            told(scale, settings),
+            f"Trained on {source.name}.",
+            *(line for one in (source, *sets) for line in one.lines),
+        ),
+        paper=(zero_shot_table(),),
+        claims=tuple(claim for size in sizes for claim in _claims(f"{size} " if scale == FULL else "", size)),
+        drawings=tuple(Drawing("gains", f"gains-{metric}", metric) for metric in METRICS),
+    )
+
+
+def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[DataSet, list[DataSet]]:
+    """What is trained on, and what is measured."""
+    if scale == FULL:
+        name, (place, queries) = "NLI", FULL_SETS["NLI"]
+        return whole(data_root, place, name, queries=queries), [
+            whole(data_root, place, title) for title, place in _BEIR.items()
+        ]
+    if scale == SMOKE:
+        return smoke_set(folder, STDLIB), [smoke_set(folder, PACKAGES)]
+    source = pack(data_root, folder, "snli", _TRAINED, "SNLI")
+    return source, [pack(data_root, folder, name, _MEASURED, title) for name, title in _PACKS]
+
+
+def _claims(of: str, size: str) -> list[Claim]:
+    better, worse = f"{of}MW", f"{of}CL"
+    most = mostly_above((better,), worse, METRICS)
+    return [
+        Claim(f"{size}: MW outperforms CL in the majority of data sets and metrics", "Table 2", most),
+        Claim(f"{size}: MW has higher AUC, on average", "Table 2", above_on_average(better, worse, METRICS[:1])),
+        Claim(
+            f"{size}: MW has higher MRR and nDCG, on average", "section 6", above_on_average(better, worse, METRICS[1:])
+        ),
+    ]

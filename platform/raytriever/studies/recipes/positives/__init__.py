@@ -1,0 +1,1 @@
+"""Studies of the tables in *Training dense retrievers with multiple positive passages*."""

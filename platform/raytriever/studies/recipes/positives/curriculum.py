@@ -1,0 +1,84 @@
+"""Paper 002, Table 5: each objective on an LLM's positives first, then InfoNCE on those that people judged.
+
+Section 4.3: a second stage of one epoch, batch and learning rate as before. Beside the table each objective after its
+first stage alone, to tell whether the second brings them closer. `full`: `msmarco`. `small`: a part of NFCorpus,
+sources as in `heterogeneous`, 40 steps and then 20. `smoke`: docstrings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from raytriever.config import Curriculum, Stage, lay
+from raytriever.studies.claims import Claim, mostly_above, steadier
+from raytriever.studies.data_sets import DataSet
+from raytriever.studies.definition import FULL, SMOKE, Arm, Study
+from raytriever.studies.recipes.positives.heterogeneous import STANDS_IN, mixed_measured, mixed_sets
+from raytriever.studies.recipes.positives.settings import (
+    METRICS,
+    MULTIPLE,
+    Group,
+    objective,
+    told,
+    usual_group,
+)
+from raytriever.studies.recipes.positives.tables import CURRICULUM, MIXED_COLUMNS, OBJECTIVES, PAPER, fractions, table
+
+_FIRST = "first stage"
+
+
+def study(scale: str, data_root: Path | None, folder: Path) -> Study:
+    """See `recipes.studies`."""
+    group = usual_group(scale)
+    data, others = mixed_sets(scale, data_root, folder)
+    measured = mixed_measured(scale, data_root, data, others)
+    arms = []
+    for name in OBJECTIVES:
+        alone, both = _stages(scale, name, data, group)
+        paper = fractions(MIXED_COLUMNS, CURRICULUM[name]) if scale == FULL else {}
+        arms.append(Arm(f"{name.lower()}-first", f"{name}, {_FIRST}", measured, alone, queries=data.queries))
+        arms.append(Arm(name.lower(), name, measured, both, paper=paper, queries=data.queries))
+    arms.sort(key=lambda arm: arm.row.endswith(_FIRST))
+    lines = [line for one in (data, *others) for line in one.lines]
+    after, before = list(OBJECTIVES), [f"{name}, {_FIRST}" for name in OBJECTIVES]
+    return Study(
+        name="curriculum",
+        title="An LLM's positives first, then people's",
+        source=f"Table 5 of {PAPER}",
+        arms=tuple(arms),
+        seeds=3 if scale not in (SMOKE, FULL) else 1,
+        baselines=("SingleLH", "Rand1LH"),
+        heading=(
+            told(scale, group),
+            "Then the second stage: InfoNCE on people's positives" + _second_stage(scale) + ".",
+            *([STANDS_IN] if scale != FULL else []),
+            *lines,
+        ),
+        paper=(table(5, "after the second stage", MIXED_COLUMNS, CURRICULUM),),
+        claims=(
+            Claim(
+                "Most objectives for several positives end above SingleLH",
+                "section 5.3 (1)",
+                mostly_above(MULTIPLE, "SingleLH", METRICS if scale != FULL else ("mrr_at_10", "ndcg_at_10")),
+            ),
+            Claim(
+                "The second stage brings the objectives closer",
+                "section 5.3 (2)",
+                steadier(after, before, "mrr_at_10", (measured[0].name,)),
+            ),
+        ),
+    )
+
+
+def _second_stage(scale: str) -> str:
+    return {FULL: ", one epoch", SMOKE: ", 2 steps"}.get(scale, ", 20 steps")
+
+
+def _stages(scale: str, name: str, data: DataSet, group: Group) -> tuple[Curriculum, Curriculum]:
+    """The first stage alone, and both."""
+    first = objective(scale, name, data, group, "llm")
+    second = objective(scale, "SingleLH", data, group, "human")
+    lengths: dict[str, dict[str, Any]] = {FULL: {"epochs": 1.0}, SMOKE: {"max_steps": 2}}
+    second = lay(second, {"training": lengths.get(scale, {"max_steps": 20})})
+    return Curriculum(first), Curriculum(first, (Stage("llm", first), Stage("human", second)))

@@ -1,0 +1,69 @@
+"""Reader of study results: the figures and scores of one model on one data set, from its evaluation directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.errors import StorageError
+from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.protocol import AUC
+from raytriever.evaluation.results import read_results
+from raytriever.metrics.auc import auc_pseudo_values
+from raytriever.metrics.calibration import ScoredPools
+from raytriever.reading.arrays import read_arrays
+from raytriever.report.evaluation import SCORES_KIND
+from raytriever.storage import disk_errors
+from raytriever.studies.results import Found
+
+_QUERIES = (["int64"], (None,))
+
+
+def read_found(folder: Path, model: str, dataset: str, seed: int, extras: Mapping[str, float]) -> Found:
+    """The figures of a model on a data set, with values a query, and of the AUC pseudo-values.
+
+    Args:
+        folder: an evaluation directory of one data set.
+        model, dataset: their names there.
+        seed: the model was trained with.
+        extras: further figures, that were measured otherwise.
+
+    Raises:
+        StorageError: it is torn or changed.
+    """
+    results, remedy = read_results(folder), f"remove {folder}; it is measured again"
+    path = folder / "per_query" / f"{dataset}.json"
+    try:
+        metrics = results["models"][model][dataset]
+        values = read_per_query(path, remedy)["models"][model]["metrics"]
+    except (KeyError, FileNotFoundError) as error:
+        raise StorageError(f"holds nothing of {model} on {dataset}", str(folder), remedy) from error
+    per_query = {name: np.array(held, np.float64) for name, held in values.items()}  # null becomes NaN
+    if AUC in metrics:
+        pools, count = read_pools(folder, model, dataset), int(results["about"][dataset]["queries"])
+        per_query[AUC] = auc_pseudo_values(
+            pools.positives, pools.negatives, _named(pools.positive_queries), _named(pools.negative_queries), count
+        )
+    figures = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
+    return Found(seed, figures | dict(extras), per_query)
+
+
+def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:
+    """The pooled scores that an evaluation kept; raises `StorageError`."""
+    path, remedy = folder / "scores" / f"{dataset}.{model}.npz", f"remove {folder}; it is measured again"
+    sides = ("positives", "negatives")
+    kinds = dict.fromkeys(sides, SCORES_KIND) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
+    with disk_errors(path, reading=True):
+        kept = read_arrays(path, kinds, remedy)
+    for side in sides:
+        if len(kept[side]) != len(kept[f"{side[:-1]}_queries"]):
+            raise StorageError(f"is torn or changed: not every one of its {side} has a query", str(path), remedy)
+    return ScoredPools(**kept)
+
+
+def _named(queries: ndarray | None) -> ndarray:
+    assert queries is not None  # an evaluation always tells them
+    return queries

@@ -1,0 +1,276 @@
+"""Chunk size of gradient caching: as set by the user, or the largest whose activations fit into the free memory.
+
+1. Measure the activations of two small chunks; their difference is the memory of one text.
+2. Try as many texts as that predicts; halve the number as long as memory runs out.
+3. Store the result in the cache folder, under everything that it depends on. All workers use the smallest result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.errors import ConfigError, StorageError
+from raytriever.losses.engine.workers import Workers
+from raytriever.models.precision import autocast
+from raytriever.models.retriever import Retriever
+from raytriever.reading.structured import read_json
+from raytriever.storage import cache_folder, write_atomically
+from raytriever.training.config import TrainingConfig
+from raytriever.training.parallel.grad_cache import Chunk, DropoutState
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process could still allocate on a device; on a processor, what it shares with all others."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # no limit reads "max"
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, limit - used)
+    return available
+
+
+def activations(forward: Callable[[], object]) -> int:
+    """Bytes that a forward keeps for its backward, parameters included, each storage once."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        forward()
+    return sum(kept.values())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on a GPU or a processor."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+FILE = "chunks.json"
+# Of what is free: the rest is for what a layer computes and drops again, the losses' panels and the allocator's waste.
+SHARE = 0.7
+PROBE = 2
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """All that the chunk depends on.
+
+    Args:
+        model: what kind, and its parameters.
+        length: of the longest text, in tokens.
+        precision: `fp32` or `bf16`.
+        device: its name and its memory.
+        strategy: that shards gradients and moments, or does not.
+        workers: in the group.
+    """
+
+    model: str
+    length: int
+    precision: str
+    device: str
+    strategy: str
+    workers: int
+
+    @property
+    def key(self) -> str:
+        """One line."""
+        return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
+
+
+def find_chunk(
+    encode: Callable[[int], Tensor],
+    parameters: Sequence[nn.Parameter],
+    texts: int,
+    device: torch.device,
+    circumstances: Circumstances,
+    reserve: int = 0,
+) -> int | None:
+    """How many texts one worker should encode at a time; nothing where all of them fit, and caching would only cost.
+
+    Args:
+        encode: embeddings of that many texts of the longest length, differentiable.
+        parameters: trained ones behind it.
+        texts: of a worker's share of a batch, both sides.
+        device: of this worker.
+        circumstances: under which the answer is remembered.
+        reserve: bytes that training will hold besides: gradients and moments, where there are none yet.
+
+    Raises:
+        ConfigError: not even one text fits.
+    """
+    file = cache_folder() / FILE
+    chunk, of = _remembered(file).get(circumstances.key, (0, 0))
+    # What all texts were is a limit from below only.
+    if not chunk or (chunk == of and texts > of):
+        chunk = _estimate(encode, texts, free_memory(device) - reserve)
+        chunk = _first_that_fits(encode, parameters, chunk, device, reserve)
+        write_atomically(file, json.dumps({**_remembered(file), circumstances.key: (chunk, texts)}, indent=1))
+    return None if chunk >= texts else chunk
+
+
+def agreed(chunk: int | None, texts: int, workers: Workers, device: torch.device) -> int | None:
+    """The smallest chunk that any worker found."""
+    smallest = -int(workers.maximum(torch.tensor(-(chunk or texts), device=device)))
+    return None if smallest >= texts else smallest
+
+
+def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
+    """`encode` of `find_chunk`: texts of the longest length, encoded by the tower of the passages."""
+
+    def encode(texts: int) -> Tensor:
+        state = DropoutState.now(device)
+        ids = torch.zeros(texts, length, dtype=torch.long, device=device)
+        with autocast(precision, device):
+            embeddings = retriever.encode({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "passage")
+        state.restore()
+        return embeddings.float()
+
+    return encode
+
+
+def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> int:
+    try:
+        few, more = activations(lambda: encode(PROBE)), activations(lambda: encode(2 * PROBE))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return PROBE
+    per_text = max(1, (more - few) // PROBE)
+    return max(1, min(texts, int(SHARE * free) // per_text))
+
+
+def _first_that_fits(
+    encode: Callable[[int], Tensor], parameters: Sequence[nn.Parameter], chunk: int, device: torch.device, reserve: int
+) -> int:
+    while not _fits(encode, parameters, chunk, device, reserve):
+        if chunk == 1:
+            raise ConfigError(
+                "not even one text fits into the memory that is free",
+                "--passage-length",
+                "give a shorter one, a smaller model, or a strategy that shards more",
+            )
+        chunk //= 2
+    return chunk
+
+
+def _fits(
+    encode: Callable[[int], Tensor], parameters: Sequence[nn.Parameter], chunk: int, device: torch.device, reserve: int
+) -> bool:
+    ballast = None
+    try:
+        # Pages of a processor that nobody writes to take nothing: there the estimate alone keeps room.
+        ballast = torch.empty(reserve, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+        torch.autograd.grad(encode(chunk).sum(), parameters, allow_unused=True)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        del ballast
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return True
+
+
+def _remembered(file: Path) -> dict[str, tuple[int, int]]:
+    """What was found before; a file that cannot be read remembers nothing."""
+    with suppress(OSError, StorageError):
+        found = read_json(file, dict[str, list[int]], "remove it")
+        return {key: (pair[0], pair[1]) for key, pair in found.items() if len(pair) == 2}
+    return {}
+
+
+# Bytes a trained parameter: its gradient where it is synchronised, where parts add up, and where autograd leaves it;
+# AdamW's two moments.
+_GRADIENTS, _MOMENTS = 12, 8
+
+
+def chunk_of(
+    settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
+) -> Chunk | None:
+    """The chunk of gradient caching, None for none; every worker calls it, before the optimiser has any state.
+
+    Nothing is searched for on a processor: its memory is shared with everything else and paged, and a trial there
+    takes as long as a step.
+
+    Args:
+        settings: of training.
+        texts: of a worker's share of a batch, both sides.
+        retriever: on `device`, made ready for training.
+        precision: of the encoder.
+        device: of this worker.
+        workers: the group.
+
+    Raises:
+        ConfigError: the chunk asked for is larger than the share, or not even one text fits.
+    """
+    if settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None:
+        chunk = Chunk(settings.grad_cache_chunk, settings.grad_cache_tokens)
+        chunk.check(texts)
+        return chunk
+    if device.type == "cpu":
+        return None
+    found = search(settings, texts, retriever, precision, device, workers)
+    # As many tokens as fitted: of shorter texts there may be more at a time.
+    return None if found is None else Chunk(tokens=found * longest(retriever))
+
+
+def search(
+    settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
+) -> int | None:
+    """How many texts of the greatest length fit on every worker, None where all do; see `chunk_of`."""
+    trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
+    length = longest(retriever)
+    weights = sum(parameter.numel() for parameter in retriever.parameters())
+    circumstances = Circumstances(
+        model=f"{type(retriever.passage.backbone).__name__} {weights} {sum(p.numel() for p in trained)}",
+        length=length,
+        precision=precision,
+        device=_name(device),
+        strategy=settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
+        workers=workers.size,
+    )
+    found = find_chunk(
+        trial(retriever, length, precision, device),
+        trained,
+        texts,
+        device,
+        circumstances,
+        reserve=int(_bytes(settings, workers.size) * sum(parameter.numel() for parameter in trained)),
+    )
+    return agreed(found, texts, workers, device)
+
+
+def longest(retriever: Retriever) -> int:
+    """Tokens of the longest text of either side."""
+    return max(retriever.description.query_length, retriever.description.passage_length)
+
+
+def _bytes(settings: TrainingConfig, workers: int) -> float:
+    """What a trained parameter takes on a worker beside itself; gradients are sharded only once a step is over."""
+    sharded = settings.strategy in ("zero1", "zero2", "zero3")
+    moments = 0 if settings.offload_optimizer else _MOMENTS / (workers if sharded else 1)
+    return _GRADIENTS + moments
+
+
+def _name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name} {properties.total_memory}"

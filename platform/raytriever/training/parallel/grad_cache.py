@@ -1,0 +1,230 @@
+"""Gradient caching: a batch of any size in the memory of one chunk (Gao et al., 2021, arXiv:2101.06983).
+
+1. Cut each side of the batch into chunks. A chunk is padded to its own longest text; the chunks are in order of length.
+2. Encode every chunk without keeping activations; save the state of the dropout generators.
+3. The loss of all embeddings gives dL/dembedding, and the gradients of the loss's own parameters.
+4. Encode every chunk again, with the same dropout, and propagate its dL/dembedding to the parameters, where the
+   gradients of the chunks add up. The last chunks are not encoded again: their activations are in memory from step 2.
+
+All of this happens in forward. The result is the value of the loss as a function of the parameters, whose gradients
+are known already: its backward delivers every gradient once. So a data-parallel wrapper sees one forward and one
+backward, synchronizes once, and needs neither `no_sync` nor an accumulation boundary. A cached step equals an uncached
+step over the same chunks, dropout included: both draw their masks chunk by chunk from the same generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.errors import ConfigError
+from raytriever.losses.loss import LossOutput
+from raytriever.models.buckets import Buckets
+from raytriever.models.encoder import TokenBatch
+from raytriever.models.retriever import Side
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """How much is encoded at a time, on either side.
+
+    Args:
+        sequences: texts of a part, at most.
+        tokens: texts times padded length of a part, at most; a longer text is a part of its own.
+    """
+
+    sequences: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, flag in (("sequences", self.sequences, "chunk"), ("tokens", self.tokens, "tokens")):
+            if value is not None and value < 1:
+                raise ConfigError(f"{value} {name} are no chunk", f"--grad-cache-{flag}", "give at least 1")
+
+    def check(self, texts: int) -> None:
+        """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
+        if self.sequences is not None and self.sequences > texts:
+            raise ConfigError(
+                f"a chunk of {self.sequences} is more than the {texts} texts of a worker's share of a batch",
+                "--grad-cache-chunk",
+                f"give at most {texts}, or leave it out",
+            )
+
+    def holds(self, parts: Sequence[TokenBatch]) -> int:
+        """How many of the last parts it holds together, at least 1."""
+        sequences = tokens = 0
+        for count, part in enumerate(reversed(parts)):
+            sequences, tokens = sequences + len(part["input_ids"]), tokens + part["input_ids"].numel()
+            fits = sequences <= (self.sequences or sequences) and tokens <= (self.tokens or tokens)
+            if count and not fits:
+                return count
+        return len(parts)
+
+
+def cut(texts: Buckets, chunk: Chunk) -> Buckets:
+    """The same texts in parts no larger than `chunk`, as equal in size as their lengths allow.
+
+    Workers may end with different numbers of parts: no strategy communicates within a part.
+    """
+    return Buckets([piece for part in texts.parts for piece in _pieces(part, chunk)], texts.places)
+
+
+def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
+    lengths = _lengths(part)
+    for start, end in _spans(lengths, chunk.tokens):
+        count = -(-(end - start) // (chunk.sequences or end - start))
+        bounds = [start + (end - start) * place // count for place in range(count + 1)]
+        for begin, stop in pairwise(bounds):
+            yield _rows(part, begin, stop, max(lengths[begin:stop]))
+
+
+def _spans(lengths: list[int], tokens: int | None) -> Iterator[tuple[int, int]]:
+    """Neighbours whose number times their longest is at most `tokens`."""
+    start, longest = 0, 0
+    for place, length in enumerate(lengths):
+        longest = max(longest, length)
+        if tokens is not None and place > start and longest * (place + 1 - start) > tokens:
+            yield start, place
+            start, longest = place, length
+    yield start, len(lengths)
+
+
+def _lengths(part: TokenBatch) -> list[int]:
+    lengths: list[int] = part["attention_mask"].sum(1).tolist()
+    return lengths
+
+
+def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
+    """Some rows, without the padding that only other rows needed."""
+    padded_left = not bool(part["attention_mask"][:, 0].all())
+    columns = slice(-length, None) if padded_left else slice(0, length)
+    return {name: tensor[start:end, columns] for name, tensor in part.items()}
+
+
+@dataclass(frozen=True)
+class DropoutState:
+    """The generators that dropout draws from: the processor's, and the device's own."""
+
+    device: torch.device
+    on_cpu: Tensor
+    on_device: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> DropoutState:
+        """As they stand."""
+        on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(device, torch.get_rng_state(), on_device)
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self.on_cpu)
+        if self.on_device is not None:
+            torch.cuda.set_rng_state(self.on_device, self.device)
+
+
+Encode = Callable[[TokenBatch, Side], Tensor]
+
+
+def cached_loss(
+    queries: Buckets,
+    passages: Buckets,
+    encode: Encode,
+    precision: Callable[[], AbstractContextManager[Any]],
+    reduce: Callable[[Tensor, Tensor], LossOutput],
+    encoder: Sequence[nn.Parameter],
+    loss: Sequence[nn.Parameter],
+    keep: int = 1,
+) -> LossOutput:
+    """The loss of a batch whose parts are encoded one at a time.
+
+    Args:
+        queries: parts of one side.
+        passages: parts of the other.
+        encode: one part to embeddings `[texts, width]`, float32.
+        precision: the context of `encode`; entered once a pass, so that weights are cast once a pass.
+        reduce: embeddings of queries and passages, in the order of the batch, to the loss.
+        encoder: trained parameters behind `encode`.
+        loss: trained parameters behind `reduce`.
+        keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
+    """
+    parts: list[tuple[TokenBatch, Side]] = [(part, "query") for part in queries.parts]
+    parts += [(part, "passage") for part in passages.parts]
+    earlier, last = parts[:-keep], parts[-keep:]
+    device = queries.places.device
+    states, found = [], []
+    # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
+    with torch.no_grad(), precision():
+        for part in earlier:
+            states.append(DropoutState.now(device))
+            found.append(encode(*part))
+    kept = [encode(*part) for part in last]
+    after = DropoutState.now(device)
+
+    embeddings = torch.cat([*found, *(one.detach() for one in kept)]).requires_grad_()
+    sides = embeddings.split([len(queries.places), len(passages.places)])
+    output = reduce(sides[0][queries.places], sides[1][passages.places])
+    by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
+
+    total = _Total(encoder)
+    pieces = by_embedding.split([len(part["input_ids"]) for part, _ in parts])
+    while kept:
+        total.add(kept.pop(), pieces[len(earlier) + len(kept)])
+    with precision():
+        for part, state, piece in zip(earlier, states, pieces, strict=False):
+            state.restore()
+            total.add(encode(*part), piece)
+    after.restore()
+    return LossOutput(_deliver(output.value, [*encoder, *loss], [*total.gradients, *by_loss]), output.statistics)
+
+
+class _Total:
+    """The gradient of some parameters, summed over the parts."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._parts = [0] * len(parameters)
+        self.gradients: list[Tensor | None] = [None] * len(parameters)
+
+    def add(self, embeddings: Tensor, gradient: Tensor) -> None:
+        """Carry a part's gradient back; a tower that did not encode it gets none."""
+        found: Iterable[Tensor | None] = torch.autograd.grad(embeddings, self._parameters, gradient, allow_unused=True)
+        for place, one in enumerate(found):
+            held = self.gradients[place]
+            if one is None:
+                continue
+            # What autograd answers may be shared between parameters: only a sum of our own is added to in place.
+            if held is None:
+                self.gradients[place] = one
+            elif self._parts[place] == 1:
+                self.gradients[place] = held + one
+            else:
+                held += one
+            self._parts[place] += 1
+
+
+def _deliver(value: Tensor, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
+    known = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+    delivered: Tensor = _Delivery.apply(value.detach(), [gradient for _, gradient in known], *(p for p, _ in known))
+    return delivered
+
+
+class _Delivery(torch.autograd.Function):
+    """A value with a gradient that is known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # One at a time, so that scaling takes the memory of one parameter.
+        gradients = ctx.gradients[::-1]
+        ctx.gradients = []
+        return None, None, *(gradients.pop() * grad for _ in range(len(gradients)))

@@ -1,0 +1,122 @@
+"""The slices of a state that DeepSpeed (0.19) has sharded, and the way back.
+
+Stages 1 and 2 lay all parameters of a group end to end and give each worker a stretch of that: a parameter's
+`_hp_mapping` says which part of it lies there. Stage 3 gives each worker an equal slice of each parameter, padded.
+The optimiser sees neither: its moments belong to the float32 tensors of those stretches. DeepSpeed's own checkpoints
+are pickled and tied to the number of workers, and are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.training.parallel.model_state import STEP, Slice, restore, shape_of
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a worker keeps its slice of a parameter.
+
+    Args:
+        flat: the float32 tensor that the optimiser updates.
+        offset: of the slice in it.
+        start: of the slice in the parameter.
+        length: of the slice.
+    """
+
+    flat: Tensor
+    offset: int
+    start: int
+    length: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The slice in the flat tensor or in a moment of it."""
+        return flat.detach()[self.offset : self.offset + self.length]
+
+
+def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> Iterator[Slice]:
+    """This worker's slices."""
+    for name, parameter in module.named_parameters():
+        shape = shape_of(parameter)
+        place = _place(stage, parameter, optimizer, rank)
+        if not parameter.requires_grad:
+            yield from _frozen(stage, name, parameter, rank)
+        if place is None:
+            continue
+        yield Slice(name, place.of(place.flat), place.start, shape)
+        for key, value in optimizer.optimizer.state.get(place.flat, {}).items():
+            if key != STEP:
+                yield Slice(f"{name}:{key}", place.of(value), place.start, shape)
+            elif place.start == 0:
+                yield Slice(f"{name}:{key}", value.detach().flatten(), 0, ())
+
+
+@torch.no_grad()
+def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, optimizer: Any, rank: int) -> None:
+    """Put a state back; every worker is given all slices and keeps its own."""
+
+    def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
+        if not kind:
+            _put_weights(stage, parameter, values)
+        place = _place(stage, parameter, optimizer, rank)
+        if place is None:
+            return
+        own = values.flatten()[place.start : place.start + place.length]
+        if not kind:
+            place.of(place.flat).copy_(own)
+            return
+        state = optimizer.optimizer.state.setdefault(place.flat, {})
+        if kind == STEP:
+            state[STEP] = values.clone()
+        else:
+            place.of(state.setdefault(kind, torch.zeros_like(place.flat))).copy_(own)
+
+    restore(slices, module, put)
+
+
+def _place(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Place | None:
+    """Where this worker keeps its slice; nothing where it has none or the parameter is not trained."""
+    if not parameter.requires_grad:
+        return None
+    if stage < 3:
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:
+            return None
+        flat = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
+        inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
+        return _Place(flat, inside.start, outside.start, inside.numel)
+    group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    start, length = _share(parameter, padded, rank)
+    return _Place(optimizer.fp32_partitioned_groups_flat[group], offset, start, length) if length else None
+
+
+def _share(parameter: Any, padded: int, rank: int) -> tuple[int, int]:
+    """Start and length of a worker's slice of a stage 3 parameter, without the padding of the last ones."""
+    start = rank * padded
+    return start, max(0, min(padded, parameter.ds_numel - start))
+
+
+def _frozen(stage: int, name: str, parameter: Any, rank: int) -> Iterator[Slice]:
+    """A parameter that is not trained: whole everywhere, and under stage 3 sharded as all are."""
+    if stage < 3:
+        if rank == 0:
+            yield Slice(name, parameter.detach().flatten(), 0, shape_of(parameter))
+        return
+    start, length = _share(parameter, parameter.ds_tensor.ds_numel, rank)
+    if length:
+        yield Slice(name, parameter.ds_tensor.detach()[:length], start, shape_of(parameter))
+
+
+def _put_weights(stage: int, parameter: Any, values: Tensor) -> None:
+    if stage < 3:
+        parameter.data.copy_(values)
+        return
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    with GatheredParameters([parameter], modifier_rank=0):
+        parameter.data.copy_(values)

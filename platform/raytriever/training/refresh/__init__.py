@@ -1,0 +1,1 @@
+"""Refresh of hard negatives during training: settings, rounds, and the state machine of all workers."""

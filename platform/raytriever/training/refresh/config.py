@@ -1,0 +1,147 @@
+"""The settings of refreshing hard negatives while training. Imports nothing heavy: the command line reads it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.data.config import DataConfig
+from raytriever.data.records import ORIGINS
+from raytriever.errors import ConfigError
+from raytriever.mining.config import MiningConfig
+from raytriever.options import check_changed, option
+from raytriever.training.config import worker_count
+
+ASYNC, SYNC, ROLLING = "async", "sync", "rolling"
+MODES = (ASYNC, SYNC, ROLLING)
+METHOD = "dense"
+
+
+def rank_range(given: Any) -> str:
+    """`A:B`, whole numbers with A below B, or nothing.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(given))
+    if given and (ends is None or int(ends[1]) >= int(ends[2])):
+        raise ValueError("give two whole numbers, the lower first, as in 30:200")
+    return f"{int(ends[1])}:{int(ends[2])}" if ends else ""
+
+
+@dataclass(frozen=True)
+class RefreshConfig:
+    """When hard negatives are mined anew with the encoder as it is, from where in its ranking, and by how many."""
+
+    refresh_every: int | None = option(
+        None, "steps between two refreshes of the hard negatives, by the encoder as it is then", minimum=1
+    )
+    refresh_mode: str = option(
+        ASYNC,
+        "async: training continues meanwhile; sync: it waits; rolling: a share of the corpus is re-encoded",
+        choices=MODES,
+        needs="refresh_every",
+    )
+    refresh_share: float = option(
+        0.25,
+        "share of the corpus that a rolling refresh re-encodes, each time another",
+        above=0,
+        maximum=1,
+        needs="refresh_mode=rolling",
+    )
+    refresh_pool: int | str = option(
+        1,
+        "how many processes re-encode at a time; the fewest and the most",
+        reads=worker_count,
+        form="N|MIN:MAX",
+        needs="refresh_every",
+    )
+    refresh_negatives: int = option(
+        30,
+        "negatives that a refresh keeps for a query, of which each epoch draws --negatives-per-query",
+        minimum=1,
+        needs="refresh_every",
+    )
+    refresh_ranks: str = option(
+        "",
+        "ranks they are taken from, the first counted and the last not",
+        reads=rank_range,
+        form="A:B",
+        needs="refresh_every",
+    )
+    refresh_max_score: float | None = option(
+        None, "candidates that score higher are no negatives", needs="refresh_every"
+    )
+    refresh_absolute_margin: float | None = option(
+        None, "how far below the lowest score of a positive a negative must be", minimum=0, needs="refresh_every"
+    )
+    refresh_relative_margin: float | None = option(
+        None,
+        "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of it",
+        minimum=0,
+        needs="refresh_every",
+    )
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """The fewest and the most processes that re-encode."""
+        fewest, _, most = str(worker_count(self.refresh_pool)).partition(":")
+        return int(fewest), int(most or fewest)
+
+    @property
+    def ranks(self) -> tuple[int, int | None]:
+        """The first rank, and the end, None for as many as it takes."""
+        first, _, end = rank_range(self.refresh_ranks).partition(":")
+        return int(first or 0), int(end) if end else None
+
+    @property
+    def mining(self) -> MiningConfig:
+        """The settings of each round's mining."""
+        return MiningConfig(
+            method=METHOD,
+            num_negatives=self.refresh_negatives,
+            range_min=self.ranks[0],
+            range_max=self.ranks[1],
+            max_score=self.refresh_max_score,
+            absolute_margin=self.refresh_absolute_margin,
+            relative_margin=self.refresh_relative_margin,
+        )
+
+
+def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | None) -> None:
+    """Hold the settings to each other; raises `ConfigError`.
+
+    Args:
+        refresh: each setting already within its own range.
+        data: what groups are made of.
+        total_steps: of the training, None where that is not known yet.
+    """
+    check_changed(refresh)
+    every = refresh.refresh_every
+    if every is None:
+        return
+    if not data.negatives_per_query:
+        raise ConfigError(
+            "there are no hard negatives to refresh", "--refresh-every", "give --negatives-per-query, such as 5, too"
+        )
+    if total_steps is not None and every >= total_steps:
+        raise ConfigError(
+            f"after {every} of {total_steps} steps there is nothing left to refresh for",
+            "--refresh-every",
+            f"give less than {total_steps}, or train longer",
+        )
+    first, end = refresh.ranks
+    if end is not None and refresh.refresh_negatives > end - first:
+        raise ConfigError(
+            f"{refresh.refresh_negatives} negatives out of {end - first} ranks",
+            "--refresh-negatives",
+            f"give at most {end - first}, or more --refresh-ranks",
+        )
+    from raytriever.data.sampling.origins import parse_mix  # numpy, which the command line can do without
+
+    shares = parse_mix(data.negatives_mix)
+    if shares is not None and not shares[ORIGINS.index(METHOD)]:
+        raise ConfigError(
+            f"leaves what is refreshed no share: {data.negatives_mix}", "--negatives-mix", "add dense, as in dense=0.5"
+        )

@@ -1,0 +1,164 @@
+"""Training data of a run, opened the same way by the driver and by every worker.
+
+The data set that is evaluated comes first; the training splits of further data sets are appended to its own
+(`combine`). Only the dev split of the first data set is used: it decides when to stop."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from raytriever.data.combine import combine, starts_of
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import NegativesTable, read_negatives
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import Runner, Say, in_this_process, quietly
+from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.mixture import arrange
+from raytriever.data.sampling.order import Order
+from raytriever.data.sampling.origins import parse_mix
+from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
+from raytriever.errors import DataError
+from raytriever.models.retriever import Retriever
+from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.training.batches import BatchSource
+
+
+def tokenisation_of(retriever: Retriever) -> Tokenisation:
+    """How data sets are tokenised for a retriever: its tokenizer, its prefixes; lengths are settings of reading."""
+    return Tokenisation(
+        content_tokenizer_json(retriever.tokenizer),
+        retriever.description.query_prefix,
+        retriever.description.passage_prefix,
+    )
+
+
+@dataclass(frozen=True)
+class Material:
+    """Opened data sets, the first one being measured, and settings of how they are read.
+
+    Args:
+        datasets: each with its training split, the first with its dev split too, all tokenised.
+        config: how groups and batches are made of them.
+        batch_size: queries of a global batch.
+        seed: fixes order and draws.
+    """
+
+    datasets: Sequence[RetrievalDataset]
+    config: DataConfig
+    batch_size: int
+    seed: int
+
+    @classmethod
+    def open(
+        cls,
+        names: Sequence[str],
+        config: DataConfig,
+        tokenisation: Tokenisation,
+        batch_size: int,
+        seed: int,
+        also: Sequence[str] = (),
+        run: Runner = in_this_process,
+        say: Say = quietly,
+    ) -> Material:
+        """Open, prepared if need be.
+
+        Args:
+            names: the data sets as configured, or the places where they stand prepared.
+            config, batch_size, seed: see the class.
+            tokenisation: of the retriever that is trained.
+            also: further splits to open of the first data set.
+            run, say: see `open_dataset`.
+
+        Raises:
+            DataError: see `open_dataset`.
+        """
+        opened = []
+        for place, name in enumerate(names):
+            splits = [config.train_split] if place else [config.train_split, config.dev_split, *also]
+            opened.append(
+                open_dataset(
+                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, say=say
+                )
+            )
+        return cls(opened, config, batch_size, seed)
+
+    def train(self, negatives: NegativesTable | None) -> BatchSource:
+        """Batches to learn from; raises `DataError` or `ConfigError` where there can be none.
+
+        Args:
+            negatives: of the data sets' queries, those of one after those of another.
+        """
+        split, config = self.config.train_split, self.config
+        only = [replace(each, judgements={split: each.judgements[split]}) for each in self.datasets]
+        whole = combine(only)
+        examples = Examples.of(
+            whole,
+            split,
+            self.seed,
+            negatives,
+            sources=config.positives,
+            ranked=config.positives_order == "ranked",
+            shares=parse_mix(config.negatives_mix),
+        )
+        order = arrange(
+            examples,
+            self.batch_size,
+            self.seed,
+            weights=config.dataset_weights,
+            mixing=config.mixing,
+            no_duplicates=not config.duplicates,
+        )
+        if self.teacher is not None:
+            Coverage.of(self.teacher, examples).check(config.teacher)
+        return self._source(whole, examples, order, self.teacher)
+
+    @cached_property
+    def teacher(self) -> TeacherTable | None:
+        """A teacher's scores of all data sets in one, None where there are none; raises `DataError`, `StorageError` or
+        `ConfigError` where they cannot be read."""
+        names = self.config.teachers
+        if not names:
+            return None
+        names += ("",) * (len(self.datasets) - len(names))
+        tables = [
+            read_scores(name, dataset) if name else TeacherTable.none(dataset)
+            for name, dataset in zip(names, self.datasets, strict=True)
+        ]
+        return TeacherTable.chained(tables, *starts_of(combine(self.datasets)))
+
+    def dev(self) -> BatchSource:
+        """Batches whose loss decides when to stop: the plain groups of the first data set's dev split."""
+        dataset = self.datasets[0]
+        examples = Examples.of(dataset, self.config.dev_split, self.seed)
+        return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
+
+    def read_negatives(self, path: Path) -> NegativesTable:
+        """A table that was written for all of these data sets in one; raises `DataError` or `StorageError`."""
+        return read_negatives(path, combine(self.datasets))
+
+    def digest(self, negatives: NegativesTable | None) -> str:
+        """SHA-256 over all that batches are made of: the data sets as opened, the negatives, a teacher's scores."""
+        parts = [dataset.digest for dataset in self.datasets]
+        parts += [negatives.digest] if negatives is not None else []
+        parts += [self.teacher.digest] if self.teacher is not None else []
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _source(
+        self, dataset: RetrievalDataset, examples: Examples, order: Order, teacher: TeacherTable | None = None
+    ) -> BatchSource:
+        if dataset.tokens is None:
+            raise DataError("has no tokens", dataset.name, "prepare it with --model")
+        return BatchSource(
+            dataset.tokens,
+            examples,
+            order,
+            self.config.positives_per_query,
+            self.config.negatives_per_query,
+            teacher=teacher,
+        )

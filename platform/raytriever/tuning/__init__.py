@@ -1,0 +1,1 @@
+"""Hyperparameter search: search space, samplers, trial log and figures of a sweep."""

@@ -1,0 +1,1 @@
+"""Sweeps under Ray Tune: plan, shared training data, trials and the trial manager."""

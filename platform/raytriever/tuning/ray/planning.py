@@ -1,0 +1,77 @@
+"""Check the plan of a sweep before anything is written: search space, metrics, every trial of a grid."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from raytriever.cluster.train.dev_sets import DEV, dev_protocol
+from raytriever.config import Config, check_config, to_dict
+from raytriever.errors import ConfigError, UserError
+from raytriever.evaluation.protocol import Protocol
+from raytriever.options import check_options, did_you_mean
+from raytriever.tuning.ray.manager import Plan, told
+from raytriever.tuning.ray.training_data import config_of
+from raytriever.tuning.sampler import GridSampler, build_sampler
+from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, DEV_LOSS, SearchConfig, SearchSpace, search_space
+
+# These decide how a sweep is carried out, or how far, and may differ where it goes on.
+_MAY_CHANGE = ("trials", "trials_at_once")
+SWEEP = "sweep"
+
+
+def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, Plan]:
+    """What is to be done, with every trial of a grid looked at.
+
+    Raises:
+        UserError: the space, a metric or the settings of a trial are of no use; it is named.
+    """
+    check_options(search)
+    check_config(base)
+    space = search_space(search.search_space)
+    known = (*Protocol().metrics, DEV_LOSS)
+    if search.metric not in known:
+        raise ConfigError(f"unknown metric {search.metric!r}", "--metric", did_you_mean(search.metric, known))
+    scales = [one.key for one in space.dimensions if one.section == "loss"]
+    for flag, metric in (("--metric", search.metric), ("--asha-metric", search.asha_metric if search.asha else "")):
+        if metric == DEV_LOSS and scales:
+            remedy = f"give another, such as {BATCH_AUC if flag == '--asha-metric' else 'ndcg_at_10'}"
+            raise ConfigError(
+                f"{DEV_LOSS} is of another scale in each trial, because {scales[0]} is searched", flag, remedy
+            )
+    watched_metric(base, search)  # here only to be refused
+    sampler = build_sampler(search.searcher, space, base.training.seed)
+    trials = search.trials or DEFAULT_TRIALS
+    if not any(one.is_range for one in space.dimensions):
+        trials = min(trials, len(space.grid()))
+    if isinstance(sampler, GridSampler):
+        trials = min(search.trials or len(sampler.points), len(sampler.points))
+        for number, point in enumerate(sampler.points[:trials]):
+            try:
+                config_of(base, point)
+            except UserError as error:
+                where = f"trial {number} ({told(point)})" + (f": {error.where}" if error.where else "")
+                raise type(error)(error.what, where, error.remedy) from error
+    return space, Plan(base, sampler, search.searcher, trials, search.metric, 1)
+
+
+def watched_metric(base: Config, search: SearchConfig) -> str | None:
+    """What trials are stopped by, as it is told at looks; None where none is stopped."""
+    if not search.asha:
+        return None
+    if search.asha_metric in (BATCH_AUC, DEV_LOSS):
+        return search.asha_metric
+    known = dev_protocol(base.training.best_metric).metrics
+    if search.asha_metric not in known:
+        remedy = did_you_mean(search.asha_metric, (*known, BATCH_AUC, DEV_LOSS))
+        raise ConfigError(f"unknown metric {search.asha_metric!r}", "--asha-metric", remedy)
+    if not base.validation.sources(base.training.best_metric, base.data.dev_split):
+        remedy = f"give --eval-datasets own, or --asha-metric {BATCH_AUC}"
+        raise ConfigError(f"{search.asha_metric} is not measured while training", "--asha-metric", remedy)
+    return DEV + search.asha_metric
+
+
+def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:
+    """All that decides what the trials of a sweep are."""
+    sweep = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
+    return {**to_dict(base), SWEEP: {**sweep, "search_space": space.to_dict()}}

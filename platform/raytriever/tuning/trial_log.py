@@ -1,0 +1,161 @@
+"""Trial log of a sweep (`trials.json`, rewritten whole after every change) and its table, the best trial first."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from raytriever.errors import StorageError, UserError
+from raytriever.evaluation.names import unique_names
+from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.tables import markdown_cell
+from raytriever.reading.structured import read_json
+from raytriever.storage import disk_errors, write_atomically
+
+BOOKS = "trials.json"
+Status = Literal["running", "finished", "stopped", "failed"]
+RUNNING: Literal["running"] = "running"
+FINISHED: Literal["finished"] = "finished"
+STOPPED: Literal["stopped"] = "stopped"
+FAILED: Literal["failed"] = "failed"
+DEV_LOSS = "dev_loss"
+
+
+class TrialError(UserError):
+    """Trials of a sweep failed, while the others went on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial.
+
+    Args:
+        number: from 0; its directory is `trials/NUMBER` with three digits or more.
+        settings: what it tries, by `section.setting`.
+        status: `running` (also where it was interrupted), `finished`, `stopped` by the scheduler, or `failed`.
+        metrics: on the dev split, of a finished one.
+        steps: that it came to.
+        seconds: it took, over all calls.
+        reason: why it failed, or where it was stopped.
+    """
+
+    number: int
+    settings: Mapping[str, Any]
+    status: Status = RUNNING
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its directory and its run."""
+        return f"{self.number:03d}"
+
+    def value(self, metric: str) -> float | None:
+        """What it came to, larger being better; None where it came to nothing."""
+        found = self.metrics.get(metric)
+        if self.status != FINISHED or found is None or not math.isfinite(found):
+            return None
+        return -found if metric == DEV_LOSS else found
+
+
+class _Trials(TypedDict):
+    trials: list[Trial]
+
+
+def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
+    """The finished trial of the highest value, the first of equals; None where there is none."""
+    valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
+    return max(valued)[2] if valued else None
+
+
+def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
+    """The trials of a sweep's directory, by number; none where it has not begun.
+
+    Args:
+        folder: the sweep's directory.
+        settings: what each trial sets, by `section.setting`; where None, the same for all.
+
+    Raises:
+        StorageError: the file is not what was written.
+    """
+    file = folder / BOOKS
+    if not file.is_file():
+        return []
+    remedy = "give --fresh to begin again"
+    with disk_errors(file, reading=True):
+        trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
+    if [trial.number for trial in trials] != list(range(len(trials))):
+        raise StorageError("is torn or changed: the numbers of its trials are not 0, 1, 2, ...", str(file), remedy)
+    expected = set(trials[0].settings if settings is None and trials else settings or ())
+    for trial in trials:
+        if other := sorted(expected ^ trial.settings.keys()):
+            reason = f"is torn or changed: trial {trial.number} sets {other[0]} and others do not, or the reverse"
+            raise StorageError(reason, str(file), remedy)
+    return trials
+
+
+def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
+    """Write all trials, and which is best so far."""
+    best = best_of(trials, metric)
+    content = {
+        "metric": metric,
+        "best": best.number if best else None,
+        "trials": [asdict(trial) for trial in trials],
+    }
+    write_atomically(folder / BOOKS, json.dumps(content, indent=1) + "\n")
+
+
+# What is shown of a trial beside the metric that decides.
+SHOWN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """Finished trials by what they came to, the best first; then the others by number."""
+    return sorted(
+        trials, key=lambda t: (0, -value, t.number) if (value := t.value(metric)) is not None else (1, 0.0, t.number)
+    )
+
+
+def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]) -> list[list[str]]:
+    """A line of titles and a line a trial.
+
+    Args:
+        trials: at least one.
+        metric: what decides; it stands first of the metrics.
+        names: what a dimension is called in print.
+    """
+    keys = list(trials[0].settings)
+    found = {name for trial in trials for name in trial.metrics}
+    metrics = [metric, *(name for name in SHOWN if name in found and name != metric)]
+    titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
+    rows = [unique_names(["trial", *(names(key) for key in keys), *titles, "steps", "seconds", "status"])]
+    for trial in ranked(trials, metric):
+        values = [_figure(trial.metrics[name]) if name in trial.metrics else "-" for name in metrics]
+        status = trial.status if trial.status == FINISHED else f"{trial.status}: {trial.reason}".removesuffix(": ")
+        settings = [setting_text(trial.settings[key]) for key in keys]
+        rows.append([trial.name, *settings, *values, str(trial.steps), f"{trial.seconds:.1f}", status])
+    return rows
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """The same for a page."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(map(markdown_cell, cells)) + " |"
+
+    return "\n".join([line(rows[0]), "|" + " --- |" * len(rows[0]), *(line(row) for row in rows[1:])]) + "\n"
+
+
+def setting_text(value: Any) -> str:
+    """A setting's value in print, four digits of a number."""
+    return f"{value:.4g}" if isinstance(value, float) else "none" if value is None or value == "" else str(value)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4f}"

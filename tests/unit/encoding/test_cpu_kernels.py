@@ -1,0 +1,53 @@
+"""The faster layers answer what the layers they stand for answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import ATTENTION, PackedLinear, speed_up
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
+from raytriever.models.retriever import Retriever, load_retriever
+
+TEXTS = ["a" * n for n in (1, 5, 5, 30, 61)]
+
+
+@pytest.fixture
+def retriever(tiny_encoder: Path) -> Retriever:
+    return load_retriever(ModelConfig(str(tiny_encoder)))
+
+
+def test_fp32_is_the_same_but_for_rounding(retriever: Retriever) -> None:
+    plain = encode_texts(retriever, TEXTS, "passage")
+    assert any(isinstance(module, PackedLinear) for module in speed_up(retriever).modules())
+    assert not any(type(module) is nn.Linear for module in retriever.query.backbone.encoder.modules())
+    np.testing.assert_allclose(encode_texts(retriever, TEXTS, "passage"), plain, atol=1e-6)
+
+
+def test_bf16_is_as_near_to_fp32_as_it_was(retriever: Retriever) -> None:
+    if choose_precision(None, torch.device("cpu")) != "bf16":
+        pytest.skip("this processor has no bf16")
+    exact = encode_texts(retriever, TEXTS, "passage")
+    retriever.to(torch.bfloat16)
+    plain = encode_texts(retriever, TEXTS, "passage")
+    speed_up(retriever)
+    assert retriever.query.backbone.config._attn_implementation == ATTENTION
+    fast = encode_texts(retriever, TEXTS, "passage")
+    away, away_before = (1 - (found * exact).sum(1) for found in (fast, plain))
+    assert away.max() < 2 * away_before.max()
+    assert away.max() < 1e-3
+
+
+def test_padding_is_not_attended_to(retriever: Retriever) -> None:
+    if choose_precision(None, torch.device("cpu")) != "bf16":
+        pytest.skip("this processor has no bf16")
+    speed_up(retriever.to(torch.bfloat16))
+    one_by_one = np.concatenate([encode_texts(retriever, [text], "passage") for text in TEXTS])
+    np.testing.assert_allclose(encode_texts(retriever, TEXTS, "passage"), one_by_one, atol=2e-2)
+    assert abs(one_by_one[0] - one_by_one[3]).max() > 5e-2  # so that the tolerance tells texts apart

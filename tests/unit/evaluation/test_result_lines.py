@@ -1,0 +1,227 @@
+"""Names: metrics as users write them, models, data sets, files; and the suite, whatever of it is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.errors import ConfigError, DataError
+from raytriever.evaluation.datasets import BEIR, EvaluationSet, beir_suite, distinct_sets, sets_of
+from raytriever.evaluation.job import evaluation_text, run_evaluation
+from raytriever.evaluation.names import distinct_names, unique_names
+from raytriever.evaluation.pooled_scores import read_aims
+from raytriever.evaluation.protocol import deciding_metric, metric_title, read_metrics
+from raytriever.evaluation.request import EvaluationJob, baselines_of, evaluated_models
+from raytriever.evaluation.significance import marks_of, significance_rows
+from raytriever.models.config import ModelConfig
+from raytriever.report.evaluation import about_lines
+
+
+def test_metrics_in_the_words_users_know() -> None:
+    words = (
+        "nDCG@10, R@1000,recall_at_20,P@5,MAP,map_cut_1000,rr@10,success@5,R-prec,judged@10,acc@20,AUC,query-auc,auc"
+    )
+    names = read_metrics(words)
+    assert names == (
+        "ndcg_at_10",
+        "recall_at_1000",
+        "recall_at_20",
+        "precision_at_5",
+        "map_at_100",
+        "map_at_1000",
+        "mrr_at_10",
+        "success_at_5",
+        "r_precision",
+        "judged_at_10",
+        "accuracy_at_20",
+        "auc",
+        "query_auc",
+    )
+    assert [metric_title(name) for name in names[-4:]] == ["Judged@10", "Acc@20", "AUC", "AUC per query"]
+    assert metric_title(names[4]) == "MAP@100"
+
+
+def test_a_metric_without_a_cutoff_has_that_of_the_run_files() -> None:
+    assert read_metrics("map,mrr,ndcg,recall,map@100") == ("map_at_100", "mrr_at_100", "ndcg_at_100", "recall_at_100")
+    assert deciding_metric("map") == "map_at_100"
+    assert metric_title("map") == "MAP"  # of results that an earlier version wrote
+
+
+def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:
+    for name in ("a/letters", "b/letters", "forums/one", "forums/t wo", "forums/t_wo"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "corpus.jsonl").touch()
+    given = ["a/letters", "b/letters", "forums", "hf://x/forums-one", "c d", "c_d"]
+    sets = distinct_sets(sets_of([str(tmp_path / one) if "://" not in one else one for one in given], "test"))
+    names = [one.name for one in sets]
+    assert names == [
+        "a_letters",
+        "b_letters",
+        "forums",
+        "forums-one-2",
+        "c_d",
+        "c_d-2",
+    ]
+    assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
+    assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
+    with pytest.raises(ConfigError, match="two data sets are called 'letters'; give them one by one"):
+        distinct_sets(sets_of([str(tmp_path / "a" / "letters"), str(tmp_path / "b" / ".." / "a" / "letters")], "test"))
+    models = evaluated_models(["org/a b", "org/a_b", "runs/one/model"], ModelConfig())
+    assert len({model.name for model in models}) == 3
+    with pytest.raises(ConfigError, match="two models are called 'x'"):
+        evaluated_models(["x=org/a", "org/x"], ModelConfig())
+    assert unique_names(["a", "a", "a-2", "a"]) == ["a", "a-3", "a-2", "a-4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("ncdg@10", "unknown metric 'ncdg@10'; did you mean 'ndcg'?"),
+        ("p", "'p' has no such cutoff; write p@10"),
+        ("ndcg@0", "'ndcg@0' has no such cutoff; write ndcg@10"),
+        ("auc@10", "'auc@10' has no such cutoff; write auc without a cutoff"),
+        ("rprec@5", "'rprec@5' has no such cutoff; write rprec without a cutoff"),
+        ("acc@x", "'acc@x' has no such cutoff; write acc@10"),
+        (" , ", "names no metric; give some"),
+    ],
+)
+def test_a_mistake_in_a_metric(words: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_metrics(words)
+    assert str(error.value).startswith(f"--metrics: {told}")
+
+
+def test_models_and_their_names() -> None:
+    given = ["bm25", "runs/one/model", "runs/two/model", "org/e5-base", "CL=runs/one", "other/e5-base"]
+    models = evaluated_models(given, ModelConfig(query_prefix="query: "))
+    assert [model.name for model in models] == ["bm25", "one", "two", "org_e5-base", "CL", "other_e5-base"]
+    assert models[0].config is None
+    assert models[4].config == ModelConfig("runs/one", query_prefix="query: ")
+    assert baselines_of([], models) == ["bm25"]
+    assert baselines_of(["CL", "runs/two/model"], models) == ["CL", "two"]
+    for wrong, told in (
+        (["Cl"], "did you mean 'CL'"),
+        (["CL", "CL"], "one model or two"),
+        (["a"], "none of the models"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            baselines_of(wrong, models)
+    with pytest.raises(ConfigError, match="two models are called 'minilm'; call one otherwise: OTHER=minilm"):
+        evaluated_models(["minilm", "minilm"], ModelConfig())
+
+
+def test_short_names_tell_apart() -> None:
+    assert distinct_names(["/a/x", "/b/x", "/b/y"]) == ["a_x", "b_x", "y"]
+    assert distinct_names(["x", "b/x"]) == ["x", "b_x"]
+    assert distinct_names(["a b:c", "../runs/model"]) == ["a_b_c", "runs"]
+
+
+def test_aims() -> None:
+    assert read_aims(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
+    for wrong in ("precision", "precision=0", "recall=1.1", "f1=0.5", "recall=nan", "recall=x"):
+        with pytest.raises(ConfigError, match=r"write precision=0\.9 or recall=0\.8"):
+            read_aims([wrong])
+
+
+def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:
+    for name in ("tex", "android", "notes"):
+        (tmp_path / "cqadupstack" / name).mkdir(parents=True)
+    for name, file in (("tex", "corpus.jsonl.gz"), ("android", "corpus.jsonl")):
+        (tmp_path / "cqadupstack" / name / file).touch()
+    (tmp_path / "cqadupstack" / "README.md").touch()
+    [one] = sets_of([f"{tmp_path}/cqadupstack/tex/.."], "test")
+    assert (one.name, list(one.parts), one.is_divided) == ("cqadupstack", ["android", "tex"], True)
+    [whole] = sets_of([str(tmp_path / "cqadupstack" / "tex")], "test")
+    assert (whole.name, whole.is_divided) == ("tex", False)
+    assert sets_of(["hf://datasets/org/my (1)@main"], "test")[0].name == "my__1_"
+    pytest.importorskip("ir_datasets")
+    [forums] = sets_of(["ir_datasets:beir/cqadupstack"], "test")
+    assert (forums.name, len(forums.parts), forums.parts["tex"]) == (
+        "cqadupstack",
+        12,
+        "ir_datasets:beir/cqadupstack/tex",
+    )
+
+
+def test_of_the_suite_what_is_missing_is_told(tmp_path: Path) -> None:
+    for name in ("scifact", "msmarco", "nq"):
+        (tmp_path / name).mkdir()
+    tried = []
+
+    def opens(one: EvaluationSet) -> None:
+        tried.extend(one.parts.values())
+        if one.name not in ("scifact", "msmarco", "webis-touche2020"):
+            raise DataError("not there", one.name)
+
+    found, missing = beir_suite(tmp_path, opens)
+    assert [(one.name, one.split, one.task) for one in found] == [
+        ("msmarco", "dev", "MSMARCO"),
+        ("webis-touche2020", "test", "Touche2020"),
+        ("scifact", "test", "SciFact"),
+    ]
+    assert found[1].parts == {"webis-touche2020": "ir_datasets:beir/webis-touche2020/v2"}
+    assert len(missing) == len(BEIR) - 3
+    assert "nq (nq: not there)" in missing
+    assert f"fiqa (no folder {tmp_path}/fiqa; fiqa: not there)" in missing
+    # What a local folder holds is not looked for elsewhere; what it does not hold is.
+    assert f"{tmp_path}/nq" in tried
+    assert "ir_datasets:beir/nq" not in tried
+    assert {"ir_datasets:beir/dbpedia-entity", "hf://datasets/mteb/dbpedia"} <= set(tried)
+
+
+def test_tests_are_against_each_baseline_and_corrected_over_data_sets() -> None:
+    noise = np.random.default_rng(0).normal(size=40)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+
+    def rows_for(*t_values: float) -> list[dict[str, Any]]:
+        """Differences with these values of t; a data set of one query comes last."""
+        model = {f"d{i}": {"map": 0.05 * (noise + t / np.sqrt(40))} for i, t in enumerate(t_values)}
+        base = {name: {"map": np.zeros(40)} for name in model}
+        model["single"], base["single"] = {"map": np.ones(1)}, {"map": np.zeros(1)}
+        return significance_rows({"base": base, "model": model}, ["base", "model"])
+
+    rows = rows_for(2.2, 2.2)
+    assert [(row["model"], row["against"], row["dataset"]) for row in rows] == [
+        ("model", "base", "d0"),
+        ("model", "base", "d1"),
+        ("base", "model", "d0"),
+        ("base", "model", "d1"),
+    ]
+    # Each is significant by itself, neither of two.
+    assert rows[0]["p"] == pytest.approx(0.0338, abs=1e-4)
+    assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
+    assert not any(marks_of(rows).values())
+    marks = marks_of(rows_for(2.2, -20))
+    assert [marks[name, "model", "map"] for name in ("d0", "d1")] == ["+", "-"]
+    assert [marks[name, "base", "map"] for name in ("d0", "d1")] == ["◇", "◆"]
+
+
+def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "中文"
+    (folder / "qrels").mkdir(parents=True)
+    texts = [f"今天天气很好，我们去第{'一二三四五六七八九'[i]}公园散步吧。" for i in range(9)]
+    corpus = "".join(json.dumps({"_id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+    (folder / "corpus.jsonl").write_text(corpus)
+    queries = "".join(json.dumps({"_id": f"q{i}", "text": text[8:14]}) + "\n" for i, text in enumerate(texts))
+    (folder / "queries.jsonl").write_text(queries)
+    rows = "".join(f"q{i}\td{i}\t1\n" for i in range(9))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    job = EvaluationJob(evaluated_models(["bm25"], ModelConfig()), sets_of([str(folder)], "test"), ["bm25"])
+    said: list[str] = []
+    tracker = type("Unheard", (), {name: lambda *_: None for name in ("describe", "log", "log_file", "finish")})
+    results = run_evaluation(job, tmp_path / "out", False, tracker, said.append)
+    [analysis] = results.about["中文"]["bm25"].values()
+    assert analysis["stemmer"] == "Snowball, English"
+    assert analysis["warning"].startswith(f"BM25 finds {analysis['tokens_per_document']:.1f} tokens per document of 1")
+    files = [(tmp_path / "out" / name).read_text() for name in ("results.json", "table.md")]
+    text, page = evaluation_text(results), "\n".join(about_lines(results.about))
+    for shown in (text, page, "\n".join(said), *files):
+        assert analysis["warning"] in shown
+    assert "stop words: English; stemmer: Snowball, English" in text
+    assert "stemmer: Snowball, English." in page
+    assert results.systems["bm25"]["analyser"]["stop_words"] == "English"

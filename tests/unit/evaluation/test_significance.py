@@ -1,0 +1,123 @@
+"""Tests of differences: their intervals, which model is the best of a column, and how a run's table says it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from raytriever.evaluation.significance import (
+    best_models,
+    best_of_rows,
+    best_rows,
+    significance_points,
+    significance_rows,
+)
+from raytriever.evaluation.tables import metrics_table, outcome_notes
+from raytriever.metrics.significance import difference_interval, holm, paired_t_test
+from raytriever.mining.analyser import analyser_line
+
+Table = dict[str, dict[str, dict[str, np.ndarray]]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 60), confidence=st.sampled_from([0.5, 0.95, 0.99]))
+def test_the_interval_of_a_difference_is_scipys(seed: int, count: int, confidence: float) -> None:
+    rng = np.random.default_rng(seed)
+    ours, theirs = rng.normal(0.1, 1, count), rng.normal(size=count)
+    low, high = difference_interval(ours, theirs, confidence)
+    found = ttest_rel(ours, theirs).confidence_interval(confidence)
+    assert (low, high) == pytest.approx((found.low, found.high), abs=1e-9)
+    assert (low <= 0 <= high) == (paired_t_test(ours, theirs).p_value >= 1 - confidence)
+
+
+def table(shifts: dict[str, list[float]], queries: int = 40) -> Table:
+    """Values by model, data set and metric: one shift a data set over the same noise of queries."""
+    rng = np.random.default_rng(3)
+    noise = {model: rng.normal(0, 0.1, (9, queries)) for model in shifts}
+    return {
+        model: {f"d{i}": {"ndcg_at_10": 0.5 + shift + noise[model][i]} for i, shift in enumerate(row)}
+        for model, row in shifts.items()
+    }
+
+
+def figures(values: Table) -> dict[str, dict[str, dict[str, float | None]]]:
+    return {
+        model: {name: {metric: float(one.mean()) for metric, one in row.items()} for name, row in sets.items()}
+        for model, sets in values.items()
+    }
+
+
+def test_only_what_is_above_every_other_model_by_more_than_noise_is_best() -> None:
+    values = table({"a": [0.0, 0.0, 0.0], "b": [0.3, 0.0, 0.3], "c": [0.1, 0.0, 0.3]})
+    best = best_models(figures(values), values)
+    # Of the first data set all three differ; of the second none; of the third two are alike.
+    assert best["d0", "ndcg_at_10"] == ["b", "c"]
+    assert ("d1", "ndcg_at_10") not in best
+    assert ("d2", "ndcg_at_10") not in best
+    assert best[None, "ndcg_at_10"] == ["b", "c"]
+    assert best_of_rows(best_rows(best)) == best
+
+
+def test_the_largest_p_value_counts_after_holms_correction() -> None:
+    values = table({"a": [0.045] * 9, "b": [0.0] * 9})
+    p = [
+        paired_t_test(values["a"][name]["ndcg_at_10"], values["b"][name]["ndcg_at_10"]).p_value for name in values["a"]
+    ]
+    alone = {name for name, one in zip(values["a"], p, strict=True) if one < 0.05}
+    corrected = {name for name, one in zip(values["a"], holm(p), strict=True) if one < 0.05}
+    best = best_models(figures(values), values)
+    assert {name for name, _ in best if name} == corrected < alone
+
+
+def test_what_cannot_be_tested_has_no_best() -> None:
+    values = table({"a": [0.0], "b": [0.5]})
+    shown = figures(values)
+    assert best_models({"b": shown["b"]}, values) == {}
+    assert best_models({**shown, "c": {"d0": {"ndcg_at_10": 0.1}}}, values) == {}  # without values a query
+    values["b"]["d0"]["ndcg_at_10"] = values["b"]["d0"]["ndcg_at_10"][:-1]  # of other queries
+    assert best_models(shown, values) == {}
+
+
+def test_a_runs_table_says_whether_training_changed_anything() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.random(50)
+    values = {
+        "bm25": {"set": {"ndcg_at_10": rng.random(50), "auc": rng.random(50)}},
+        "before": {"set": {"ndcg_at_10": before, "auc": before}},
+        "after": {"set": {"ndcg_at_10": before + rng.normal(0.2, 0.1, 50), "auc": before + rng.normal(0.0, 0.1, 50)}},
+    }
+    rows = significance_rows(values, ["before"])
+    names = {"before": "encoder before", "after": "encoder after"}
+    judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
+    first, head, changed, same = outcome_notes({"significance": rows, "judged": judged}, names).splitlines()
+    assert first.startswith("2 of 60 relevant documents are not in the corpus.")
+    assert head == "Difference of encoder after - encoder before, 50 queries, paired t-test:"
+    found = {row["metric"]: row for row in rows if row["model"] == "after"}
+    one = found["ndcg_at_10"]
+    assert changed == (
+        f"  nDCG@10  {one['difference']:+.4f}  95 % {one['low']:+.4f} to {one['high']:+.4f}  p < 0.0001  significant"
+    )
+    assert same.endswith(f"p {found['auc']['p']:.4f}  not significant")
+    analyser = {"warning": "BM25 finds 2.0 tokens per document."}
+    assert outcome_notes({"bm25_analyser": analyser}, names).splitlines() == [analyser_line(), analyser["warning"]]
+    assert outcome_notes({}, names) == ""  # of a run of an earlier version
+    points = {point.name: point.value for point in significance_points(rows, 7, 0, several=False)}
+    assert points["significance/after-before/ndcg_at_10_p"] == one["p_holm"]
+    assert points["significance/after-before/ndcg_at_10_low"] == one["low"]
+    assert len(points) == 4 * len(rows)
+    assert significance_points(rows, 7, 0)[0].name == "significance/bm25-before/set/ndcg_at_10_difference"
+
+
+def test_titles_of_a_printed_table_never_touch() -> None:
+    titles = {"recall_at_1000000": "Recall@1000000", "query_auc": "AUC per query", "a": "same", "b": "same"}
+    rows = {"one": dict.fromkeys(titles, 0.5), "o\x07ne": dict.fromkeys(titles, 0.25)}
+    head, first, second = metrics_table(rows, titles).splitlines()
+    assert re.split(" {2,}", head.strip()) == ["Recall@1000000", "AUC per query", "same", "same-2"]
+    assert first.split()[1:] == ["0.5000"] * 4
+    assert second.split()[1:] == ["0.2500"] * 4
+    assert first.split()[0] != second.split()[0]

@@ -1,0 +1,125 @@
+"""The model card: the hub reads its metadata, and nothing is said that nobody measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from raytriever.export.card import CardFacts, model_card
+from raytriever.models.description import Description
+
+CONFIG = {"model": {"model": "minilm"}, "data": {"dataset": "company/docs"}, "loss": {"name": "mw"}}
+TRAINED = {
+    "dataset": "docs",
+    "split": "test",
+    "bm25": {"ndcg_at_10": 0.5, "auc": 0.8},
+    "before": {"ndcg_at_10": 0.55, "auc": 0.85},
+    "after": {"ndcg_at_10": 0.66123456, "auc": 0.9},
+}
+ROW = {
+    "dataset": "other set",
+    "model": "mine",
+    "aim": "precision",
+    "wanted": 0.9,
+    "threshold": 0.625,
+    "reached": True,
+    "precision": 0.9,
+    "recall": 0.4,
+    "checked": 0.88,
+    "low": 0.8,
+    "high": 0.93,
+    "calibration_error": 0.1,
+    "chosen_on": "dev",
+}
+OLD_KEYS = tuple(ROW)
+ROW |= {
+    "queries": 30,
+    "answered_queries": 1,
+    "coverage": 1 / 30,
+    "coverage_low": 0.006,
+    "coverage_high": 0.167,
+    "relevant_answers": 1,
+    "top_precision": 1.0,
+    "top_precision_low": 0.207,
+    "top_precision_high": 1.0,
+    "pairs_above": 10,
+    "relevant_pairs_above": 8,
+    "relevant_pairs": 90,
+    "checked_precision": 0.8,
+    "checked_precision_low": 0.49,
+    "checked_precision_high": 0.943,
+    "checked_recall": 8 / 90,
+    "checked_recall_low": 0.046,
+    "checked_recall_high": 0.166,
+    "notes": ["Few answers: 1 of 30 queries of test have one."],
+}
+RESULTS = {
+    "models": {"other set": {"ndcg_at_10": 0.4, "auc": None}},
+    "about": {"other set": {"split": "test"}},
+    "calibration": [ROW],
+}
+
+
+def card(**facts: object) -> ModelCard:
+    return ModelCard(model_card(CardFacts("mine", Description(query_prefix="query: "), 384, **facts)))  # type: ignore[arg-type]
+
+
+def test_the_hub_reads_the_figures() -> None:
+    found = card(licence="apache-2.0", config=CONFIG, trained=TRAINED, results=RESULTS)
+    data = found.data.to_dict()
+    assert data["license"] == "apache-2.0"
+    assert data["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
+    name, results = model_index_to_eval_results(data["model-index"])
+    told = {(one.dataset_name, one.dataset_split, one.metric_type): one.metric_value for one in results}
+    assert name == "mine"
+    assert told == {
+        ("docs", "test", "ndcg_at_10"): 0.66123,
+        ("docs", "test", "auc"): 0.9,
+        ("other set", "test", "ndcg_at_10"): 0.4,
+    }
+    assert all(" " not in one.dataset_type for one in results)
+
+
+def test_a_reader_finds_data_settings_results_and_threshold() -> None:
+    text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
+    assert "Trained by raytriever on `company/docs` with the loss `mw`" in text
+    assert "queries begin with `query: `" in text
+    assert "| this model | 0.6612 | 0.9000 |" in text
+    row = (
+        "| other set | mine | precision 0.9 | 0.625 | 0.900 | 1 of 30 = 0.033 (0.006 to 0.167) | 1 of 1 = 1.000 (0.207 "
+    )
+    row += "to 1.000) | 8 of 10 = 0.800 (0.490 to 0.943) | 8 of 90 = 0.089 (0.046 to 0.166) | 0.100 |"
+    assert row in text
+    assert "- other set, mine, precision 0.9: Few answers: 1 of 30 queries" in text
+
+
+def test_a_threshold_of_an_earlier_version_shows_what_it_has() -> None:
+    old = {key: value for key, value in ROW.items() if key in ("dataset", "model", *OLD_KEYS)}
+    text = card(results={**RESULTS, "calibration": [old]}).text
+    assert "| other set | mine | precision 0.9 | 0.625 | 0.900 | - | - | 0.880 (0.800 to 0.930) | - | 0.100 |" in text
+    assert "An earlier version wrote these results without coverage; evaluate again to measure it." in text
+
+
+def test_the_card_holds_the_settings() -> None:
+    text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
+    settings = text.split("```yaml\n")[1].split("```")[0]
+    assert yaml.safe_load(settings) == CONFIG
+
+
+def test_nothing_is_said_of_what_was_not_done(tmp_path: Path) -> None:
+    text = model_card(CardFacts("mine", Description(), 384))
+    for word in (
+        "## Training",
+        "## Results",
+        "## Thresholds",
+        "## Other runtimes",
+        "model-index",
+        "base_model",
+        "null",
+    ):
+        assert word not in text
+    assert "license" not in json.dumps(card().data.to_dict())

@@ -1,0 +1,19 @@
+"""Data set and embeddings that several tests of mining share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.mining.scorers import Embeddings
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from gardens import made_gardens
+
+
+@pytest.fixture(scope="module")
+def gardens() -> tuple[RetrievalDataset, Embeddings]:
+    return made_gardens()

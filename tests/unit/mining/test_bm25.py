@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.prepare.open import open_dataset
+from raytriever.mining.bm25 import Bm25Index
+
+TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
+
+
+def test_ranks_by_shared_stems_and_breaks_ties_by_position() -> None:
+    scores, positions = Bm25Index(TEXTS).search(["CATS", "dogs run"], 6)
+    assert positions[0].tolist() == [3, 0, 1, 5, 2, 4]
+    assert scores[0][1] == scores[0][2] == scores[0][3] > scores[0][4] == 0
+    assert positions[1].tolist()[:2] == [2, 1]
+    assert scores.dtype == np.float32
+    assert positions.dtype == np.int64
+
+
+@pytest.mark.parametrize("query", ["zebra", "the", "", "?!"])
+def test_a_query_without_a_known_term_scores_nothing(query: str) -> None:
+    scores, positions = Bm25Index(TEXTS).search([query, "cat"], 3)
+    assert scores[0].tolist() == [0, 0, 0]
+    assert positions[0].tolist() == [0, 1, 2]
+    assert positions[1, 0] == 3
+
+
+def test_edges() -> None:
+    index = Bm25Index(TEXTS)
+    assert len(index) == 6
+    assert index.search(["cat"], 100)[1].shape == (1, 6)
+    assert index.search([], 3)[1].shape == (0, 3)
+    assert index.search(["cat"], 0)[1].shape == (1, 0)
+    assert Bm25Index(["the", "?"]).search(["the cat"], 2)[0].tolist() == [[0, 0]]
+    assert (index.scores("cats") == index.search(["cats"], 6)[0][0][[1, 2, 4, 0, 5, 3]]).all()
+
+
+def test_what_a_query_gets_is_its_own_whatever_else_is_asked() -> None:
+    rng = np.random.default_rng(3)
+    words = [f"word{n}" for n in range(60)]
+    texts = [" ".join(rng.choice(words, 8)) for _ in range(90)]
+    queries = [" ".join(rng.choice(words, 3)) for _ in range(600)]  # several threads' worth
+    index = Bm25Index(texts)
+    scores, positions = index.search(queries, 40)
+    for place in (0, 255, 256, 599):
+        every = index.scores(queries[place])
+        assert positions[place].tolist() == np.argsort(-every, kind="stable")[:40].tolist()
+        assert (scores[place] == every[positions[place]]).all()
+        assert (index.search([queries[place]], 40)[1][0] == positions[place]).all()
+
+
+def test_scores_of_pairs() -> None:
+    found = Bm25Index(TEXTS).scores_of(["cats", "zebra"], np.array([[3, -1, 4], [0, 1, -1]]))
+    assert np.isnan(found).tolist() == [[False, True, False], [False, False, True]]
+    assert found[0, 0] == Bm25Index(TEXTS).scores("cats")[3] > 0
+    assert found[0, 2] == found[1, 0] == 0
+
+
+@pytest.mark.data
+def test_scifact_scores_as_published(data_packs: Path) -> None:
+    dataset = open_dataset(data_packs / "scifact", ["test"])
+    positives = dataset.positives("test")
+    queries = [dataset.queries.texts[query] for query in positives.queries]
+    _, found = Bm25Index(dataset.passages()).search(queries, 10)
+    discounts = 1 / np.log2(np.arange(2, 12))
+    gains = [np.isin(found[i], positives.of(i)) @ discounts for i in range(len(positives))]
+    ideal = [discounts[: len(positives.of(i))].sum() for i in range(len(positives))]
+    assert np.mean(np.divide(gains, ideal)) == pytest.approx(0.676, abs=0.002)

@@ -1,0 +1,120 @@
+"""The verdicts on candidates, against a loop that says what they mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.mining.filters import (
+    ABSOLUTE,
+    KEPT,
+    MAX_SCORE,
+    NO_CANDIDATE,
+    NOT_CHOSEN,
+    RANGE,
+    REASONS,
+    RELATIVE,
+    choose,
+    hold_to_scores,
+    open_verdicts,
+    tally,
+)
+
+BOUND = st.none() | st.integers(0, 8).map(lambda n: n / 4)
+
+
+def literal(
+    documents: list[int],
+    scores: list[float],
+    known: dict[int, int],
+    positives: list[float],
+    window: tuple[int, int],
+    bounds: tuple[float | None, float | None, float | None],
+    count: int,
+) -> list[int]:
+    """One query's verdicts, candidate by candidate."""
+    max_score, absolute, relative = bounds
+    lowest = min(positives)
+    verdicts, rank, kept = [], 0, 0
+    for document, score in zip(documents, scores, strict=True):
+        if document < 0 or rank >= window[1]:
+            verdicts.append(NO_CANDIDATE)
+            continue
+        if document in known:
+            verdicts.append(known[document])
+            continue
+        if rank < window[0]:
+            verdict = RANGE
+        elif max_score is not None and score > max_score:
+            verdict = MAX_SCORE
+        elif absolute is not None and score > lowest - absolute:
+            verdict = ABSOLUTE
+        elif relative is not None and score > lowest - abs(lowest) * relative:
+            verdict = RELATIVE
+        elif kept == count:
+            verdict = NOT_CHOSEN
+        else:
+            verdict = KEPT
+            kept += 1
+        rank += 1
+        verdicts.append(verdict)
+    return verdicts
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 12))
+    queries = data.draw(st.integers(1, 4))
+    window = data.draw(st.tuples(st.integers(0, 4), st.integers(1, 12)).filter(lambda w: w[0] < w[1]))
+    bounds = data.draw(st.tuples(BOUND.map(lambda b: None if b is None else b - 1), BOUND, BOUND))
+    count = data.draw(st.integers(1, 5))
+    quarters = st.integers(-8, 8).map(lambda n: n / 4)
+    rows = []
+    for _ in range(queries):
+        documents = data.draw(st.permutations(range(size)))
+        documents = documents[: data.draw(st.integers(0, size))]
+        scores = sorted(data.draw(st.lists(quarters, min_size=size, max_size=size)), reverse=True)
+        known = data.draw(st.dictionaries(st.integers(0, size - 1), st.integers(1, 3), max_size=4))
+        positives = data.draw(st.lists(quarters, min_size=1, max_size=3))
+        rows.append((documents + [-1] * (size - len(documents)), scores, known, positives))
+    most = max(len(row[2]) for row in rows)
+    padded = np.full((queries, most), -1), np.zeros((queries, most), np.int8)
+    for row, (_, _, known, _) in enumerate(rows):
+        for place, (document, why) in enumerate(known.items()):
+            padded[0][row, place], padded[1][row, place] = document, why
+    found = np.array([row[0] for row in rows])
+    scores = np.array([row[1] for row in rows], np.float32)
+    verdicts, _ = open_verdicts(found, padded, *window)
+    hold_to_scores(verdicts, scores, np.array([min(row[3]) for row in rows], np.float32), *bounds)
+    choose(verdicts, count, None)
+    wanted = [literal(*row, window, bounds, count) for row in rows]
+    assert verdicts.tolist() == wanted
+    told = [verdict for row in wanted for verdict in row if verdict != NO_CANDIDATE]
+    assert tally(verdicts).tolist() == [told.count(reason) for reason in range(len(REASONS))]
+    assert tally(verdicts).sum() == len(told)
+
+
+@pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.5])
+def test_a_relative_margin_lies_below_the_positive_whatever_its_sign(lowest: float, share: float) -> None:
+    scores = np.array([[lowest, np.nextafter(np.float32(lowest), np.float32(-9)), lowest - 9]], np.float32)
+    verdicts = np.zeros((1, 3), np.int8)
+    hold_to_scores(verdicts, scores, np.array([lowest], np.float32), None, None, share)
+    assert verdicts.tolist() == [[RELATIVE, RELATIVE, KEPT]]
+
+
+def test_the_published_setting_keeps_what_scores_95_per_cent_of_the_positive() -> None:
+    scores = np.array([[0.77, 0.76, 0.75]], np.float32)
+    verdicts = np.zeros((1, 3), np.int8)
+    hold_to_scores(verdicts, scores, np.array([0.8], np.float32), None, None, 0.05)
+    assert verdicts.tolist() == [[RELATIVE, KEPT, KEPT]]
+
+
+def test_drawn_are_those_of_the_smallest_draws_among_what_is_left() -> None:
+    verdicts = np.array([[KEPT, RANGE, KEPT, KEPT], [RANGE, RANGE, KEPT, RANGE]], np.int8)
+    draws = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
+    choose(verdicts, 2, draws)
+    assert verdicts.tolist() == [[KEPT, RANGE, NOT_CHOSEN, KEPT], [RANGE, RANGE, KEPT, RANGE]]

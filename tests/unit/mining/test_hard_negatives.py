@@ -1,0 +1,69 @@
+"""Where a run's hard negatives come from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import NegativeRows, RetrievalDataset
+from raytriever.data.negatives import NegativesTable, write_negatives
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.records import ORIGINS
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.mining.miner import hard_negatives
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> RetrievalDataset:
+    """160 documents that all share a word with every query; the training split has 96 of the queries."""
+    folder = tmp_path / "words"
+    (folder / "qrels").mkdir(parents=True)
+    for name, text in (("corpus", "garden number"), ("queries", "garden of")):
+        rows = "".join(f'{{"_id": "{n}", "text": "{text} {n}"}}\n' for n in range(160))
+        (folder / f"{name}.jsonl").write_text(rows)
+    pairs = "".join(f"{n}\t{n}\t1\n" for n in range(96))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
+    return open_dataset(folder, ["train"])
+
+
+def own_rows(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
+    queries = np.arange(96)
+    rows = NegativeRows(
+        queries,
+        (queries + 5) % 160,
+        np.full(96, ORIGINS.index(origin)),
+        np.zeros(96, np.int64),
+        np.full(96, np.nan, np.float32),
+    )
+    return replace(dataset, negatives=rows)
+
+
+def found(dataset: RetrievalDataset, table: str = "", mix: str = "") -> dict[str, int]:
+    config = DataConfig(negatives_per_query=2, negatives_mix=mix)
+    counts = hard_negatives(dataset, config, table, lambda: Bm25Index(dataset.passages())).counts()
+    return {name: counts[name] for name in ORIGINS if name in counts}
+
+
+def test_bm25_finds_them_where_there_are_none(dataset: RetrievalDataset) -> None:
+    assert list(found(dataset)) == ["bm25"]
+
+
+def test_those_of_the_data_set_suffice(dataset: RetrievalDataset) -> None:
+    assert found(own_rows(dataset, "gold")) == {"gold": 96}
+
+
+def test_a_mix_asks_bm25_for_what_nobody_else_has(dataset: RetrievalDataset) -> None:
+    assert list(found(own_rows(dataset, "gold"), mix="gold=1,bm25=1")) == ["gold", "bm25"]
+    assert found(own_rows(dataset, "bm25"), mix="gold=1,bm25=1") == {"bm25": 96}
+    assert found(own_rows(dataset, "gold"), mix="gold=1,random=1") == {"gold": 96}
+    assert found(dataset, mix="random=1") == {}
+
+
+def test_a_table_is_read_beside_the_data_sets_own(dataset: RetrievalDataset, tmp_path: Path) -> None:
+    mined = NegativesTable.of(dataset, np.arange(96), (np.arange(96) + 9) % 160, "dense")
+    write_negatives(tmp_path / "mined", mined, dataset)
+    assert found(own_rows(dataset, "gold"), table=str(tmp_path / "mined")) == {"gold": 96, "dense": 96}

@@ -1,0 +1,51 @@
+"""When texts say the same, and when one holds an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytriever.mining.filters import holds_answer, normalised
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The  Cat\n sat ", "the cat sat"),
+        ("Ｃafé", "cafe\u0301"),
+        ("STRASSE", "straße"),
+        ("a\u2028b", "A B"),
+    ],
+)
+def test_case_width_and_white_space_tell_no_texts_apart(one: str, other: str) -> None:
+    assert normalised(one) == normalised(other)
+
+
+def test_anything_else_does() -> None:
+    assert len({normalised(text) for text in ("a cat", "a cat.", "acat", "a cät")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("passage", "answer", "there"),
+    [
+        ("He joined the US army.", "us", True),
+        ("He took a bus.", "us", False),
+        ("a bus in the US", "US", True),
+        ("Born in 1920.", "192", False),
+        ("Born in 1920.", "1920", True),
+        ("It cost $5.", "$5", True),
+        ("It cost $50.", "$5", False),
+        ("the Great  Sichuan\nEarthquake", "great sichuan earthquake", True),
+        ("東京は日本の首都である", "東京", True),
+        ("2008年に", "2008", True),
+        ("E\u0301mile Zola", "Émile", True),
+        ("anything", "", False),
+        ("anything", "  ", False),
+    ],
+)
+def test_answers_stand_as_words(passage: str, answer: str, there: bool) -> None:
+    assert holds_answer(normalised(passage), [normalised(answer)]) is there
+
+
+def test_one_of_several_answers_suffices() -> None:
+    assert holds_answer("a b c", ["x", "b"])
+    assert not holds_answer("a b c", [])

@@ -1,0 +1,130 @@
+"""Finished runs side by side: what is read of their directories, how rows are called, what is tested."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raytriever.errors import ConfigError, UserError
+from raytriever.report.comparison import dataset_labels, row_names, write_comparison
+from raytriever.report.finished_runs import FinishedRun, read_directory
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from evaluations import write_evaluation
+
+
+def training_run(folder: Path, loss: str, after: float, split: str = "test") -> Path:
+    """What a finished run leaves that comparing reads."""
+    folder.mkdir()
+    metrics = {"bm25": {"ndcg_at_10": 0.4}, "before": {"ndcg_at_10": 0.3}, "after": {"ndcg_at_10": after}}
+    (folder / "metrics.json").write_text(json.dumps({"dataset": "letters", "split": split, **metrics}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"hash": loss, "loss": {"loss": loss}, "training": {"seed": 0}}))
+    lines = [{"step": step, "measured": {"loss": 1 / step}} for step in (1, 2, 3)]
+    lines += [{"step": 2, "measured": {"dev_loss": 0.5}}]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "meas')
+    return folder
+
+
+def test_a_run_is_read_whole(tmp_path: Path) -> None:
+    run = read_directory(training_run(tmp_path / "mw", "mw", 0.5), "mw")
+    assert run.figures["after"] == {"letters": {"ndcg_at_10": 0.5}}
+    assert run.splits == {"letters": "test"}
+    assert run.settings == {"loss.loss": "mw", "training.seed": "0"}
+    assert run.curves == {"loss": [(1, 1.0), (2, 0.5), (3, 1 / 3)], "dev_loss": [(2, 0.5)]}
+
+
+def test_curves_of_stages_lie_one_behind_another(tmp_path: Path) -> None:
+    folder = training_run(tmp_path / "run", "mw", 0.5)
+    for stage in ("2-b", "10-c", "1-a"):
+        (folder / "stages" / stage).mkdir(parents=True)
+        (folder / "stages" / stage / "steps.jsonl").write_bytes((folder / "steps.jsonl").read_bytes())
+    (folder / "steps.jsonl").unlink()
+    curve = read_directory(folder, "run").curves["dev_loss"]
+    assert [step for step, _ in curve] == [2, 5, 8]
+
+
+def run_of(name: str, trained: bool = True, **figures: float) -> FinishedRun:
+    rows: Any = {model: {"letters": {"ndcg_at_10": value}} for model, value in figures.items()}
+    return FinishedRun(name, rows, {"letters": "test"}, {}, trained=trained)
+
+
+def test_rows_that_runs_agree_on_stand_once() -> None:
+    same = [run_of("mw", bm25=0.4, before=0.3, after=0.5), run_of("cl", bm25=0.4, before=0.3, after=0.4)]
+    assert set(row_names(same).values()) == {"bm25", "before", "mw", "cl"}
+    other = [same[0], run_of("cl", bm25=0.4, before=0.2, after=0.4)]
+    assert set(row_names(other).values()) == {"bm25", "before", "cl: before", "mw", "cl"}
+    measured = [run_of("one", trained=False, bm25=0.4, a=0.5), run_of("two", trained=False, bm25=0.3, b=0.5)]
+    assert list(row_names(measured).values()) == ["one: bm25", "a", "two: bm25", "b"]
+    clash = [run_of("one", trained=False, mw=0.4), run_of("mw", before=0.3, after=0.5)]
+    assert list(row_names(clash).values()) == ["one: mw", "mw", "before"]
+
+
+@pytest.mark.slow
+def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
+    folders = [training_run(tmp_path / "mw", "mw", 0.5), training_run(tmp_path / "cl", "infonce", 0.4, split="dev")]
+    first = write_evaluation(tmp_path / "first", ["bm25", "mini"], ["letters"])
+    second = write_evaluation(tmp_path / "second", ["tuned"], ["letters"], queries=40)
+    runs = [read_directory(folder, folder.name) for folder in (*folders, first, second)]
+    write_comparison(tmp_path / "page.html", runs)
+    text = (tmp_path / "page.html").read_text()
+    for shown in (
+        "letters (dev)",
+        "letters (test)",
+        ">mw<",
+        ">cl<",
+        ">mini<",
+        ">tuned<",
+        ">infonce<",
+        "Settings of training that differ",
+    ):
+        assert shown in text
+    assert "training.seed" not in text  # the same in both
+    assert text.count("<figure>") == 1 + 2  # gains over mw in its one metric; two curves
+    few = write_evaluation(tmp_path / "few", ["other"], ["letters"], queries=7)
+    write_comparison(tmp_path / "page.html", [*runs[2:], read_directory(few, "few")])
+    text = (tmp_path / "page.html").read_text()
+    assert "few was measured on other queries of letters, which is called letters-2 here and not" in text
+    assert dataset_labels([*runs[2:], read_directory(few, "few")])[0] == {
+        (0, "letters"): "letters",
+        (1, "letters"): "letters",
+        (2, "letters"): "letters-2",
+    }
+    assert dataset_labels(runs)[0][1, "letters"] == "letters (dev)"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        (None, "", "holds no run; name a directory"),
+        ("config.yaml", "loss: {}", "holds a run that is not finished"),
+        ("metrics.json", "{", "is not JSON"),
+        ("metrics.json", "[]", "is not what this version writes"),
+        ("metrics.json", '{"test": {"after": {}}}', "is not what this version writes: .*; train again"),
+        ("metrics.json", '{"dataset": "d", "split": "s", "after": {"a": "b"}}', "is not what this version writes"),
+        (
+            "metrics.json",
+            '{"dataset": "d", "split": "s", "after": {"a": 1e999}, "before": 3}',
+            "'before' is 3, expected",
+        ),
+        ("results.json", '{"models": {}}', "older format"),
+        ("results.json", '{"format": 1, "models": []}', "is torn or changed"),
+    ],
+)
+def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path, file: str | None, content: str, told: str) -> None:
+    if file:
+        (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=told) as mistake:
+        read_directory(tmp_path, "run")
+    assert str(tmp_path) in str(mistake.value)
+    assert "\n" not in str(mistake.value)
+
+
+def test_an_unfinished_run_is_a_mistake_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(ConfigError):
+        read_directory(tmp_path, "run")

@@ -1,0 +1,210 @@
+"""Pages and pictures: what is on them, that texts stay texts, and that nothing outside is asked for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from raytriever.errors import StorageError
+from raytriever.report.evaluation import StoredPools, read_queries, write_evaluation_report
+from raytriever.report.figures import save_gains
+from raytriever.report.page import Cell, Page, Table, write_page
+from raytriever.report.queries import MOST, chosen_queries
+from raytriever.report.score_figures import save_roc
+from raytriever.report.tables import result_tables
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from evaluations import ENDS, HOSTILE, write_evaluation
+
+MODELS = ("bm25", "mini<b>tuned</b>")
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text of scripts and styles, as a browser would find them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.inner: list[str] = []
+        self._open = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._open = tag
+        if tag in ("script", "style"):
+            self.inner.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in ("script", "style"):
+            self.inner[-1] += data
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_evaluation(tmp_path_factory.mktemp("evaluation"), MODELS, ["letters"])
+
+
+@pytest.mark.slow
+def test_an_evaluation_gets_its_pictures_and_a_page_with_all_of_them(evaluation: Path) -> None:
+    write_evaluation_report(evaluation)
+    names = {file.name for file in (evaluation / "figures").iterdir()}
+    stems = ["calibration.letters", "gain-auc", "gain-mrr_at_10", "gain-ndcg_at_10", "roc.letters", "scores.letters"]
+    stems.append("thresholds.letters")
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    page = Elements((evaluation / "report.html").read_text())
+    images = [attributes["src"] or "" for tag, attributes in page.found if tag == "img"]
+    assert len(images) == len(stems)
+    for image in images:
+        ElementTree.fromstring(base64.b64decode(image.removeprefix("data:image/svg+xml;base64,")))
+
+
+def test_a_page_holds_all_it_needs_and_hostile_texts_stay_texts(evaluation: Path, tmp_path: Path) -> None:
+    tables = result_tables(json.loads((evaluation / "results.json").read_text())["models"])
+    write_page(tmp_path / "p.html", Page("Evaluation", tables=tables, queries=read_queries(evaluation)))
+    text = (tmp_path / "p.html").read_text()
+    page = Elements(text)
+    assert [tag for tag, _ in page.found].count("script") == 2
+    assert "b" not in [tag for tag, _ in page.found]
+    for _, attributes in page.found:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "data:").startswith(("data:", "#"))
+    style, data, script = page.inner
+    policy = next(a["content"] or "" for _, a in page.found if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:; ")
+    for kind, content in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}'" in policy
+    assert "<" not in data
+    queries = json.loads(data)["queries"]["letters"]
+    assert queries["queries"][0]["text"] == HOSTILE
+    assert ENDS in {title for _, title, _ in queries["documents"]}
+    assert HOSTILE not in text
+
+
+def test_a_page_of_one_table(tmp_path: Path) -> None:
+    rows = [["a", Cell("0.5", 0.5, "+", "better", best=True)], ["<i>", Cell("<0.1", 0.0)]]
+    write_page(
+        tmp_path / "p.html", Page("T & {{data}}", ["{{script}}"], [Table("x", ["model", "y"], rows)], settings="<a: 1>")
+    )
+    text = (tmp_path / "p.html").read_text()
+    assert "<h1>T &amp; {{data}}</h1>\n<p>{{script}}</p>" in text
+    assert '<td class="best" data-value="0.5" title="better">0.5<sup>+</sup></td>' in text
+    assert '<td class="text" data-value="&lt;i&gt;">&lt;i&gt;</td><td data-value="0.0">&lt;0.1<sup></sup></td>' in text
+    assert "&lt;a: 1&gt;" in text
+    assert 'id="drill"' not in text
+
+
+def found_of(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Per-query values of models by metrics by queries, each query with one document."""
+    count = values.shape[2]
+    models = {
+        f"m{i}": {
+            "metrics": {f"x{j}": [None if v != v else v for v in row.tolist()] for j, row in enumerate(of_model)},
+            "top": [[[f"d{q % 3}", "t", "text", 1.0, None]] for q in range(count)],
+        }
+        for i, of_model in enumerate(values)
+    }
+    return {
+        "queries": [f"q{i}" for i in range(count)],
+        "texts": ["text"] * count,
+        "models": models,
+        "relevant": [[[f"d{i % 3}", "t", "text", 1]] for i in range(count)],
+    }
+
+
+def test_of_many_queries_the_first_of_every_list_are_on_the_page() -> None:
+    values = np.random.default_rng(0).random((3, 2, 3000))
+    values[0, 0, :2900] = np.nan
+    shown = chosen_queries(found_of(values))
+    on_page = {query["id"] for query in shown["queries"]}
+    assert len(on_page) <= MOST
+    assert shown["of"] == 3000
+    assert shown["depth"] >= 5
+    assert len(shown["documents"]) == 3
+    lists = [values[i, j] for i in range(3) for j in range(2)]
+    lists += [values[i, j] - values[k, j] for i in range(3) for k in range(3) for j in range(2) if i != k]
+    for keys in lists:
+        first = np.argsort(keys)[: shown["depth"]]
+        assert {f"q{query}" for query in first} <= on_page
+    everything = chosen_queries(found_of(values[:, :, :50]))
+    assert len(everything["queries"]) == 50
+    assert everything["queries"][0]["values"][0][0] is None
+
+
+def test_tables_have_means_only_of_whole_rows_and_say_what_marks_mean() -> None:
+    models = {
+        "a": {"s": {"ndcg_at_10": 0.5}, "t": {"ndcg_at_10": 0.1}},
+        "b": {"s": {"ndcg_at_10": 0.4}, "t": {"ndcg_at_10": 0.4}},
+        "c": {"s": {"ndcg_at_10": 0.6}},
+    }
+    test = {"dataset": "s", "metric": "ndcg_at_10", "p": 0.01, "p_holm": 0.02, "effect": 0.3, "difference": 0.1}
+    tests = [{**test, "model": "c", "against": "a", "mark": "+"}, {**test, "model": "c", "against": "b", "mark": "◆"}]
+    first, whole, significance = result_tables(models, tests, {("s", "ndcg_at_10"): ["c"]})
+    assert first.columns == ["model", "s", "t", "mean"]
+    texts = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in first.rows]
+    assert texts == [
+        ["a", "0.5000", "0.1000", "0.3000"],
+        ["b", "0.4000", "0.4000", "0.4000"],
+        ["c", "0.6000", "–", "–"],
+    ]
+    marked = first.rows[2][1]
+    assert isinstance(marked, Cell)
+    assert (marked.mark, marked.best) == ("+◆", True)
+    assert marked.hint.startswith("+0.1000 against a, p after Holm 0.0200; +0.1000 against b")
+    assert first.note.startswith("+ significantly above a, - below; ◆ significantly above b, ◇ below.")
+    assert [row[:2] for row in whole.rows] == [["s", "a"], ["s", "b"], ["s", "c"], ["t", "a"], ["t", "b"]]
+    assert len(significance.rows) == 2
+    assert "Bold: significantly above every other model of its column" in first.note
+    plain = result_tables(models, tests)[0].rows[2][1]
+    assert isinstance(plain, Cell)
+    assert not plain.best
+
+
+@pytest.mark.slow
+def test_pictures_are_the_same_each_time_and_bear_any_name(tmp_path: Path) -> None:
+    scores = np.linspace(0, 1, 50, dtype=np.float32)
+    pools = StoredPools(scores, scores / 2)
+    systems = {"$x^": pools, "_<hidden>&": pools, "模型": pools, "empty": StoredPools(scores[:0], scores)}
+    for name in ("a", "b"):
+        save_roc(tmp_path / f"{name}.png", systems)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    texts = "".join(ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
+    assert all(name in texts for name in ("$x^", "_<hidden>&", "模型"))
+    assert "empty" not in texts
+    save_gains(tmp_path / "gain.png", {"m": {"s": 0.1}, "n": {"s": -0.1, "t": 0.2}}, "nDCG@10", "bm25")
+    assert re.search("nDCG@10, above or below bm25", (tmp_path / "gain.svg").read_text())
+    assert (tmp_path / "gain.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("per_query/letters.json", "{}", "is torn or changed: 'queries' is missing"),
+        ("scores/letters.bm25.npz", "nothing", "is torn or changed: File is not a zip file"),
+        ("results.json", '{"split": "test"}', "older format"),
+    ],
+)
+def test_what_is_torn_or_older_is_one_line(
+    evaluation: Path, tmp_path: Path, file: str, content: str, told: str
+) -> None:
+    for kept in ("results.json", file):
+        (tmp_path / kept).parent.mkdir(exist_ok=True)
+        (tmp_path / kept).write_bytes((evaluation / kept).read_bytes())
+    (tmp_path / file).write_text(content)
+    with pytest.raises(StorageError, match=told):
+        write_evaluation_report(tmp_path)

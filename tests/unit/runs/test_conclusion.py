@@ -1,0 +1,26 @@
+"""The curves of stages as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from raytriever.runs.conclusion import end_to_end
+from raytriever.tracking.steps import STEPS, curve
+
+
+def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Path:
+    folder.mkdir()
+    lines = [{"step": step, "measured": {"loss": loss}} for step, loss in losses.items()]
+    lines += [{"step": step, "measured": {"dev_loss": loss}} for step, loss in looks.items()]
+    (folder / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_stage_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:
+    first = stage(tmp_path / "1", {1: 0.5, 2: 0.25, 3: 0.125}, {2: 5.0})
+    nothing = stage(tmp_path / "2", {}, {})
+    last = stage(tmp_path / "3", {1: 1.5, 2: 1.25}, {2: 6.0})
+    assert end_to_end([first, nothing, last], "loss") == [(1, 0.5), (2, 0.25), (3, 0.125), (4, 1.5), (5, 1.25)]
+    assert end_to_end([first, nothing, last], "dev_loss") == [(2, 5.0), (5, 6.0)]
+    assert end_to_end([last], "loss") == curve(last, "loss")

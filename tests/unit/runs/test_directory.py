@@ -1,0 +1,137 @@
+"""What a run's directory says of the run, and what is never touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.config import Config, dump_config, to_dict
+from raytriever.errors import ConfigError, StorageError
+from raytriever.models.config import ModelConfig
+from raytriever.runs.directory import RunDirectory
+from raytriever.training.config import MAY_CHANGE, TrainingConfig
+
+CONFIG = to_dict(Config())
+TEXT = dump_config(Config())
+METRICS = {name: {"auc": 0.75} for name in ("bm25", "before", "after")}
+
+
+def opened(path: Path, fresh: bool = False) -> RunDirectory:
+    return RunDirectory.open(path, CONFIG, fresh)
+
+
+def test_a_run_is_new_then_interrupted_then_finished(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "one"
+    run = opened(path)
+    assert run.state == "new"
+    assert not path.parent.exists()  # looking touches nothing
+    run.begin(TEXT)
+    run = opened(path)
+    assert run.state == "interrupted"
+    (path / "checkpoints").mkdir()
+    run.begin(TEXT)
+    assert (path / "checkpoints").is_dir()
+    run.finish(METRICS)
+    run = opened(path)
+    assert (run.state, run.metrics()) == ("finished", METRICS)
+
+
+def test_an_empty_directory_is_new(tmp_path: Path) -> None:
+    assert opened(tmp_path).state == "new"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_fresh_removes_the_old_run_and_only_when_the_new_one_begins(tmp_path: Path, finished: bool) -> None:
+    path = tmp_path / "run"
+    run = opened(path)
+    run.begin(dump_config(Config(training=TrainingConfig(seed=5))))
+    (path / "checkpoints").mkdir()
+    if finished:
+        run.finish(METRICS)
+    run = opened(path, fresh=True)
+    assert run.state == "new"
+    assert (path / "checkpoints").is_dir()
+    run.begin(TEXT)
+    assert [file.name for file in path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_directory_that_holds_no_run_is_refused_even_for_a_fresh_one(tmp_path: Path, fresh: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=rf"^--output {tmp_path}: is not empty and holds no run; give another"):
+        opened(tmp_path, fresh)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_of_other_settings_is_refused_by_the_setting(tmp_path: Path, finished: bool) -> None:
+    run = opened(tmp_path / "run")
+    run.begin(dump_config(Config(training=TrainingConfig(learning_rate=1e-3))))
+    if finished:
+        run.finish(METRICS)
+    with pytest.raises(ConfigError, match=r"training\.learning_rate is 0\.001 there and 5e-05 here\); give another"):
+        opened(tmp_path / "run")
+
+
+def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(TEXT.replace("  patience: 5\n", ""))
+    with pytest.raises(ConfigError, match=r"training\.patience is None there and 5 here"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["loss: {", "- a", "data: 3", "", b"\xff"])
+def test_a_configuration_that_is_none_is_one_line(tmp_path: Path, content: str | bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=r"is not YAML|is torn or changed|holds a run with other settings"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3"])
+def test_torn_figures_are_told_by_their_file(tmp_path: Path, content: str) -> None:
+    opened(tmp_path).begin(TEXT)
+    (tmp_path / "metrics.json").write_text(content)
+    with pytest.raises(StorageError, match=r"metrics\.json: .*; .*--fresh"):
+        opened(tmp_path).metrics()
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, full_disk: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="a part of the path is a file"):
+        opened(tmp_path / "file" / "run")
+    with pytest.raises(StorageError, match="no space left on the disk"):
+        opened(full_disk / "run")
+    with pytest.raises(StorageError, match=r"/proc/run: cannot be written"):
+        opened(Path("/proc/run"))
+
+
+def test_how_a_run_is_carried_out_may_change_and_what_it_computes_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    opened(path).begin(TEXT)
+    changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_minutes": 1.0}
+    assert set(changed) < set(MAY_CHANGE)
+    again = to_dict(Config(model=ModelConfig(activation_checkpointing=True), training=TrainingConfig(**changed)))
+    assert RunDirectory.open(path, again, False).state == "interrupted"
+    for name in TrainingConfig.__dataclass_fields__:
+        if name not in MAY_CHANGE:
+            other = to_dict(Config())
+            other["training"][name] = "another"
+            with pytest.raises(ConfigError, match=f"training.{name} is"):
+                RunDirectory.open(path, other, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("significance", {}, "'significance' is"),
+        ("significance", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'significance.0"),
+        ("judged", {"absent_relevant": "many"}, "'judged"),
+        ("bm25_analyser", {"warning": 5}, "'bm25_analyser.warning' is"),
+    ],
+)
+def test_what_is_said_of_the_figures_is_checked_too(tmp_path: Path, name: str, value: object, told: str) -> None:
+    run = opened(tmp_path / "run")
+    run.begin(TEXT)
+    run.finish({"bm25": {}, "before": {}, "after": {}, name: value})
+    with pytest.raises(StorageError, match=told):
+        run.metrics()

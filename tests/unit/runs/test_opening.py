@@ -1,0 +1,81 @@
+"""What a stage takes from the model that the stage before it left, and which settings the tracker is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raytriever.config import Config, Curriculum, Stage
+from raytriever.data.config import DataConfig
+from raytriever.losses.config import LossConfig
+from raytriever.models.config import ModelConfig
+from raytriever.models.description import describe
+from raytriever.models.retriever import load_retriever
+from raytriever.models.writer import write_model
+from raytriever.runs.opening import OpenStage, open_run, used_config
+from raytriever.training.training_data import Material
+
+
+def test_of_the_model_before_only_the_weights_are_taken(tiny_encoder: Path, tmp_path: Path) -> None:
+    # The stage before had a prefix and lengths of its own, which stand in the files of its model.
+    before = tmp_path / "model"
+    before.mkdir()
+    write_model(load_retriever(ModelConfig(str(tiny_encoder), query_prefix="q: ", passage_length=16)), before)
+
+    own = ModelConfig(str(tiny_encoder), revision="main", passage_prefix="p: ", query_length=20, lora_rank=4)
+    description = describe(tiny_encoder, own)
+    stage = OpenStage(Stage("b", Config(model=own)), description, Material([], Config().data, 1, 0), total_steps=1)
+    after = stage.model_after(before)
+    assert (after.model, after.revision, after.lora_rank) == (str(before), None, 4)
+    assert load_retriever(after).description == description
+    assert (description.query_prefix, description.passage_prefix) == ("", "p: ")
+    assert (description.query_length, description.passage_length) == (20, 64)
+
+
+def test_the_tracker_is_given_the_settings_that_are_used(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    base = Config(
+        data=DataConfig(str(tiny_dataset)),
+        model=ModelConfig(str(tiny_encoder), passage_length=20),
+        loss=LossConfig("mw"),
+    )
+    base = replace(base, training=replace(base.training, batch_size=16, max_steps=2))
+    staged = Curriculum(
+        base, (Stage("one", base), Stage("two", replace(base, model=replace(base.model, pooling="cls"))))
+    )
+    used = open_run(staged, lambda line: None)[0].settings()
+    assert used["model"] == {
+        "model": str(tiny_encoder),
+        "pooling": "mean",
+        "similarity": "cosine",
+        "towers": "shared",
+        "query_prefix": "",
+        "passage_prefix": "",
+        "query_length": 20,
+        "passage_length": 20,
+        "lora_rank": 0,
+        "lora_dropout": 0.0,
+        "lora_targets": "",
+        "activation_checkpointing": False,
+    }
+    assert used["training"]["precision"] in ("fp32", "bf16")
+    assert used["training"]["device"] in ("cpu", "cuda")
+    assert used["training"]["num_workers"] == 1
+    assert [stage["model"]["pooling"] for stage in used["stages"]] == ["mean", "cls"]
+    assert all(
+        value is not None for section in used.values() if isinstance(section, dict) for value in section.values()
+    )
+
+
+def test_the_device_of_a_clusters_workers_is_not_guessed(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    config = Config(model=ModelConfig(str(tiny_encoder)))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    used = used_config(config, describe(tiny_encoder, config.model))
+    assert "device" not in used["training"]
+    assert "precision" not in used["training"]

@@ -1,0 +1,176 @@
+"""The news of a run on the driver: each step told once, whatever happened in between."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever import activity
+from raytriever.cluster.event_queue import Notice, Phase, Saving, StepNews
+from raytriever.runs import recorder as module
+from raytriever.runs.recorder import Recorder, glance
+from raytriever.tracking.steps import STEPS, Steps
+from raytriever.tracking.tracker import Backlog, DatasetRecord, LastingTracker, Point
+
+
+class Memory:
+    """A tracker that keeps what it is told, beside the run and in memory, and may be broken."""
+
+    run_id = "memory"
+
+    def __init__(self, folder: Path) -> None:
+        self.steps = Steps(folder)
+        self.points: list[Point] = []
+        self.requests = 0
+
+    def child(self, run_name: str, folder: Path) -> LastingTracker:
+        raise NotImplementedError
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        raise NotImplementedError
+
+    def log(self, points: Sequence[Point]) -> None:
+        before = self.steps.size
+        self.steps.add(points)
+        self.requests += 1
+        self.points += self.steps.after(before, 1_000_000).points
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        raise NotImplementedError
+
+    def finish(self, status: str) -> None:
+        raise NotImplementedError
+
+    def backlog(self) -> Backlog:
+        return Backlog()
+
+    def told(self, name: str) -> list[tuple[int, float]]:
+        return [(point.step, point.value) for point in self.points if point.name == name]
+
+
+def news(step: int, loss: float | None = None) -> StepNews:
+    return StepNews(step, {"loss": 1 / step if loss is None else loss, "learning_rate": 1e-5})
+
+
+def look(step: int) -> StepNews:
+    return StepNews(step, {"dev_loss": 10 / step})
+
+
+def record(tracker: LastingTracker, folder: Path, items: Sequence[StepNews | Notice]) -> Recorder:
+    with Recorder(tracker, folder, 10) as recorder:
+        for item in items:
+            recorder.hear(item)
+    return recorder
+
+
+def test_all_that_was_heard_is_told_in_one_request_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = Memory(tmp_path)
+    items = [Notice("continuing after step 0"), news(1), news(2), look(2)]
+    recorder = record(memory, tmp_path, items)
+    assert memory.requests == 1
+    assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5)]
+    assert memory.told("dev_loss") == recorder.curve("dev_loss") == [(2, 5.0)]
+    assert recorder.curve("unheard of") == []
+    assert all(abs(point.milliseconds - memory.points[0].milliseconds) < 60_000 for point in memory.points)
+    lines = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
+    assert sorted({line["step"] for line in lines}) == [1, 2]
+    err = capsys.readouterr().err.splitlines()
+    assert err == ["continuing after step 0", "step 2: dev loss 5"]
+
+
+def test_a_continued_run_tells_no_step_twice(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    record(memory, tmp_path, [news(1), news(2), look(2), news(3)])
+    # Killed after step 3, whose checkpoint is of step 2: step 3 is done and heard again.
+    again = Memory(tmp_path)
+    recorder = record(again, tmp_path, [news(3, 99.0), news(4), look(4)])
+    assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert [*memory.told("loss"), *again.told("loss")] == recorder.curve("loss")
+    assert [*memory.told("dev_loss"), *again.told("dev_loss")] == recorder.curve("dev_loss") == [(2, 5.0), (4, 2.5)]
+    assert again.steps.points == 2 * 4 + 2  # two figures a step, two looks
+
+
+def test_a_group_that_was_restarted_tells_no_step_twice(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    recorder = record(memory, tmp_path, [news(1), news(2), look(2), news(3), news(3, 99.0), news(4)])
+    assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+
+
+def test_a_torn_last_line_is_told_again_and_tears_nothing_else(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    record(memory, tmp_path, [news(1), news(2), news(3)])
+    whole = (tmp_path / STEPS).read_bytes()
+    (tmp_path / STEPS).write_bytes(whole[:-20])
+    again = Memory(tmp_path)
+    recorder = record(again, tmp_path, [news(3), news(4)])
+    assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert again.told("loss") == [(3, 1 / 3), (4, 0.25)]
+    # What was written behind the torn line can be read too.
+    assert record(Memory(tmp_path), tmp_path, []).curve("loss") == recorder.curve("loss")
+
+
+def test_steps_are_told_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.0)
+    memory = Memory(tmp_path)
+    with Recorder(memory, tmp_path, 10) as recorder:
+        recorder.hear(news(1))
+        assert memory.told("loss") == [(1, 1.0)]
+        assert (tmp_path / STEPS).read_text().count("\n") == 1
+
+
+def test_what_was_heard_is_kept_before_its_checkpoint_is_committed(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    with Recorder(memory, tmp_path, 10) as recorder:
+        recorder.hear(news(1))
+        assert memory.told("loss") == []
+        recorder.hear(Saving(1))
+        assert memory.told("loss") == [(1, 1.0)]
+        assert (tmp_path / STEPS).read_text().count("\n") == 1
+
+
+def test_a_glance_is_short_and_leads_with_what_matters() -> None:
+    measured = {
+        "data_wait_seconds": 0.02,
+        "step_seconds": 0.123456,
+        "loss": 0.0123456,
+        "queries_per_second": 1234.5,
+        "gradient_norm": 1.0,
+        "batch_auc": 0.98765,
+        "learning_rate": 1e-5,
+    }
+    found = glance(measured)
+    assert list(found.items()) == [
+        ("loss", 0.0123),
+        ("auc", 0.988),
+        ("s/step", 0.123),
+        ("pairs/s", 1230),
+        ("wait %", 16.2),
+    ]
+    assert glance({"loss": 1.0, "learning_rate": 1e-5}) == {"loss": 1.0}
+
+
+def test_what_is_done_before_and_between_steps_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(activity, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(activity, "SHORT_SECONDS", 0.05)
+
+    def reported() -> set[str]:
+        time.sleep(0.7)
+        return {line.partition(":")[0] for line in capsys.readouterr().err.splitlines()}
+
+    with Recorder(Memory(tmp_path), tmp_path, 10) as recorder:
+        assert reported() == {"starting the workers"}
+        recorder.hear(Phase("loading the encoder in the workers"))
+        assert reported() == {"loading the encoder in the workers"}
+        recorder.hear(news(1))
+        assert reported() == {"train"}
+        recorder.hear(Phase("writing the model"))
+        assert reported() == {"writing the model"}
+    capsys.readouterr()
+    assert reported() == set()

@@ -1,0 +1,56 @@
+"""Searching a store of embeddings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy import ndarray
+
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork
+from raytriever.errors import ModelError
+from raytriever.index.exact.search import top_k
+from raytriever.search.exact import search_store
+
+ROWS, WIDTH, SHARD_ROWS = 100, 8, 16
+
+
+def made(folder: Path, embeddings: ndarray, left_out: dict[int, str], dtype: str = "fp32") -> EmbeddingStore:
+    """A store as encoding makes it."""
+    plan = EmbeddingPlan(
+        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
+        similarity="dot", precision="fp32", dtype=dtype, rows=len(embeddings), width=WIDTH, shard_rows=SHARD_ROWS,
+    )  # fmt: skip
+    work = EmbeddingWork(folder, plan)
+    work.begin()
+    for number in range(plan.shards):
+        rows = plan.rows_of(number)
+        work.write(number, embeddings[rows.start : rows.stop], {row: left_out[row] for row in rows if row in left_out})
+    return work.finish("d", [""] * len(embeddings))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_finds_what_the_array_holds_but_for_rows_without_an_embedding(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    queries, embeddings = (rng.standard_normal((count, WIDTH)).astype(np.float32) for count in (5, ROWS))
+    left_out = {0: "x", 17: "x", 31: "x", 99: "x"}
+    embeddings[list(left_out)] = 0
+    store = made(tmp_path / "store", embeddings, left_out, dtype)
+    ties = rng.permutation(ROWS)
+    scores, found = search_store(store, queries, ROWS, ties)
+    assert (found[:, -4:] == -1).all()
+    expected = top_k(queries, store.array(), ROWS, ties)
+    for query in range(5):
+        kept = ~np.isin(expected[1][query], list(left_out))
+        np.testing.assert_array_equal(found[query, :-4], expected[1][query][kept])
+        np.testing.assert_array_equal(scores[query, :-4], expected[0][query][kept])
+
+
+def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path) -> None:
+    store = made(tmp_path / "store", np.ones((ROWS, WIDTH), np.float32), {})
+    with pytest.raises(ModelError, match=r"store: holds embeddings of 100 documents, the data set has 7; encode"):
+        search_store(store, np.ones((1, WIDTH), np.float32), 3, np.arange(7))
+    with pytest.raises(ModelError, match=r"width 8, the queries have 4"):
+        search_store(store, np.ones((1, 4), np.float32), 3, np.arange(ROWS))

@@ -1,0 +1,99 @@
+"""A study that contradicts itself is refused where it is made, and what it costs is counted before it is begun."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.config import Config, Curriculum, Stage, lay
+from raytriever.models.config import ModelConfig
+from raytriever.studies.cost import MEASURED_RATE, cost_of, cost_text
+from raytriever.studies.definition import Arm, Measured, Study
+from raytriever.studies.recipes import STUDIES, study_recipe
+from raytriever.training.monitoring.throughput import Encoding
+
+MEASURED = (Measured("letters", "letters", "test", ("auc",)),)
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "train-2026-11-21.json"
+
+
+def arm(name: str, **other: Any) -> Arm:
+    """Ten steps of MiniLM in batches of 64."""
+    config = lay(Config(), {"training": {"max_steps": 10}, "model": {"query_length": 16, "passage_length": 32}})
+    return Arm(**{"name": name, "row": name, "measured": MEASURED, "curriculum": Curriculum(config), **other})
+
+
+def study(*arms: Arm, baselines: tuple[str, ...] = ()) -> Study:
+    return Study("name", "Title", "Table 1", arms, 1, baselines)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: study(arm("a"), arm("a", row="b")), "arms want names of their own"),
+        (lambda: study(arm("a b")), "arms want names of their own"),
+        (lambda: study(arm("a"), arm("b", row="a")), "fill the same row on the same data set"),
+        (lambda: study(arm("a", measured=())), "measured on nothing"),
+        (lambda: study(arm("a", curriculum=None)), "lacks a curriculum or a model"),
+        (lambda: study(arm("a", model="bm25")), "lacks a curriculum or a model"),
+        (lambda: study(arm("a"), baselines=("CL",)), "baselines"),
+    ],
+)
+def test_a_study_that_contradicts_itself_is_refused(made: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        made()
+
+
+def test_arms_of_one_row_may_be_measured_on_different_data() -> None:
+    other = (replace(MEASURED[0], name="words"),)
+    assert [one.label for one in study(arm("a"), arm("b", row="a", measured=other)).arms] == ["a", "a"]
+
+
+def test_operations_are_counted_as_training_counts_them(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny encoder has two blocks of width 32, a fourth of whose weights the count by blocks leaves out: biases,
+    norms."""
+    from transformers import AutoModel
+
+    from raytriever.studies import cost as study_cost
+
+    encoding = Encoding.of(AutoModel.from_pretrained(tiny_encoder, add_pooling_layer=False))
+    monkeypatch.setattr(study_cost, "ENCODERS", {"tiny": (2, 32), **study_cost.ENCODERS})
+    one = arm("a", curriculum=Curriculum(lay(arm("a").curriculum.base, {"model": {"model": "tiny"}})))  # type: ignore[union-attr]
+    [cost] = cost_of(study(one), 1).arms
+    # Its feed-forward layers are twice as wide as its states and not four times.
+    assert encoding.per_pair * (16**2 + 32**2) * 640 < cost.operations
+    exact = 640 * sum(6 * 12 * 2 * 32**2 * length + 12 * 2 * 32 * length**2 for length in (16, 32))
+    assert cost.operations == pytest.approx(exact)
+
+
+def test_costs_add_up_over_stages_epochs_and_seeds() -> None:
+    once = cost_of(study(arm("a")), 1)
+    assert once.arms[0].steps == 10
+    assert cost_of(study(arm("a"), arm("b")), 3).gpu_hours == pytest.approx(6 * once.gpu_hours)
+    base = arm("a").curriculum.base  # type: ignore[union-attr]
+    by_epochs = lay(base, {"training": {"max_steps": None, "epochs": 2.0}})
+    staged = arm("a", curriculum=Curriculum(base, (Stage("one", base), Stage("two", by_epochs))), queries=640)
+    assert cost_of(study(staged), 1).arms[0].steps == 10 + 20
+    with pytest.raises(ValueError, match="does not tell how many queries"):
+        cost_of(study(replace(staged, queries=None)), 1)
+    with pytest.raises(ValueError, match="is not among the encoders"):
+        cost_of(study(arm("a", curriculum=Curriculum(replace(base, model=ModelConfig("other"))))), 1)
+
+
+def test_the_rate_is_the_one_that_was_measured() -> None:
+    told = json.loads(RESULTS.read_text())["bf16: ours, examples a second"]["value"]
+    assert told == MEASURED_RATE
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_can_be_counted_at_the_papers_size(name: str, tmp_path: Path) -> None:
+    whole = study_recipe(name)("full", None, tmp_path / "data")
+    cost = cost_of(whole, whole.seeds)
+    assert cost.gpu_hours > 0
+    text = cost_text(whole, whole.seeds, cost)
+    assert "assumed, not measured" in text
+    assert all(one.name in text for one in whole.arms if one.curriculum is not None)
+    assert not list(tmp_path.iterdir())

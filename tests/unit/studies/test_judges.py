@@ -1,0 +1,109 @@
+"""Averages, majorities and spreads: what holds, what does not, and what nobody can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raytriever.studies.claims import (
+    DID_NOT,
+    HELD,
+    WITHIN_NOISE,
+    above,
+    above_on_average,
+    every,
+    mean_difference,
+    mostly_above,
+    no_worse_on_average,
+    second_at_worst,
+    steadier,
+)
+from raytriever.studies.results import ABOVE, NOISE, Found, StudyResults
+
+NDCG = ("ndcg_at_10",)
+
+
+def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> StudyResults:
+    """A mean a seed for each row and data set; queries differ from row to row by chance."""
+    found = {}
+    for place, (cell, values) in enumerate(means.items()):
+        drawn = np.random.default_rng(place).normal(0, deviation, queries)
+        drawn -= drawn.mean()
+        found[cell] = [Found(seed, {NDCG[0]: value}, {NDCG[0]: value + drawn}) for seed, value in enumerate(values)]
+    return StudyResults(found)
+
+
+def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> None:
+    found = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]})
+    one = mean_difference(found, "a", "b", NDCG[0])
+    assert one.difference == pytest.approx(0.03)
+    assert one.outcome == ABOVE
+    rough = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]}, deviation=1.0)
+    assert mean_difference(rough, "a", "b", NDCG[0]).outcome == NOISE
+    error = np.sqrt(sum(np.var(d, ddof=1) / 200 for d in _differences(rough))) / 2
+    assert mean_difference(rough, "a", "b", NDCG[0]).p == pytest.approx(_two_sided(0.03 / error), rel=1e-6)
+
+
+def _differences(found: StudyResults) -> list[np.ndarray]:
+    return [
+        found.found["a", one][0].per_query[NDCG[0]] - found.found["b", one][0].per_query[NDCG[0]] for one in ("x", "y")
+    ]
+
+
+def _two_sided(z: float) -> float:
+    from scipy.stats import norm
+
+    return float(2 * norm.sf(z))
+
+
+def test_a_seed_the_other_way_round_makes_an_average_noise() -> None:
+    agree = results({("a", "x"): [0.6, 0.6], ("b", "x"): [0.5, 0.55]})
+    differ = results({("a", "x"): [0.6, 0.5], ("b", "x"): [0.4, 0.55]})
+    assert above_on_average("a", "b", NDCG)(agree).word == HELD
+    assert above_on_average("b", "a", NDCG)(agree).word == DID_NOT
+    assert above_on_average("a", "b", NDCG)(differ).word == WITHIN_NOISE
+
+
+def test_no_worse_is_held_by_a_hair_and_by_more_but_not_by_less() -> None:
+    cells = {("a", "x"): [0.5], ("b", "x"): [0.505], ("c", "x"): [0.6]}
+    assert no_worse_on_average("a", "b", NDCG)(results(cells)).word == HELD
+    assert no_worse_on_average("c", "a", NDCG)(results(cells)).word == HELD
+    assert no_worse_on_average("a", "c", NDCG)(results(cells)).word == DID_NOT
+    assert no_worse_on_average("a", "c", NDCG)(results(cells, deviation=3.0)).word == WITHIN_NOISE
+
+
+def test_a_majority_is_more_than_half_of_the_cells() -> None:
+    cells = {("a", one): [0.6] for one in "xyz"} | {("b", "x"): [0.5], ("b", "y"): [0.5], ("b", "z"): [0.7]}
+    assert mostly_above(("a",), "b", NDCG)(results(cells)).word == HELD
+    assert mostly_above(("b",), "a", NDCG)(results(cells)).word == DID_NOT
+    half = {key: value for key, value in cells.items() if key[1] != "x"}
+    assert mostly_above(("a",), "b", NDCG)(results(half)).word == WITHIN_NOISE
+    with pytest.raises(KeyError):
+        mostly_above(("a",), "nobody", NDCG)(results(half))
+
+
+def test_second_at_worst_counts_those_above() -> None:
+    cells = {(name, "x"): [value] for name, value in (("a", 0.5), ("b", 0.6), ("c", 0.4))}
+    assert second_at_worst("a", ("a", "b", "c"), NDCG)(results(cells)).word == HELD
+    assert second_at_worst("c", ("a", "b", "c"), NDCG)(results(cells)).word == DID_NOT
+    assert second_at_worst("c", ("a", "b", "c"), NDCG)(results(cells, deviation=3.0)).word == WITHIN_NOISE
+
+
+def test_spreads_are_tested_over_seeds_and_by_one_seed_nothing_is_told() -> None:
+    def rows(seeds: list[float]) -> dict[tuple[str, str], list[float]]:
+        near = {("a", "x"): [0.5 + 0.001 * s for s in seeds], ("b", "x"): [0.51 + 0.002 * s for s in seeds]}
+        wide = {("c", "x"): [0.5 + 0.001 * s for s in seeds], ("d", "x"): [0.6 + 0.003 * s for s in seeds]}
+        return near | wide
+
+    three = results(rows([0.0, 1.0, 2.0]))
+    assert steadier(("a", "b"), ("c", "d"), NDCG[0])(three).word == HELD
+    assert steadier(("c", "d"), ("a", "b"), NDCG[0])(three).word == DID_NOT
+    assert steadier(("a", "b"), ("c", "d"), NDCG[0])(results(rows([0.0]))).word == WITHIN_NOISE
+
+
+def test_several_claims_at_once_hold_together() -> None:
+    cells = {("a", "x"): [0.6], ("b", "x"): [0.5], ("c", "x"): [0.6]}
+    up, down, level = above("a", "b", NDCG), above("b", "a", NDCG), above("a", "c", NDCG)
+    assert every(up, up)(results(cells)).word == HELD
+    assert every(up, level)(results(cells)).word == WITHIN_NOISE
+    assert every(up, down, level)(results(cells)).word == DID_NOT

@@ -1,0 +1,88 @@
+"""What the study of the gap is over: which queries are asked, which passages stand in for them, what curves are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy import ndarray
+
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.config import IndexConfig
+from raytriever.index.approximate.measure import Point, at_recall, curve, measure
+from raytriever.index.approximate.synthetic import control
+from raytriever.index.exact.search import top_k
+from raytriever.models.config import ModelConfig
+from raytriever.studies.ood import job as ood_job
+from raytriever.studies.ood.gap import BEAMS, RECALL, Material, study
+
+SHOWN = IndexConfig(index="roargraph")  # the same graph every time
+
+
+def told(points: list[Point]) -> list[tuple[int, float, float]]:
+    return [(point.effort, point.recall, point.candidates) for point in points]
+
+
+def test_queries_and_passages_are_asked_for_as_what_they_are() -> None:
+    drawn = control(1_200, 25, width=24, rank=8, common=4, own=2)
+    material = Material(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
+    found = study(material, SHOWN, 0)
+    index = build_index(Rows.of(drawn.documents), SHOWN, drawn.training, 0, 1)
+
+    def true(queries: ndarray, k: int) -> ndarray:
+        return top_k(queries, drawn.documents, k, np.arange(1_200))[1]
+
+    least = [measure(index, queries, true(queries, 10), 10).recall for queries in (drawn.shifted, drawn.unshifted)]
+    assert max(least) > RECALL > min(least)  # so that 0.95 would compare two different recalls
+    for point, queries in ((found.queries, drawn.shifted), (found.held_out, drawn.unshifted)):
+        assert told([point]) == told([at_recall(index, queries, true(queries, 10), max(least))])
+    assert found.queries.recall == found.held_out.recall
+    for k in (10, 100):
+        settings = [beam for beam in BEAMS if beam >= k]
+        asked = curve(index, drawn.shifted, true(drawn.shifted, k), settings, timed=False)
+        assert told(found.curves[k]) == told(asked)
+    assert found.ratio == found.queries.candidates / found.held_out.candidates
+
+
+def test_held_out_passages_are_not_indexed_and_no_asked_query_is_learnt_from(
+    tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    seen: list[Material] = []
+
+    class Enough(Exception):
+        """The study itself is not wanted."""
+
+    def stop(material: Material, config: IndexConfig, seed: int) -> None:
+        seen.append(material)
+        raise Enough
+
+    monkeypatch.setattr(ood_job, "study", stop)
+    name = str(tiny_encoder)
+    job = ood_job.OodJob((name,), str(tiny_dataset), "test", ("hnsw",), 9, 1_000, "fp32", 0.0, 0)
+    with pytest.raises(Enough):
+        ood_job.run_ood(job, tmp_path / "out", {name: "encoder"}, lambda line: None)
+    [material] = seen
+
+    dataset = open_dataset(tiny_dataset, ["train", "test"])
+    retriever = load_for_encoding(ModelConfig(name), "fp32")
+    passages = encode_texts(retriever, dataset.passages(), "passage")
+
+    def rows(vectors: ndarray, among: ndarray) -> list[int]:
+        apart = np.abs(vectors[:, None] - among[None]).max(2)
+        assert apart.min(1).max() < 1e-5
+        return apart.argmin(1).tolist()
+
+    def texts(split: str) -> list[str]:
+        return [dataset.queries.texts[int(query)] for query in dataset.positives(split).queries]
+
+    documents, held_out = rows(material.documents, passages), rows(material.held_out, passages)
+    assert len(held_out) == 9
+    assert sorted(documents + held_out) == list(range(160))
+    assert rows(material.training, encode_texts(retriever, texts("train"), "query")) == list(range(96))
+    asked = rows(material.queries, encode_texts(retriever, texts("test"), "query"))
+    assert len(set(asked)) == 9

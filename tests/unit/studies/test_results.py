@@ -1,0 +1,290 @@
+"""What the figures of a study say: comparisons over queries and seeds, claims, the table, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.errors import StorageError
+from raytriever.evaluation.paper_table import latex, markdown
+from raytriever.metrics.auc import auc
+from raytriever.report.figures import save_lines
+from raytriever.studies.claims import (
+    DID_NOT,
+    HELD,
+    NOT_MEASURED,
+    WITHIN_NOISE,
+    Claim,
+    Judge,
+    above,
+    alike,
+    best,
+    smallest,
+)
+from raytriever.studies.page import Block, StudyPage, best_of_block, marks_of_block, page_text, study_tables
+from raytriever.studies.results import ABOVE, BELOW, NOISE, Found, StudyResults, sureness
+from raytriever.studies.results_reader import read_found
+
+QUERIES = 40
+
+
+def found(mean: float, seed: int = 0, noise: float = 0.01, steps: float | None = None) -> Found:
+    """Values around a mean, the same queries hard for every row."""
+    hard = np.random.default_rng(0).normal(0, 0.2, QUERIES)
+    values = mean + hard - hard.mean() + np.random.default_rng([seed, int(1e6 * mean)]).normal(0, noise, QUERIES)
+    metrics = {"ndcg_at_10": float(values.mean())}
+    return Found(seed, metrics if steps is None else metrics | {"steps_to_best": steps}, {"ndcg_at_10": values})
+
+
+def results(rows: Mapping[str, Sequence[float]], datasets: Sequence[str] = ("one",)) -> StudyResults:
+    """Rows by the mean of each seed, the same on all data sets."""
+    return StudyResults(
+        {
+            (row, one): [found(mean, seed) for seed, mean in enumerate(means)]
+            for row, means in rows.items()
+            for one in datasets
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        ([0.6], [0.5], ABOVE),
+        ([0.5], [0.6], BELOW),
+        ([0.6, 0.61, 0.59], [0.5, 0.5, 0.5], ABOVE),
+        ([0.5001], [0.5], NOISE),
+        # The mean is far above and no chance of queries; but one seed has it the other way round.
+        ([0.9, 0.9, 0.45], [0.5, 0.5, 0.5], NOISE),
+    ],
+)
+def test_a_difference_counts_over_queries_and_in_every_seed(
+    ours: list[float], theirs: list[float], outcome: str
+) -> None:
+    assert results({"ours": ours, "theirs": theirs}).compare("ours", "theirs", "one", "ndcg_at_10").outcome == outcome
+
+
+def test_what_is_not_trained_is_compared_with_every_seed() -> None:
+    both = results({"ours": [0.6, 0.4, 0.6], "before": [0.5]})
+    assert both.compare("ours", "before", "one", "ndcg_at_10").outcome == NOISE
+    assert (
+        results({"ours": [0.6, 0.61], "before": [0.5]}).compare("ours", "before", "one", "ndcg_at_10").outcome == ABOVE
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "outcome"),
+    [
+        ([100.0], [50.0], NOISE),
+        ([100.0, 101.0, 99.0], [50.0, 51.0, 50.0], ABOVE),
+        ([90.0, 10.0, 60.0], [50.0] * 3, NOISE),
+    ],
+)
+def test_what_no_query_has_is_tested_over_seeds(ours: list[float], theirs: list[float], outcome: str) -> None:
+    rows = {
+        (row, "one"): [found(0.5, seed, steps=steps) for seed, steps in enumerate(values)]
+        for row, values in (("ours", ours), ("theirs", theirs))
+    }
+    assert StudyResults(rows).compare("ours", "theirs", "one", "steps_to_best").outcome == outcome
+
+
+NDCG = ("ndcg_at_10",)
+
+
+@pytest.mark.parametrize(
+    ("judge", "word"),
+    [
+        (above("high", "low", NDCG), HELD),
+        (above("low", "high", NDCG), DID_NOT),
+        (above("high", "near", NDCG), WITHIN_NOISE),
+        (alike("high", "near", NDCG), HELD),
+        (alike("high", "low", NDCG), DID_NOT),
+        (best("high", NDCG, among=("high", "low")), HELD),
+        (best("high", NDCG), WITHIN_NOISE),
+        (best("low", NDCG), DID_NOT),
+        (smallest("low", NDCG), HELD),
+        (smallest("high", NDCG), DID_NOT),
+        (above("high", "gone", NDCG), NOT_MEASURED),
+        (above("high", "low", NDCG, ("one", "gone")), NOT_MEASURED),
+    ],
+)
+def test_claims_say_what_the_figures_say(judge: Judge, word: str) -> None:
+    rows = results({"high": [0.6, 0.6], "near": [0.5999, 0.6001], "low": [0.5, 0.5]}, ("one", "two"))
+    verdict = Claim("it is so", "section 1", judge).verdict(rows)
+    assert verdict.word == word
+    assert verdict.because
+
+
+def test_the_table_has_deviations_marks_and_the_papers_figures() -> None:
+    rows = results({"CL": [0.5, 0.5], "MW": [0.6, 0.62], "near": [0.5001, 0.4999]}, ("one", "two"))
+    block = Block("", {row: row for row in rows.rows}, ["CL"])
+    [table] = study_tables(rows, [block], {("MW", "one", "ndcg_at_10"): 0.45}, "Table 1")
+    text = markdown([table])
+    lines = {line.split(" |")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
+    deviation = 100 * rows.deviation("MW", "one", "ndcg_at_10")
+    cells = lines["MW"].split(" | ")
+    assert cells[1] == f"**{100 * rows.mean('MW', 'one', 'ndcg_at_10'):.2f}**<sup>+</sup> ± {deviation:.2f} [45]"
+    assert "[45]" not in cells[2]
+    assert "<sup>" not in lines["near"]
+    average = np.mean([rows.mean("MW", one, "ndcg_at_10") for one in ("one", "two")])
+    assert cells[3].rstrip(" |") == f"{100 * average:.2f}"
+    assert "over 2 seeds" in text
+    assert "In brackets the paper's figure" in text
+    assert r"$\pm$" in latex([table])
+
+
+def test_the_marks_are_corrected_over_data_sets() -> None:
+    """A difference at p just below 0.05 on one data set of four is no finding."""
+    rng = np.random.default_rng(3)
+    base = rng.normal(0.5, 0.1, QUERIES)
+    gains = rng.normal(0, 1, QUERIES)
+    gains = (gains - gains.mean()) / gains.std(ddof=1)
+    few = base + 0.01 * (gains + 2.1 / np.sqrt(QUERIES))  # t = 2.1, p = 0.042
+    cells = {}
+    for name in ("one", "two", "three", "four"):
+        ours = few if name == "one" else base
+        cells["base", name] = [Found(0, {"ndcg_at_10": float(base.mean())}, {"ndcg_at_10": base})]
+        cells["ours", name] = [Found(0, {"ndcg_at_10": float(ours.mean())}, {"ndcg_at_10": ours})]
+    whole = StudyResults(cells)
+    assert whole.compare("ours", "base", "one", "ndcg_at_10").outcome == ABOVE
+    assert not marks_of_block(whole, Block("", {"base": "base", "ours": "ours"}, ["base"]))
+    alone = StudyResults({key: value for key, value in cells.items() if key[1] == "one"})
+    assert marks_of_block(alone, Block("", {"base": "base", "ours": "ours"}, ["base"])) == {
+        ("ours", "one", "ndcg_at_10"): "+"
+    }
+
+
+def test_bold_is_above_every_other_row_in_every_seed() -> None:
+    rng = np.random.default_rng(2)
+    base = rng.random(60)
+
+    def seeds(*shifts: float) -> list[Found]:
+        values = [base + shift + rng.normal(0, 0.02, 60) for shift in shifts]
+        return [Found(n, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one}) for n, one in enumerate(values)]
+
+    rows = {"low": "low", "mid": "mid", "high": "high"}
+    clear = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.2, 0.2)}
+    # The mean is higher by as much, and one seed has it the other way round.
+    torn = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
+    equal = {"low": seeds(0.1, 0.1), "mid": seeds(0.1, 0.1), "high": seeds(0.1, 0.1)}
+    sets = {"clear": clear, "torn": torn, "equal": equal}
+    whole = StudyResults({(row, name): found[row] for name, found in sets.items() for row in rows})
+    block = Block("", rows, ["low"])
+    assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
+    [table] = study_tables(whole, [block], {}, "Table 1")
+    assert [[figure.place for figure in figures[:3]] for _, figures in table.rows] == [
+        [None, None, None],
+        [1, None, None],
+        [0, None, None],
+    ]
+    assert "A column without bold has no significant best. Bold and underlined hold in every seed." in table.caption
+
+
+def test_many_data_sets_stand_below_each_other() -> None:
+    names = [f"set-{number}" for number in range(5)]
+    rows = results({"CL": [0.5], "MW": [0.6]}, names)
+    [table] = study_tables(rows, [Block("Base", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 2")
+    assert table.columns == ["Data set", "CL", "MW"]
+    assert [name for name, _ in table.rows] == [*names, "Average"]
+    assert table.caption.startswith("nDCG@10. Base. Table 2")
+
+
+def test_a_row_that_was_not_measured_somewhere_has_a_dash() -> None:
+    cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).found)
+    del cells["MW", "two"]
+    [table] = study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
+    assert dict(table.rows)["MW"][1].text == "-"
+    assert len(table.groups) == 2  # and so there is no average
+
+
+def test_steps_are_printed_as_they_are() -> None:
+    cells = {("CL", "one"): [found(0.5, steps=1250.0)], ("MW", "one"): [found(0.5, steps=2000.0)]}
+    text = markdown(study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 5"))
+    assert "Steps to best" in text
+    assert "| 1,250 |" in text
+    assert "**2,000**" not in text
+
+
+def test_the_page_tells_each_claim_with_its_verdict() -> None:
+    rows = results({"CL": [0.5], "MW": [0.6]})
+    claim = Claim("MW is higher | much", "section 5.2", above("MW", "CL", NDCG))
+    tables = study_tables(rows, [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
+    text = page_text(
+        StudyPage(
+            "MW and CL",
+            ["small"],
+            tables,
+            [(claim, claim.verdict(rows))],
+            [["arm"], ["mw"]],
+            {"Table 1": [["a"], ["1"]]},
+            {"figures/roc.png": "ROC"},
+        )
+    )
+    assert text.startswith("# MW and CL\n")
+    assert "| MW is higher \\| much | section 5.2 | **held** | MW - CL: one ndcg_at_10 +0.1" in text
+    assert "![ROC](figures/roc.png)" in text
+    assert "## Table 1, as printed\n\n| a |" in text
+
+
+def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pools = {
+        "positives": rng.normal(1, 1, 6),
+        "negatives": rng.normal(0, 1, 30),
+        "positive_queries": np.arange(6),
+        "negative_queries": np.repeat(np.arange(6), 5),
+    }
+    area = auc(pools["positives"], pools["negatives"])
+    values = [0.5, None, 1.0, 0.0, 0.25, 0.75]
+    for name in ("per_query", "scores"):
+        (tmp_path / name).mkdir()
+    about = {"set": {"queries": 6, "documents": 60, "split": "test"}}
+    told = {"format": 1, "models": {"mw": {"set": {"auc": area, "ndcg_at_10": 0.5}}}, "about": about}
+    (tmp_path / "results.json").write_text(json.dumps(told))
+    (tmp_path / "per_query" / "set.json").write_text(
+        json.dumps(
+            {
+                "queries": list("abcdef"),
+                "texts": list("abcdef"),
+                "models": {"mw": {"metrics": {"ndcg_at_10": values}, "top": [[]] * 6}},
+                "relevant": [[]] * 6,
+            }
+        )
+    )
+    np.savez_compressed(tmp_path / "scores" / "set.mw.npz", **pools)
+    one = read_found(tmp_path, "mw", "set", 3, {"steps_to_best": 5.0})
+    assert (one.seed, one.metrics) == (3, {"auc": area, "ndcg_at_10": 0.5, "steps_to_best": 5.0})
+    assert one.per_query["auc"].mean() == pytest.approx(area)
+    assert np.isnan(one.per_query["ndcg_at_10"][1])
+    (tmp_path / "scores" / "set.mw.npz").write_bytes(b"torn")
+    with pytest.raises(StorageError, match=r"set\.mw\.npz: is torn or changed"):
+        read_found(tmp_path, "mw", "set", 3, {})
+
+
+def test_curves_over_what_was_varied_are_drawn_twice_alike(tmp_path: Path) -> None:
+    panels = {"G = 4": {"joint": [(1.0, 0.2, 0.01), (2.0, 0.3, float("nan"))]}, "G = 8": {"joint": [(1.0, 0.1, 0.02)]}}
+    for name in ("first", "second"):
+        save_lines(tmp_path / name / "ratio.png", panels, "M", "MRR@10")
+    for suffix in (".png", ".svg"):
+        first, second = ((tmp_path / name / "ratio").with_suffix(suffix).read_bytes() for name in ("first", "second"))
+        assert first == second
+    assert b"G = 8" in (tmp_path / "first" / "ratio.svg").read_bytes()
+
+
+def test_small_and_large_values_stand_apart(tmp_path: Path) -> None:
+    points = [(weight, 0.5, 0.01) for weight in (0.0, 0.001, 0.1)]
+    save_lines(tmp_path / "lambda.png", {"": {"": points}}, "lambda", "MMD²")
+    drawn = (tmp_path / "lambda.svg").read_text()
+    places = [float(x) for x in re.findall(r' x="([\d.]+)"[^>]*>(?:0|0\.001|0\.1)</text>', drawn)]
+    assert len(places) == 3
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], rel=0.02)
+
+
+def test_what_was_not_tested_is_told_without_a_p_value() -> None:
+    assert sureness(0.0123, ABOVE) == f"(p 0.012, {ABOVE})"
+    assert sureness(float("nan"), NOISE) == f"({NOISE})"

@@ -1,0 +1,162 @@
+"""What decides a study's figures, and what a call makes of what an earlier one left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.config import Config, Curriculum, Stage, lay
+from raytriever.errors import ConfigError, StorageError
+from raytriever.metrics.auc import auc
+from raytriever.studies.claims import Claim, above
+from raytriever.studies.definition import Arm, Drawing, Measured, PaperFigures, Study
+from raytriever.studies.run.arm import arm_folder, seeded
+from raytriever.studies.run.outcome import blocks_of, seeds_of, write_study
+from raytriever.studies.run.settings import SETTINGS, check_directory, check_same, settings_of
+
+
+def study(data: Path, temperature: float = 0.01) -> Study:
+    """MW beside the encoder as it is, on data that the study cut for itself."""
+    config = lay(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
+    measured = (Measured("letters", str(data), "test", ("auc",)),)
+    arms = (
+        Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
+        Arm("cl", "CL", measured, Curriculum(config), block="MiniLM"),
+        Arm("mw", "MW", measured, Curriculum(config), block="MiniLM"),
+    )
+    return Study("mw-in-domain", "Title", "Table 1", arms, 3, ("CL",))
+
+
+def begun(folder: Path) -> Study:
+    """A directory whose study has begun."""
+    (folder / "data" / "letters").mkdir(parents=True)
+    made = study(folder / "data" / "letters")
+    (folder / SETTINGS).write_text(json.dumps(settings_of(made, "smoke", folder)))
+    return made
+
+
+def test_the_same_study_goes_on_also_where_its_directory_was_moved(tmp_path: Path) -> None:
+    begun(tmp_path / "here")
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    check_directory(tmp_path / "there", "mw-in-domain", "smoke")
+    moved = study(tmp_path / "there" / "data" / "letters")
+    check_same(tmp_path / "there", settings_of(moved, "smoke", tmp_path / "there"))
+
+
+def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    other = study(tmp_path / "data" / "letters", temperature=0.05)
+    with pytest.raises(ConfigError, match=r"holds this study with other settings \(arm cl differs\)"):
+        check_same(tmp_path, settings_of(other, "smoke", tmp_path))
+    fewer = replace(other, arms=other.arms[:1], baselines=())
+    with pytest.raises(ConfigError, match=r"arm cl is not here"):
+        check_same(tmp_path, settings_of(fewer, "smoke", tmp_path))
+
+
+def test_data_that_a_killed_call_had_begun_to_cut_is_no_other_study(tmp_path: Path) -> None:
+    (tmp_path / "data" / "letters").mkdir(parents=True)
+    check_directory(tmp_path, "mw-in-domain", "smoke")
+
+
+def test_a_seed_is_that_of_every_stage() -> None:
+    base = lay(Config(), {"training": {"seed": 5}})
+    found = seeded(Curriculum(base, (Stage("one", base), Stage("two", base))), 2)
+    assert [part.config.training.seed for part in (*found.stages, Stage("", found.base))] == [2, 2, 2]
+
+
+def test_what_is_not_trained_is_made_once(tmp_path: Path) -> None:
+    before, _, mw = study(tmp_path).arms
+    assert list(seeds_of(before, 3)) == [0]
+    assert list(seeds_of(mw, 3)) == [0, 1, 2]
+    assert arm_folder(tmp_path, before, 0) == tmp_path / "arms" / "before" / "as-it-is"
+    assert arm_folder(tmp_path, mw, 2) == tmp_path / "arms" / "mw" / "seed-2"
+
+
+def test_a_baseline_counts_in_the_blocks_that_have_it(tmp_path: Path) -> None:
+    alone, sizes = blocks_of(study(tmp_path))
+    assert (alone.rows, alone.baselines) == ({"before": "before"}, [])
+    assert (sizes.rows, sizes.baselines) == ({"MiniLM CL": "CL", "MiniLM MW": "MW"}, ["MiniLM CL"])
+
+
+class Arms:
+    """Directories of arms as `study_arm` leaves them, of given figures."""
+
+    def __init__(self, output: Path, made: Study) -> None:
+        self.output, self.study = output, made
+
+    def leave(self, name: str, seed: int, mean: float) -> None:
+        """A finished arm."""
+        arm = next(one for one in self.study.arms if one.name == name)
+        folder = arm_folder(self.output, arm, seed)
+        place = folder / "measured" / "letters"
+        for kept in ("per_query", "scores"):
+            (place / kept).mkdir(parents=True)
+        rng = np.random.default_rng([seed, len(name)])
+        pools = {
+            "positives": mean + rng.normal(0, 0.3, 20),
+            "negatives": rng.normal(0, 0.3, 100),
+            "positive_queries": np.arange(20),
+            "negative_queries": np.repeat(np.arange(20), 5),
+        }
+        np.savez_compressed(place / "scores" / f"letters.{name}.npz", **pools)
+        found = {"auc": auc(pools["positives"], pools["negatives"])}
+        about = {"letters": {"queries": 20, "documents": 60, "split": "test"}}
+        told = {"format": 1, "models": {name: {"letters": found}}, "about": about}
+        (place / "results.json").write_text(json.dumps(told))
+        queries = [str(query) for query in range(20)]
+        models = {name: {"metrics": {}, "top": [[]] * 20}}
+        values = {"queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
+        (place / "per_query" / "letters.json").write_text(json.dumps(values))
+        facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
+        (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": found}, **facts}))
+
+
+def finished(output: Path) -> Study:
+    """A study all of whose arms are finished, two seeds each."""
+    made = study(output / "data" / "letters")
+    arms = Arms(output, made)
+    arms.leave("before", 0, 0.0)
+    for seed in (0, 1):
+        arms.leave("cl", seed, 0.1)
+        arms.leave("mw", seed, 1.0)
+    return replace(
+        made,
+        claims=(Claim("MW is higher", "section 5", above("MiniLM MW", "MiniLM CL", ("auc",))),),
+        drawings=(Drawing("roc", "roc"), Drawing("gains", "gains", metric="auc")),
+        paper=(PaperFigures("Table 1", ("Model", "AUC"), (("MiniLM", "0.81"),)),),
+    )
+
+
+def test_the_outcome_is_told_from_the_arms_directories_alone(tmp_path: Path) -> None:
+    made = finished(tmp_path)
+    write_study(made, tmp_path, "smoke", 2)
+    told = json.loads((tmp_path / "results.json").read_text())
+    mw = told["rows"]["MiniLM MW"]["letters"]["auc"]
+    assert len(mw["values"]) == 2
+    assert mw["mean"] == pytest.approx(sum(mw["values"]) / 2)
+    assert mw["mark"] == "+"
+    assert len(told["rows"]["before"]["letters"]["auc"]["values"]) == 1
+    assert told["rows"]["before"]["letters"]["auc"]["deviation"] is None
+    assert [(one["arm"], one["seed"]) for one in told["trainings"]] == [("cl", 0), ("cl", 1), ("mw", 0), ("mw", 1)]
+    assert told["claims"][0]["verdict"] == "held"
+    page = (tmp_path / "study.md").read_text()
+    assert "MiniLM. Table 1, at scale smoke." in page
+    assert "**held**" in page
+    assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {"roc.png", "gains.png"}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_study(made, tmp_path, "smoke", 2)
+    assert before == {path: path.read_bytes() for path in before}
+    write_study(made, tmp_path, "smoke", 1)
+    assert (
+        len(json.loads((tmp_path / "results.json").read_text())["rows"]["MiniLM MW"]["letters"]["auc"]["values"]) == 1
+    )
+
+
+def test_a_full_disk_is_told_in_one_line(full_disk: Path) -> None:
+    with pytest.raises(StorageError, match="no space left on the disk"):
+        check_directory(full_disk / "study", "mw-in-domain", "smoke")

@@ -1,0 +1,58 @@
+"""The studies as they are made of the packs, and of docstrings alone: data that can be trained and measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.config.curriculum import check_curriculum
+from raytriever.data.prepare.open import open_dataset
+from raytriever.studies.definition import SMALL, SMOKE, Study
+from raytriever.studies.recipes import STUDIES, study_recipe
+
+pytestmark = pytest.mark.slow
+
+
+def check(study: Study) -> None:
+    """Every training has queries to train on and to look at, none of which is measured; every data set can be read."""
+    opened: dict[str, dict[str, set[str]]] = {}
+    for arm in study.arms:
+        for one in arm.measured:
+            dataset = open_dataset(one.dataset, [one.split])
+            assert len(dataset.positives(one.split)) >= 20
+        if arm.curriculum is None:
+            continue
+        check_curriculum(arm.curriculum)
+        data = arm.curriculum.base.data
+        if data.dataset not in opened:
+            dataset = open_dataset(data.dataset, [data.train_split, data.dev_split, data.test_split])
+            opened[data.dataset] = {
+                split: {dataset.queries.texts[int(place)] for place in dataset.positives(split).queries}
+                for split in (data.train_split, data.dev_split, data.test_split)
+            }
+        train, dev, test = opened[data.dataset].values()
+        assert len(train) >= arm.curriculum.base.training.batch_size
+        assert len(dev) >= arm.curriculum.base.training.batch_size
+        assert not train & test
+        assert not dev & test
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", STUDIES)
+def test_smoke_is_made_of_docstrings_alone(name: str, tmp_path: Path) -> None:
+    study = study_recipe(name)(SMOKE, None, tmp_path / "data")
+    check(study)
+    assert study.seeds == 1
+    assert all(one.dataset.startswith(str(tmp_path)) for arm in study.arms for one in arm.measured)
+
+
+@pytest.mark.data
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", STUDIES)
+def test_small_is_made_of_packs(name: str, data_packs: Path, tmp_path: Path) -> None:
+    study = study_recipe(name)(SMALL, data_packs, tmp_path / "data")
+    check(study)
+    assert study.seeds == 3
+    again = study_recipe(name)(SMALL, data_packs, tmp_path / "data")
+    assert [(arm.name, arm.curriculum) for arm in again.arms] == [(arm.name, arm.curriculum) for arm in study.arms]

@@ -1,0 +1,69 @@
+"""Chunks hold every text once, in its place, within their limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raytriever.errors import ConfigError
+from raytriever.models.buckets import Buckets
+from raytriever.training.parallel.grad_cache import Chunk, cut
+
+LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
+
+
+def texts(padded_left: bool = False) -> Buckets:
+    """Each text is its own number, as often as it is long."""
+    parts, number = [], 1
+    for lengths in LENGTHS:
+        ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        for row, length in enumerate(lengths):
+            ids[row, -length:] = number
+            if not padded_left:
+                ids[row] = ids[row].flip(0)
+            number += 1
+        parts.append({"input_ids": ids, "attention_mask": (ids > 0).long()})
+    return Buckets(parts, torch.randperm(sum(map(len, LENGTHS)), generator=torch.Generator().manual_seed(0)))
+
+
+def told(buckets: Buckets) -> list[list[int]]:
+    """The tokens of every text, in order of the parts."""
+    return [row[row > 0].tolist() for part in buckets.parts for row in part["input_ids"]]
+
+
+@pytest.mark.parametrize("padded_left", [False, True])
+@pytest.mark.parametrize("chunk", [Chunk(2), Chunk(1), Chunk(100), Chunk(tokens=20), Chunk(tokens=1), Chunk(2, 20)])
+def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
+    whole = texts(padded_left)
+    found = cut(whole, chunk)
+    assert told(found) == told(whole)
+    assert torch.equal(found.places, whole.places)
+    for part in found.parts:
+        rows, width = part["input_ids"].shape
+        assert rows <= (chunk.sequences or rows)
+        assert rows * width <= (chunk.tokens or rows * width) or rows == 1
+        assert width == int(part["attention_mask"].sum(1).max())
+
+
+def test_the_last_part_is_not_left_with_a_rest() -> None:
+    assert [len(part["input_ids"]) for part in cut(texts(), Chunk(sequences=4)).parts] == [3, 3, 4, 1]
+
+
+def test_bad_chunks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="0 sequences are no chunk"):
+        Chunk(0)
+    with pytest.raises(ConfigError, match="a chunk of 65 is more than the 64 texts"):
+        Chunk(65).check(64)
+    Chunk(64).check(64)
+
+
+def test_a_chunk_holds_the_last_parts_that_fit_together() -> None:
+    parts = texts().parts  # 3 of 3, 7 of 12 and 1 of 30 tokens
+    assert Chunk(sequences=1).holds(parts) == 1
+    assert Chunk(sequences=7).holds(parts) == 1
+    assert Chunk(sequences=8).holds(parts) == 2
+    assert Chunk(sequences=11).holds(parts) == 3
+    assert Chunk(tokens=20).holds(parts) == 1  # a text that is longer is a part of its own
+    assert Chunk(tokens=114).holds(parts) == 2
+    assert Chunk(sequences=8, tokens=113).holds(parts) == 1
+    assert Chunk(tokens=123).holds(parts) == 3

@@ -1,0 +1,161 @@
+"""What a strategy refuses, what a state may not lack, and what gradient caching is for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from raytriever.errors import ConfigError, StorageError
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import TrainingError, build_strategy
+
+CPU = torch.device("cpu")
+TEXTS = 48
+
+
+def objective(encoder: Path, chunk: Chunk | None) -> Objective:
+    retriever = load_retriever(ModelConfig(str(encoder)))
+    retriever.query.backbone.set_attn_implementation("eager")
+    return Objective(retriever, build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True)), "fp32", chunk)
+
+
+def batch(model: Objective) -> SimpleNamespace:
+    texts = [f"{number} a text like all others" for number in range(TEXTS)]
+    ids = BatchIds(torch.arange(TEXTS), torch.arange(TEXTS)[:, None], torch.arange(TEXTS))
+    queries, passages = (model.retriever.tokenize(texts, side) for side in ("query", "passage"))
+    return SimpleNamespace(queries=queries, passages=passages, ids=ids)
+
+
+class Ledger:
+    """Bytes of saved tensors that are alive, and their peak."""
+
+    def __init__(self) -> None:
+        self.live = self.peak = 0
+
+    def pack(self, tensor: torch.Tensor) -> _Entry:
+        return _Entry(self, tensor)
+
+    def watch(self, model: Objective) -> int:
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda entry: entry.tensor):
+            model(batch(model), ALONE).value.backward()
+        return self.peak
+
+
+class _Entry:
+    def __init__(self, ledger: Ledger, tensor: torch.Tensor) -> None:
+        self.ledger, self.tensor = ledger, tensor
+        ledger.live += tensor.nbytes
+        ledger.peak = max(ledger.peak, ledger.live)
+
+    def __del__(self) -> None:
+        self.ledger.live -= self.tensor.nbytes
+
+
+def test_activations_are_those_of_a_part(tiny_encoder: Path) -> None:
+    whole = Ledger().watch(objective(tiny_encoder, None))
+    part = Ledger().watch(objective(tiny_encoder, Chunk(sequences=4)))
+    assert part < whole / 8  # 24 parts; the last and the one that is encoded again are alive in turn
+
+
+def test_a_loss_without_gradient_is_the_same(tiny_encoder: Path) -> None:
+    model = objective(tiny_encoder, Chunk(sequences=5))
+    with torch.no_grad():
+        value = model(batch(model), ALONE).value
+    assert not value.requires_grad
+    torch.testing.assert_close(value, model(batch(model), ALONE).value.detach())
+
+
+def test_frozen_parameters_stay_without_gradient(tiny_encoder: Path) -> None:
+    model = objective(tiny_encoder, Chunk(sequences=5))
+    frozen = [p for name, p in model.named_parameters() if "layer.0" in name]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    model(batch(model), ALONE).value.backward()
+    assert all(parameter.grad is None for parameter in frozen)
+    assert model.loss.log_temperature.grad is not None
+
+
+def build(name: str, model: nn.Module) -> object:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return build_strategy(name, model, optimizer, ALONE, CPU, 1.0)  # type: ignore[arg-type]
+
+
+def test_an_unknown_strategy_is_refused(tiny_encoder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--strategy: unknown value 'zero4'; did you mean 'zero"):
+        build("zero4", objective(tiny_encoder, None))
+
+
+def test_only_what_is_sharded_is_offloaded(tiny_encoder: Path) -> None:
+    model = objective(tiny_encoder, None)
+    with pytest.raises(ConfigError, match="--strategy: ddp shards no optimiser"):
+        build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0, offload=True)
+
+
+def test_a_missing_package_is_named(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(ConfigError, match=r"DeepSpeed is not installed; pip install 'raytriever\[deepspeed\]'"):
+        build("zero2", objective(tiny_encoder, None))
+
+
+def test_a_loss_that_is_not_finite_changes_nothing(tiny_encoder: Path) -> None:
+    model = objective(tiny_encoder, Chunk(sequences=5))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model.loss.forward = lambda *inputs: SimpleNamespace(  # type: ignore[method-assign,assignment]
+        value=inputs[0].sum() * torch.inf, statistics={}
+    )
+    with pytest.raises(TrainingError, match="step 3: the loss is "):
+        build("ddp", model).step(batch(model), 0.1, 3)  # type: ignore[attr-defined]
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
+    first, *rest = slices
+    if change == "torn":
+        yield Slice(first.name, first.values[:-1], 0, first.shape)
+    elif change == "shape":
+        yield Slice(first.name, first.values, 0, (first.values.numel(),))
+    elif change == "renamed":
+        yield Slice("other", first.values, 0, first.shape)
+    yield from rest
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("torn", "0.weight has 11 of its 12 values"),
+        ("shape", r"0.weight is \(12,\) there and \(3, 4\) here"),
+        ("renamed", r"other is \(3, 4\) there and absent here"),
+        ("gone", r"0.weight is absent there and \(3, 4\) here"),
+    ],
+)
+def test_a_state_of_another_model_is_refused(change: str, told: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    slices = list(replicated_state(model, optimizer))
+    restore_replicated(slices, model, optimizer)
+    with pytest.raises(StorageError, match=told):
+        restore_replicated(changed(slices, change), model, optimizer)
+
+
+def test_slices_are_put_together_wherever_they_were_cut() -> None:
+    values = torch.arange(12.0)
+    slices = [Slice("a", values[7:], 7, (3, 4)), Slice("a", values[:7], 0, (3, 4)), Slice("b", values[:1], 0, ())]
+    found = dict(whole_tensors(slices))
+    assert torch.equal(found["a"], values.view(3, 4))
+    assert found["b"].shape == ()
+    with pytest.raises(StorageError, match=r"the shapes \(3, 4\) and \(12,\)"):
+        dict(whole_tensors([slices[1], Slice("a", values[7:], 7, (12,))]))

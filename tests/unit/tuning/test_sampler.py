@@ -1,0 +1,100 @@
+"""Proposals follow from the seed, the trial's number and what earlier trials came to, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from raytriever.tuning.sampler import (
+    STARTUP,
+    GridSampler,
+    OptunaSampler,
+    Past,
+    RandomSampler,
+    Sampler,
+    build_sampler,
+)
+from raytriever.tuning.space import Point, SearchSpace, read_space
+
+
+@pytest.fixture
+def space() -> SearchSpace:
+    return read_space(
+        {
+            "loss": {"loss": ["infonce", "mw"], "temperature": {"low": 0.005, "high": 0.5, "scale": "log"}},
+            "training": {"warmup_steps": {"low": 0, "high": 100}},
+        },
+        "test",
+    )
+
+
+def came_to(point: Point) -> float:
+    """Better the nearer the temperature is to 0.02, and with mw."""
+    return -abs(point["loss.temperature"] - 0.02) * 10 + (0.1 if point["loss.loss"] == "mw" else 0.0)
+
+
+def swept(sampler: Sampler, trials: int, past: Sequence[Past] = ()) -> list[Past]:
+    done = list(past)
+    while len(done) < trials:
+        point = sampler.propose(len(done), done)
+        assert point is not None
+        done.append(Past(point, came_to(point), done=True))
+    return done
+
+
+@pytest.mark.parametrize("searcher", ["random", "optuna"])
+def test_a_sweep_that_goes_on_proposes_what_it_would_have_proposed(space: SearchSpace, searcher: str) -> None:
+    whole = swept(build_sampler(searcher, space, seed=3), 16)
+    # A new process knows nothing but what was written down.
+    again = swept(build_sampler(searcher, space, seed=3), 16, whole[:9])
+    assert again == whole
+    assert swept(build_sampler(searcher, space, seed=4), 4) != whole[:4]
+
+
+@pytest.mark.parametrize("searcher", ["random", "optuna"])
+def test_points_lie_in_the_space_and_none_comes_twice(space: SearchSpace, searcher: str) -> None:
+    points = [one.point for one in swept(build_sampler(searcher, space, seed=0), 20)]
+    assert all(point["loss.loss"] in ("infonce", "mw") for point in points)
+    assert all(0.005 <= point["loss.temperature"] <= 0.5 for point in points)
+    assert all(isinstance(point["training.warmup_steps"], int) for point in points)
+    assert len({tuple(point.values()) for point in points}) == 20
+    # Even in the logarithm: half of the draws below the geometric mean.
+    if searcher == "random":
+        assert 4 <= sum(point["loss.temperature"] < 0.05 for point in points) <= 16
+
+
+def test_optuna_learns_from_what_it_is_told(space: SearchSpace) -> None:
+    done = swept(OptunaSampler(space, seed=1), 40)
+    first, last = done[:STARTUP], done[-STARTUP:]
+    assert sum(one.value or 0.0 for one in last) > sum(one.value or 0.0 for one in first)
+    # Told the opposite, it proposes something else.
+    other = [Past(one.point, -(one.value or 0.0), done=True) for one in done]
+    assert OptunaSampler(space, seed=1).propose(40, other) != OptunaSampler(space, seed=1).propose(40, done)
+
+
+def test_optuna_hears_of_failed_trials_and_of_those_under_way(space: SearchSpace) -> None:
+    done = swept(OptunaSampler(space, seed=2), 14)
+    failed = [*done[:-2], Past(done[-2].point, None, done=True), Past(done[-1].point, None, done=False)]
+    assert OptunaSampler(space, seed=2).propose(14, failed) is not None
+
+
+@pytest.mark.parametrize("searcher", ["grid", "random", "optuna"])
+def test_a_space_of_few_points_is_tried_whole_and_then_over(searcher: str) -> None:
+    small = read_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
+    sampler = build_sampler(searcher, small, seed=0)
+    done = swept(sampler, 4)
+    points = {tuple(one.point.values()) for one in done}
+    assert points == {tuple(point.values()) for point in small.grid()}
+    assert sampler.propose(4, done) is None
+
+
+def test_a_grid_is_tried_in_order() -> None:
+    small = read_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
+    sampler = GridSampler(small.grid())
+    assert [sampler.propose(n, []) for n in range(3)] == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
+
+
+def test_a_random_point_does_not_hang_on_earlier_ones(space: SearchSpace) -> None:
+    sampler = RandomSampler(space, seed=5)
+    assert sampler.propose(7, []) == sampler.propose(7, swept(sampler, 7))

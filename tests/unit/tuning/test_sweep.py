@@ -1,0 +1,92 @@
+"""A sweep's books, its table and its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raytriever.errors import StorageError
+from raytriever.terminal import plain_table
+from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
+from raytriever.tuning.trial_log import Trial, best_of, markdown_table, ranked, read_trials, sweep_rows, write_trials
+
+METRIC = "ndcg_at_10"
+
+
+@pytest.fixture
+def trials() -> list[Trial]:
+    def settings(loss: str, tau: float) -> dict[str, object]:
+        return {"loss.loss": loss, "loss.temperature": tau}
+
+    return [
+        Trial(0, settings("mw", 0.01), "finished", {METRIC: 0.5, "dev_loss": 2.0}, 40, 3.0),
+        Trial(1, settings("mw", 0.05), "stopped", {"dev_loss": 0.1}, 20, 1.0, "behind at step 20"),
+        Trial(2, settings("infonce", 0.01), "finished", {METRIC: 0.7, "dev_loss": 3.0}, 40, 3.0),
+        Trial(3, settings("infonce", 0.05), "failed", {}, 0, 0.5, "the loss | is NaN"),
+        Trial(4, settings("infonce", 0.1), "finished", {METRIC: 0.7, "dev_loss": 1.0}, 40, 3.0),
+    ]
+
+
+def test_the_best_is_the_first_of_the_highest_and_of_losses_the_lowest(trials: list[Trial]) -> None:
+    best = best_of(trials, METRIC)
+    assert best is not None
+    assert best.number == 2
+    # The lowest dev loss is a trial's that was stopped: it counts for nothing.
+    lowest = best_of(trials, "dev_loss")
+    assert lowest is not None
+    assert lowest.number == 4
+    assert best_of(trials[1:2], METRIC) is None
+    nan = Trial(5, {}, "finished", {METRIC: float("nan")})
+    assert best_of([nan], METRIC) is None
+
+
+def test_what_is_written_is_read_back_and_a_torn_file_is_told(trials: list[Trial], tmp_path: Path) -> None:
+    assert read_trials(tmp_path) == []
+    write_trials(tmp_path, trials, METRIC)
+    assert read_trials(tmp_path) == trials
+    (tmp_path / "trials.json").write_text((tmp_path / "trials.json").read_text()[:99])
+    with pytest.raises(StorageError, match="is torn or changed"):
+        read_trials(tmp_path)
+
+
+def test_the_table_has_the_best_first_and_says_what_became_of_the_others(trials: list[Trial]) -> None:
+    assert [trial.number for trial in ranked(trials, METRIC)] == [2, 4, 0, 1, 3]
+    rows = sweep_rows(trials, METRIC, lambda key: key.split(".")[1])
+    assert rows[0] == ["trial", "loss", "temperature", "nDCG@10", "dev loss", "steps", "seconds", "status"]
+    assert rows[1] == ["002", "infonce", "0.01", "0.7000", "3.0000", "40", "3.0", "finished"]
+    assert rows[4][-1] == "stopped: behind at step 20"
+    assert rows[5][3:5] == ["-", "-"]
+    lines = plain_table(rows).splitlines()
+    assert len(lines) == 6
+    assert lines[0].index("nDCG@10") + len("nDCG@10") == lines[1].index("0.7000") + len("0.7000")
+    page = markdown_table(rows).splitlines()
+    assert page[1] == "|" + " --- |" * 8
+    assert "the loss \\| is NaN" in page[-1]
+
+
+def test_the_figures_are_drawn_and_are_a_function_of_the_trials(trials: list[Trial], tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        place = tmp_path / folder
+        save_parallel(place / "parallel.png", trials, METRIC, "nDCG@10", str)
+        for by in (None, "loss.loss"):
+            path = place / f"response-{by}.png"
+            save_response(path, trials, METRIC, "nDCG@10", "loss.temperature", by, str, log=True)
+        curves = {0: [(10, 0.5), (20, 0.6)], 1: [(10, 0.4), (20, 0.3)]}
+        save_trial_curves(place / "curves.png", trials, curves, "dev batch AUC")
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(files) == 8
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert "stopped" in (tmp_path / "a" / "curves.svg").read_text()
+    assert "infonce" in (tmp_path / "a" / "parallel.svg").read_text()
+    save_parallel(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10", str)
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_a_logarithmic_axis_tells_plain_numbers(tmp_path: Path) -> None:
+    trials = [Trial(n, {"loss.temperature": 0.003 * 2**n}, "finished", {METRIC: 0.5 + n / 100}) for n in range(9)]
+    save_response(tmp_path / "many.png", trials, METRIC, "nDCG@10", "loss.temperature", None, str, log=True)
+    drawn = (tmp_path / "many.svg").read_text()
+    assert "mathdefault" not in drawn
+    assert all(f">{tick}<" in drawn for tick in ("0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5"))

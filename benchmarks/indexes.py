@@ -3,8 +3,9 @@
 Run: `python benchmarks/indexes.py [--json PATH] [--documents 100000] [--skip vamana]`. Documents of width 128 and as
 many training queries, 500 queries that are shifted as those are and 500 that are drawn as documents are
 (`index/approximate/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
-at recall@10 0.95 are interpolated between two settings. Queries a second are counted in processor seconds, the least of several
-passes; RoarGraph's and HNSW's are taken in turns at the same number of candidates, by their own searches alone.
+at recall@10 0.95 are interpolated between two settings. Queries a second are counted in processor seconds, the least
+of several passes; RoarGraph's and HNSW's are taken in turns at the same number of candidates, by their own searches
+alone.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import numpy as np
 
 from ends import End, parser, report
 from raytriever.cluster.event_queue import Saving, StepNews
-from raytriever.runs.recorder import Recorder
+from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY
 from raytriever.tracking.spool import Spool

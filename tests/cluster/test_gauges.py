@@ -18,7 +18,7 @@ from raytriever.cluster.gauges import Gauges, tell_evaluation, watched_encoding,
 from raytriever.cluster.session import ray_session
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
-from raytriever.runs.recorder import Recorder
+from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.spool import Spool
 from raytriever.training.parallel.strategy import NotFiniteError

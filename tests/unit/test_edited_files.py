@@ -18,12 +18,12 @@ from raytriever.errors import UserError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import read_results
 from raytriever.evaluation.significance import best_of_rows
+from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.queries import chosen_queries
 from raytriever.report.tables import result_tables, threshold_table
-from raytriever.runs.directory import RunDirectory
 from raytriever.storage import read_manifest
 from raytriever.tracking.outbox import Outbox
 from raytriever.tracking.steps import Steps, curves

@@ -23,14 +23,14 @@ from raytriever.data.prepare.pipeline import quietly
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.experiment.opening import open_directory, open_run
+from raytriever.experiment.stages import find_negatives
 from raytriever.losses.engine.workers import ALONE
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.report.finished_runs import read_directory
-from raytriever.runs.opening import open_directory, open_run
-from raytriever.runs.stages import find_negatives
 from raytriever.tracking.steps import curve
 from raytriever.training.loop import Assignment, train
 from raytriever.training.training_data import Material, tokenisation_of

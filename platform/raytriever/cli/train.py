@@ -50,8 +50,8 @@ def main(words: list[str]) -> None:
     lock_output(arguments, output)
 
     from raytriever.evaluation.tables import metrics_table, outcome_notes
-    from raytriever.runs.directory import RunDirectory
-    from raytriever.runs.experiment import run_experiment
+    from raytriever.experiment.directory import RunDirectory
+    from raytriever.experiment.train import run_experiment
     from raytriever.tracking.mlflow_tracker import tracking_uri
 
     for line in _without_effect(curriculum, _flags(arguments)):

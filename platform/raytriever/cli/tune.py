@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     lock_output(arguments, output)
 
     from raytriever.evaluation.tables import metrics_table, outcome_notes
-    from raytriever.runs.directory import RunDirectory
+    from raytriever.experiment.directory import RunDirectory
     from raytriever.terminal import plain_table
     from raytriever.tuning.ray.sweep import run_sweep
     from raytriever.tuning.space import short_name

@@ -14,11 +14,11 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
+from raytriever.experiment.conclusion import conclude
+from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.opening import open_run
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.runs.conclusion import conclude
-from raytriever.runs.directory import RunDirectory
-from raytriever.runs.opening import open_run
 from raytriever.storage import MANIFEST, committed_directory, write_atomically
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import LastingTracker, Point, Tracker

@@ -29,12 +29,12 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import RESULTS, read_results
+from raytriever.experiment.conclusion import end_to_end
+from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
+from raytriever.experiment.opening import open_run, pin_model
+from raytriever.experiment.stages import LexicalIndexes, Stages, chosen
 from raytriever.models.config import ModelConfig
 from raytriever.models.weights import quiet_transformers
-from raytriever.runs.conclusion import end_to_end
-from raytriever.runs.directory import CONFIG, METRICS, RunDirectory
-from raytriever.runs.opening import open_run, pin_model
-from raytriever.runs.stages import LexicalIndexes, Stages, chosen
 from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, Measured
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
 from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Point, Tracker, closing

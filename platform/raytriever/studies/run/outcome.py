@@ -15,12 +15,12 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import STAGES
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
+from raytriever.experiment.conclusion import end_to_end
+from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.evaluation import StoredPools
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms
-from raytriever.runs.conclusion import end_to_end
-from raytriever.runs.directory import METRICS
 from raytriever.storage import committed_directory, disk_errors, write_atomically
 from raytriever.studies.definition import CURVES, GAINS, LINES, ROC, SCORES, STEPS_TO_BEST, Arm, Drawing, Study
 from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of

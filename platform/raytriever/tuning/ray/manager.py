@@ -17,10 +17,10 @@ from typing import Any
 from raytriever.cluster.gauges import Gauges
 from raytriever.config import TRIALS, Config, dump_config, to_dict
 from raytriever.errors import UserError
+from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.recorder import Recorder
+from raytriever.experiment.stages import chosen
 from raytriever.progress import Progress
-from raytriever.runs.directory import RunDirectory
-from raytriever.runs.recorder import Recorder
-from raytriever.runs.stages import chosen
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import STAGE, LastingTracker, Point
 from raytriever.tuning.ray.training_data import SweepMaterial, config_of

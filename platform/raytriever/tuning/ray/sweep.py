@@ -24,7 +24,7 @@ from raytriever.cluster.session import check_cluster, gpus, ray_session
 from raytriever.config import Config
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
-from raytriever.runs.directory import METRICS, RunDirectory
+from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.spool import Spool, send_what_waits
 from raytriever.tracking.tracker import STAGE, closing

@@ -9,9 +9,9 @@ from typing import Any
 
 from raytriever.config import Config, Curriculum, check_config, lay
 from raytriever.data.negatives import NegativesTable
+from raytriever.experiment.opening import OpenStage, open_run, used_config
+from raytriever.experiment.stages import LexicalIndexes, find_negatives
 from raytriever.losses.registry import build_loss
-from raytriever.runs.opening import OpenStage, open_run, used_config
-from raytriever.runs.stages import LexicalIndexes, find_negatives
 from raytriever.tracking.tracker import DatasetRecord
 from raytriever.training.refresh.config import check_refresh
 from raytriever.tuning.ray.trial import TrialJob

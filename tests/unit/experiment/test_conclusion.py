@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from raytriever.runs.conclusion import end_to_end
+from raytriever.experiment.conclusion import end_to_end
 from raytriever.tracking.steps import STEPS, curve
 
 

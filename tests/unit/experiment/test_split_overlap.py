@@ -10,8 +10,8 @@ import pytest
 from raytriever.config import Config, Curriculum
 from raytriever.data.config import DataConfig
 from raytriever.errors import DataError
+from raytriever.experiment.opening import open_run
 from raytriever.models.config import ModelConfig
-from raytriever.runs.opening import open_run
 
 
 def with_repeated(tiny_dataset: Path, folder: Path, count: int) -> Path:

@@ -8,8 +8,8 @@ import pytest
 
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.errors import ConfigError, StorageError
+from raytriever.experiment.directory import RunDirectory
 from raytriever.models.config import ModelConfig
-from raytriever.runs.directory import RunDirectory
 from raytriever.training.config import MAY_CHANGE, TrainingConfig
 
 CONFIG = to_dict(Config())

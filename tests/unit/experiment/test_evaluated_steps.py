@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cluster.event_queue import Evaluated, StepNews
-from raytriever.runs.recorder import Recorder
+from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.steps import STEPS, Steps, curve
 from raytriever.tracking.tracker import Backlog, Point
 

@@ -12,8 +12,8 @@ import pytest
 
 from raytriever import activity
 from raytriever.cluster.event_queue import Notice, Phase, Saving, StepNews
-from raytriever.runs import recorder as module
-from raytriever.runs.recorder import Recorder, glance
+from raytriever.experiment import recorder as module
+from raytriever.experiment.recorder import Recorder, glance
 from raytriever.tracking.steps import STEPS, Steps
 from raytriever.tracking.tracker import Backlog, DatasetRecord, LastingTracker, Point
 

@@ -9,12 +9,12 @@ import pytest
 
 from raytriever.config import Config, Curriculum, Stage
 from raytriever.data.config import DataConfig
+from raytriever.experiment.opening import OpenStage, open_run, used_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.runs.opening import OpenStage, open_run, used_config
 from raytriever.training.training_data import Material
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from raytriever.config import Config, Curriculum, Stage, dump_config
 from raytriever.errors import ModelError
+from raytriever.experiment.opening import pin_model
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import commit_of
-from raytriever.runs.opening import pin_model
 
 OLD, NEW = "a" * 40, "b" * 40
 

@@ -1,0 +1,1 @@
+"""One experiment from checked settings to its report: opening, stages, recording, conclusion."""

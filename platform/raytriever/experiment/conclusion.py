@@ -1,0 +1,85 @@
+"""Write the outcome of a run: figures, report, the tracker's last metrics and files, `metrics.json`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raytriever.cluster.train.dev_sets import DEV
+from raytriever.config import dump_config
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.protocol import AUC, Protocol, absent_count
+from raytriever.evaluation.significance import significance_points
+from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.opening import Opened
+from raytriever.experiment.stages import chosen
+from raytriever.metrics.ranking import DEFAULT_METRICS
+from raytriever.mining.analyser import Analysis
+from raytriever.report.evaluation import PER_QUERY
+from raytriever.report.training import outcome_tests, write_outcome
+from raytriever.tracking.steps import curve
+from raytriever.tracking.tracker import Point, Tracker
+
+
+def conclude(
+    run: RunDirectory,
+    opened: Opened,
+    folders: Sequence[Path],
+    found: Mapping[str, Evaluation],
+    tracker: Tracker,
+    began: float,
+) -> None:
+    """Write and log the outcome; `metrics.json` comes last, because it says that the run is finished.
+
+    Args:
+        run: the run's directory, with `model/`.
+        opened: what was trained and measured.
+        folders: where the steps of each stage are kept, in their order.
+        found: evaluations by system.
+        tracker: of the run.
+        began: `time.monotonic()` when the command began.
+    """
+    base, dataset = opened.curriculum.base, opened.dataset
+    tests, analysis = outcome_tests(dataset, found), Analysis.of(dataset.passages())
+    write_outcome(
+        run.path,
+        f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
+        base.data.test_split,
+        dataset,
+        found,
+        end_to_end(folders, "loss"),
+        end_to_end(folders, "dev_loss"),
+        {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
+        dump_config(opened.curriculum),
+        tests,
+        analysis.warning,
+    )
+    rows = {name: evaluation.metrics for name, evaluation in found.items()}
+    now = time.time_ns() // 1_000_000
+    steps = sum(stage.total_steps for stage in opened.stages)
+    points = [
+        Point(f"{system}/{name}", value, steps, now)
+        for system, values in rows.items()
+        for name, value in values.items()
+    ]
+    absent = absent_count(dataset, base.data.test_split, Protocol())
+    points += significance_points(tests, steps, now, several=False)
+    points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
+    points.append(Point("total_seconds", time.monotonic() - began, steps, now))
+    tracker.log(points)
+    for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
+        tracker.log_file(run.path / name)
+    best = chosen(folders[-1], opened.curriculum.parts[-1].config)
+    figures = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
+    run.finish(figures | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
+
+
+def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
+    """The curves of the stages one behind another: a stage's step 1 follows the last step of the one before."""
+    whole: list[tuple[int, float]] = []
+    done = 0
+    for folder in folders:
+        whole += [(done + step, value) for step, value in curve(folder, name)]
+        done += max((step for step, _ in curve(folder, "loss")), default=0)
+    return whole

@@ -1,0 +1,137 @@
+"""Recorder of a run's events on the driver: progress bar, batches of points for the tracker, Ray metrics.
+
+The tracker stores every batch in `steps.jsonl` in the run directory before anything is sent, and ignores points of
+repeated steps. A resumed run reads the file, so that its curves are complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from raytriever.activity import activity
+from raytriever.cluster.event_queue import Evaluated, News, Notice, Phase, Saving
+from raytriever.cluster.gauges import RunGauges
+from raytriever.cluster.train.dev_sets import DEV
+from raytriever.progress import Progress
+from raytriever.terminal import warn
+from raytriever.tracking.steps import curve
+from raytriever.tracking.tracker import LastingTracker, Point
+
+FLUSH_SECONDS = 5.0
+
+
+class Recorder:
+    """Hears the news of training; used as a context so that nothing heard is left unlogged.
+
+    Args:
+        tracker: where the numbers go; it keeps them in `folder`.
+        folder: the run directory.
+        total_steps: for the progress bar.
+    """
+
+    def __init__(self, tracker: LastingTracker, folder: Path, total_steps: int) -> None:
+        self._tracker, self._folder, self._total = tracker, folder, total_steps
+        self._waiting: list[Point] = []
+        self._flushed = time.monotonic()
+        self._progress: Progress | None = None
+        self._phase = ExitStack()
+        self.gauges = RunGauges(folder)
+        self.step = 0  # the newest one
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """The kept values of one metric by step, of this call and of earlier ones."""
+        return curve(self._folder, name)
+
+    def hear(self, item: News) -> None:
+        """Take one item of news; when a checkpoint is about to be committed, all that was heard is kept first."""
+        if isinstance(item, Notice):
+            self._say(item.text)
+            return
+        if isinstance(item, Phase):
+            self._begin_phase(item.text)
+            return
+        if isinstance(item, Saving):
+            self.flush()
+            self.gauges.saved()
+            return
+        milliseconds = time.time_ns() // 1_000_000
+        self._waiting += [Point(name, value, item.step, milliseconds) for name, value in item.measured.items()]
+        if isinstance(item, Evaluated):
+            self._evaluated(item)
+            return
+        self.gauges.set(item.step, item.measured)
+        if "dev_loss" in item.measured:
+            self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
+        else:
+            self.step = item.step
+            self._phase.close()
+            self._bar(item.step - 1).reach(item.step, **glance(item.measured))
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def _evaluated(self, item: Evaluated) -> None:
+        """Show what an earlier step's checkpoint is worth, its data sets together."""
+        figures = {name[len(DEV) :]: value for name, value in item.measured.items() if name.count("/") == 1}
+        self._say(f"step {item.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+        self.gauges.tell("evaluation_step", item.step, "steps done by the newest checkpoint that was evaluated")
+        for name, value in figures.items():
+            self.gauges.tell(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
+        if "evaluation_seconds" in item.measured:
+            self.gauges.tell("evaluation_seconds", item.measured["evaluation_seconds"], "of the newest evaluation")
+
+    def flush(self) -> None:
+        """Log what has gathered, and tell how far the tracker's server is behind."""
+        points, self._waiting = self._waiting, []
+        self._flushed = time.monotonic()
+        if points:
+            self._tracker.log(points)
+        backlog = self._tracker.backlog()
+        self.gauges.tell("tracking_waiting_points", backlog.points, "points that the tracking server does not have")
+        self.gauges.tell("tracking_behind_seconds", backlog.seconds, "age of the oldest point that waits")
+        self.gauges.tell("tracking_failures", backlog.failures, "requests to the tracking server that failed")
+
+    def _say(self, text: str) -> None:
+        if self._progress is None:
+            warn(text)
+        else:
+            self._progress.say(text)
+
+    def _begin_phase(self, text: str) -> None:
+        """Report a phase until the next one, the next step or the end."""
+        self._phase.close()
+        self._phase.enter_context(activity(text))
+
+    def _bar(self, done: int) -> Progress:
+        if self._progress is None:
+            self._progress = Progress("train", self._total, "step", done)
+            self._progress.__enter__()
+        return self._progress
+
+    def __enter__(self) -> Recorder:
+        self._begin_phase("starting the workers")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._phase.close()
+        if self._progress is not None:
+            self._progress.__exit__(kind, error, trace)
+        self.flush()
+
+
+def glance(measured: Mapping[str, float]) -> dict[str, float]:
+    """The figures of a step worth a glance, those that matter most first, to three digits."""
+    figures = {
+        "loss": measured["loss"],
+        "auc": measured.get("batch_auc"),
+        "s/step": measured.get("step_seconds"),
+        "pairs/s": measured.get("queries_per_second"),
+        "wait %": None,
+    }
+    if "data_wait_seconds" in measured and measured.get("step_seconds"):
+        figures["wait %"] = 100 * measured["data_wait_seconds"] / measured["step_seconds"]
+    return {name: float(f"{value:.3g}") for name, value in figures.items() if value is not None}

@@ -117,7 +117,7 @@ def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless something can be written under `path`, which need not exist; leaves nothing."""
     place = Path(os.path.abspath(path))
     with disk_errors(path):
-        while not place.exists() and place != place.parent:
+        while not _exists(place) and place != place.parent:
             place = place.parent
         if not place.is_dir():
             raise StorageError("a part of the path is a file", str(path), _WRITING[errno.ENOTDIR][1])
@@ -131,6 +131,15 @@ def check_writable(path: Path | str) -> None:
                 error.filename = None
                 raise
             raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a path exists, as `Path.exists` does, which hides links in a circle; here they are an error."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
 
 
 def _errno(error: Exception) -> int:

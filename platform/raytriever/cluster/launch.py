@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 import http.client
 import os
 import shlex
@@ -185,11 +187,11 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
     ports = {"--ray-port": asked.ray_port, "--dashboard-port": asked.dashboard_port, "--mlflow-port": asked.mlflow_port}
     if len(set(ports.values())) < len(ports):
         raise ConfigError("the same port twice", ", ".join(ports), "give three different ones")
+    _check_database(asked.database)
+    check_writable(asked.artifacts)
     doors = open_doors(asked.host, asked.authenticate, os.environ)
     for flag, port in ports.items():
         check_free(asked.host if flag == "--dashboard-port" else LOCAL, port, flag)
-    for folder in (asked.database.parent, asked.artifacts):
-        check_writable(folder)
     if doors.token_file is not None:
         keep_token(doors.token_file)
     logs = cache_folder() / "launch"
@@ -337,6 +339,16 @@ def told(asked: Launch, doors: Doors, logs: Path, late: Path | None = None) -> l
         "",
         "Ctrl-C stops both.",
     ]
+
+
+def _check_database(file: Path) -> None:
+    """Raise `StorageError` unless SQLite can write a database and its journal there: MLflow would try for minutes."""
+    check_writable(file.parent)
+    with disk_errors(file):
+        for path in (file, file.with_name(f"{file.name}-journal")):
+            with suppress(FileNotFoundError):
+                if stat.S_ISDIR(path.stat().st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 def _dashboard(asked: Launch, doors: Doors) -> str:

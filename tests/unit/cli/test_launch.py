@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from raytriever.cluster.launch_process import Launched
+
 Mistake = Callable[..., str]
+
+
+def _refuse_to_start(*given: object) -> None:
+    raise AssertionError("a server is started")
 
 
 @pytest.mark.parametrize(
@@ -22,14 +29,32 @@ Mistake = Callable[..., str]
         ("--num-cpus 0", "--num-cpus: 0 is out of range; give a value at least 1"),
         ("--dashboard-port 6379", "--ray-port, --dashboard-port, --mlflow-port: the same port twice; give three"),
         ("--database /proc/none/m.db", "/proc/none: "),
+        (f"--database HERE/{'n' * 300}", f"HERE/{'n' * 300}: the name is too long; give a shorter name"),
+        ("--database HERE/circle/m.db", "HERE/circle: symbolic links lead in a circle; remove the link"),
+        ("--database HERE/file/m.db", "HERE/file: a part of the path is a file; give a path whose parents"),
+        ("--database HERE", "HERE: a folder is in the way; give the path of a file"),
+        ("--artifacts HERE/circle", "HERE/circle: symbolic links lead in a circle; remove the link"),
+        ("--artifacts HERE/file", "HERE/file: a part of the path is a file; give a path whose parents"),
         ("--hots 127.0.0.1", "--hots: unknown flag; did you mean '--host'?"),
     ],
 )
-def test_launch_refuses(mistake: Mistake, monkeypatch: pytest.MonkeyPatch, words: str, told: str) -> None:
+def test_launch_refuses(
+    mistake: Mistake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, told: str
+) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(Launched, "__init__", _refuse_to_start)
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "file").touch()
+    words, told = (text.replace("HERE", str(tmp_path)) for text in (words, told))
     # Ports of their own, so that whatever runs on this machine is not in the way.
     free = [] if "port" in words else ["--ray-port", "16379", "--dashboard-port", "18265", "--mlflow-port", "15000"]
     assert mistake("launch", *free, *words.split()).startswith(told)
+
+
+def test_a_path_is_refused_before_a_port(mistake: Mistake) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        line = mistake("launch", "--mlflow-port", taken.getsockname()[1], "--database", "n" * 300)
+    assert line.endswith("the name is too long; give a shorter name")
 
 
 def test_a_port_that_is_taken(mistake: Mistake) -> None:

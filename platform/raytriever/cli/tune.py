@@ -24,6 +24,7 @@ def main(words: list[str]) -> None:
         raise ConfigError("a curriculum cannot be searched", f"--config {arguments.config}", "leave out `stages:`")
     base = curriculum.base
     search = replace(SearchConfig(), **given(arguments, SearchConfig))
+    check_paths(search)
     tried = [dimension.name for dimension in search_space(search.search_space).dimensions]
     check_flags(arguments, curriculum, search, tried)
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
@@ -31,7 +32,6 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     check_curriculum_paths(curriculum)
-    check_paths(search)
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
 

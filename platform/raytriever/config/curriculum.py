@@ -16,6 +16,7 @@ from typing import Any
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, lay, to_dict
 from raytriever.errors import ConfigError, UserError
 from raytriever.reading.structured import read_yaml
+from raytriever.storage import disk_errors
 from raytriever.training.config import MAY_CHANGE
 
 STAGES = "stages"
@@ -176,10 +177,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     """What stands in a configuration file, unchecked, without the hash that a run's own file has.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, has a key twice, is nested too deep, or holds no sections.
+        StorageError: it may not be read, or nothing can have its name.
+        ConfigError: it is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
     """
     try:
-        content = read_yaml(path, "correct the line it names", ConfigError)
+        with disk_errors(path, reading=True):
+            content = read_yaml(path, "correct the line it names", ConfigError)
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     if not isinstance(content, Mapping):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.config import Config
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, UserError
 from raytriever.tuning.space import NAMED, SearchSpace, read_space, search_space, short_name
 
 FILE = """
@@ -97,6 +97,18 @@ def test_a_file_that_is_wrong_is_told_by_file_and_key(written, text: str, key: s
     assert line.startswith(f"{file}{key}: "), line
     assert said in line
     assert "\n" not in line
+
+
+def test_a_file_that_cannot_be_opened_is_told_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "circle.yaml").symlink_to("circle.yaml")
+    for name, line in (
+        (f"{'n' * 300}.yaml", "the name is too long; give a shorter name"),
+        ("circle.yaml", "symbolic links lead in a circle; remove the link or give another path"),
+        ("gone.yaml", "cannot be read (No such file or directory); give a YAML file"),
+    ):
+        with pytest.raises(UserError) as told:
+            search_space(str(tmp_path / name))
+        assert str(told.value) == f"{tmp_path / name}: {line}"
 
 
 @pytest.mark.parametrize(("given", "said"), [("los", "did you mean 'loss'"), ("loss,loss", "stands there twice")])

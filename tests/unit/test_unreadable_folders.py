@@ -1,4 +1,4 @@
-"""Folders that may not be read: the listing of what they are in ends in one line that names them."""
+"""Folders and files that may not be read: what reads them ends in one line that names them."""
 
 from __future__ import annotations
 
@@ -34,29 +34,44 @@ def shared() -> Iterator[Path]:
         (folder / "part" / "closed").chmod(0o700)
 
 
-@pytest.mark.parametrize("listing", LISTINGS)
-def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
+def line_for_nobody(statement: str, folder: Path) -> str:
+    """The line of the error that a statement ends in, run as a user without rights."""
     # Modules are loaded before the rights are dropped: the interpreter may be in a folder of the first user's.
     program = f"""
 import os, sys
 from pathlib import Path
 from raytriever.errors import UserError
-import raytriever.data.sources, raytriever.data.pydocs.modules, raytriever.storage
+import raytriever.data.sources, raytriever.data.pydocs.modules, raytriever.models.files, raytriever.storage
+import safetensors.torch
 folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setuid({NOBODY})
 try:
-    {LISTINGS[listing]}
+    {statement}
 except UserError as error:
     print(error)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(shared)],
+        [sys.executable, "-c", program, str(folder)],
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert str(shared / "part" / "closed") in ended.stdout
-    assert "ermi" in ended.stdout  # permission, or permitted
     assert ended.stdout.count("\n") == 1
+    return ended.stdout.strip()
+
+
+@pytest.mark.parametrize("listing", LISTINGS)
+def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
+    line = line_for_nobody(LISTINGS[listing], shared)
+    assert str(shared / "part" / "closed") in line
+    assert "ermi" in line  # permission, or permitted
+
+
+def test_weights_that_may_not_be_read_are_named(shared: Path) -> None:
+    file = shared / "model.safetensors"
+    file.write_bytes(b"")
+    file.chmod(0)
+    line = line_for_nobody("from raytriever.models.files import stored_tensors; stored_tensors(folder)", shared)
+    assert line.startswith(f"{file}: permission denied; make it readable for this user (chmod, chown)")

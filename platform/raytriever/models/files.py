@@ -15,6 +15,7 @@ from typing import Any, TypedDict, TypeVar
 from raytriever.errors import ModelError
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import read_json
+from raytriever.storage import disk_errors
 
 T = TypeVar("T")
 
@@ -151,6 +152,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
 
     Raises:
         ModelError: there are no such files, or one is missing, torn or no safetensors file.
+        StorageError: one may not be read.
     """
     if (directory / ADAPTER).is_file():
         raise ModelError(
@@ -162,7 +164,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     for file in _weight_files(directory):
         if not file.is_file():
             raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), _REMEDY)
-        with open_tensors(file, _REMEDY, ModelError) as tensors:
+        with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                 one = tensors.get_slice(name)
                 stored[name] = Stored(str(one.get_dtype()), tuple(one.get_shape()))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from raytriever.errors import DataError, StorageError, UserError
-from raytriever.reading.regular import open_regular
+from raytriever.reading.regular import check_regular, open_regular
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -199,9 +199,11 @@ def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError)
 
     Raises:
         UserError: of the kind `error`: the header is broken, or names other bytes than there are.
+        OSError: the file cannot be opened, or is a folder.
     """
     from safetensors import SafetensorError, safe_open
 
+    check_regular(file)  # safetensors calls a file missing that may not be read
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors

@@ -178,7 +178,7 @@ CASES = of_area(
     Case(
         "a model that may not be read",
         "export --model model --output out",
-        "permission denied",
+        "model/model.safetensors: permission denied; make it readable for this user",
         (mode("model/model.safetensors", 0),),
         unprivileged=True,
     ),
@@ -227,7 +227,7 @@ CASES = of_area(
     Case(
         "settings that may not be read",
         "train --config mine.yaml",
-        "Permission denied",
+        "mine.yaml: permission denied; make it readable for this user",
         (write("mine.yaml", "loss: {loss: mw}"), mode("mine.yaml", 0)),
         unprivileged=True,
     ),

@@ -40,6 +40,10 @@ class EvaluationSet:
         """Whether metrics are means over parts."""
         return list(self.parts) != [self.name]
 
+    def label(self, part: str) -> str:
+        """The name of a part in file names: the data set's own where it is one whole."""
+        return f"{self.name}-{part}" if self.is_divided else self.name
+
     @property
     def places(self) -> list[str]:
         """Where the parts are, as paths that do not depend on how they were written."""
@@ -84,6 +88,27 @@ def distinct_sets(sets: Sequence[EvaluationSet]) -> list[EvaluationSet]:
     parts = [f"{name}-{part}" for name, one in zip(wanted, sets, strict=True) if one.is_divided for part in one.parts]
     unique = unique_names([*parts, *wanted])[len(parts) :]
     return [one if one.name == name else one.called(name) for one, name in zip(sets, unique, strict=True)]
+
+
+def check_file_names(models: Sequence[str], sets: Sequence[EvaluationSet]) -> None:
+    """Refuse names of which two different pairs would give one file: `a` on `b.c`, and `a.b` on `c`.
+
+    Raises:
+        ConfigError: naming the two pairs and the file.
+    """
+    writers: dict[str, str] = {}
+    for one in sets:
+        for model in models:
+            files = [(f"runs/{model}.{label}.trec", label) for label in map(one.label, one.parts)]
+            for file, label in [*files, (f"scores/{one.name}.{model}.npz", one.name)]:
+                writer = f"{model!r} on {label!r}"
+                if file in writers:
+                    raise ConfigError(
+                        f"{writers[file]} and {writer} would both be written to {file}",
+                        "--model, --datasets",
+                        "give one of them another name, a model by NAME=MODEL, or evaluate them one by one",
+                    )
+                writers[file] = writer
 
 
 def parts_of(source: str) -> list[str]:

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import plan_embeddings
-from raytriever.evaluation.datasets import EvaluationSet, distinct_sets
+from raytriever.evaluation.datasets import EvaluationSet, check_file_names, distinct_sets
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_set, write_whole
 from raytriever.evaluation.measurements import MeasuredPart, MeasuredSet, Measurements
@@ -110,6 +110,7 @@ def run_evaluation(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
     job = replace(job, sets=distinct_sets(job.sets))
+    check_file_names([model.name for model in job.models], job.sets)
     asked = job.asked(precision)
     check_output(output, asked, fresh)
     check_writable(output)
@@ -174,7 +175,7 @@ def _measure(
 ) -> MeasuredPart:
     """Measure all models on a part of a data set; what an earlier call measured is not measured again."""
     part = MeasuredPart(name, dataset, {})
-    label = f"{one.name}-{name}" if one.is_divided else one.name
+    label = one.label(name)
     choosing = replace(job.protocol, metrics=("auc",))
     for model in job.models:
         system = _System(model, dataset, encoders, workers)

@@ -54,7 +54,7 @@ class MeasuredSet:
 
     def label(self, part: MeasuredPart) -> str:
         """The part's name in file names: the data set's own where it is one whole."""
-        return f"{self.about.name}-{part.name}" if self.about.is_divided else self.about.name
+        return self.about.label(part.name)
 
     def metrics(self, model: str) -> dict[str, float]:
         """Each metric's mean over the parts, whatever their sizes."""

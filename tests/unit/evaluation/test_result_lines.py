@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.datasets import BEIR, EvaluationSet, beir_suite, distinct_sets, sets_of
+from raytriever.evaluation.datasets import BEIR, EvaluationSet, beir_suite, check_file_names, distinct_sets, sets_of
 from raytriever.evaluation.job import evaluation_text, run_evaluation
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.pooled_scores import read_aims
@@ -75,6 +75,35 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
     with pytest.raises(ConfigError, match="two models are called 'x'"):
         evaluated_models(["x=org/a", "org/x"], ModelConfig())
     assert unique_names(["a", "a", "a-2", "a"]) == ["a", "a-3", "a-2", "a-4"]
+
+
+@pytest.mark.parametrize(
+    ("models", "sets", "line"),
+    [
+        (["a", "a.b"], ["c", "b.c"], "'a.b' on 'c' and 'a' on 'b.c' would both be written to runs/a.b.c.trec"),
+        (["c", "b.c"], ["a", "a.b"], "'b.c' on 'a' and 'c' on 'a.b' would both be written to scores/a.b.c.npz"),
+        (
+            ["m"],
+            {"a": ["b-c", "d"], "a-b": ["c", "d"]},
+            "'m' on 'a-b-c' and 'm' on 'a-b-c' would both be written to runs/m.a-b-c.trec",
+        ),
+        (["a", "a.b"], ["c", "c.b"], ""),
+        (["a.b", "c.d"], ["b.c", "a.b"], ""),
+    ],
+)
+def test_two_results_that_would_be_one_file_are_refused(
+    models: list[str], sets: list[str] | dict[str, list[str]], line: str
+) -> None:
+    parts = sets if isinstance(sets, dict) else {name: [name] for name in sets}
+    named = [EvaluationSet(name, {one: f"/{one}" for one in own}, "test") for name, own in parts.items()]
+    job = EvaluationJob(evaluated_models([f"{name}=org/{name}" for name in models], ModelConfig()), named, [])
+    if not line:
+        check_file_names(models, named)
+        return
+    with pytest.raises(ConfigError) as told:
+        run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, say=pytest.fail)
+    remedy = "give one of them another name, a model by NAME=MODEL, or evaluate them one by one"
+    assert str(told.value) == f"--model, --datasets: {line}; {remedy}"
 
 
 @pytest.mark.parametrize(

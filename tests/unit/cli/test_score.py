@@ -133,6 +133,23 @@ def test_what_stands_there_is_not_mixed_with_others(
     assert "negatives: holds something else than these scores" in mistake("score", *words[:-1], negatives)
 
 
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        ({"revision": 7}, "'revision' is 7, expected a text or null"),
+        ({"revision": ["main"]}, "'revision' is a list, expected a text or null"),
+        ({"model": None}, "'model' is null, expected a text"),
+    ],
+)
+def test_an_edited_plan_is_refused_before_a_model_is_looked_for(
+    mistake: Callable[..., str], letters: Path, edit: dict[str, object], line: str
+) -> None:
+    Path("s").mkdir()
+    Path("s/plan.json").write_text(json.dumps({"model": "org/teacher", "revision": None, "key": "k", **edit}))
+    words = ["--dataset", letters, "--model", "org/teacher", "--negatives", letters, "--output", "s"]
+    assert mistake("score", *words) == (f"s/plan.json: is torn or changed: {line}; give another --output, or remove it")
+
+
 def _run(depth: int) -> Path:
     file = Path("some.trec")
     file.write_text(

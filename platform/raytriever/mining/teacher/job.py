@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
 # Some minutes of a small cross-encoder on two cores, a second or two of a GPU.
 PART_PAIRS = 8_192
 VERSION = 1
+_OTHER_OUTPUT = "give another --output, or remove it"
 # How a directory that stands there differs from what is asked for.
 _SAID = {
     "model_digest": "by another model",
@@ -105,6 +106,14 @@ class ScorePlan:
         return slice(number * self.part, min(self.pairs, (number + 1) * self.part))
 
 
+class _Plan(TypedDict, total=False):
+    """The keys of `plan.json` that are read one by one."""
+
+    key: str
+    model: str
+    revision: str | None
+
+
 @dataclass(frozen=True)
 class ScoreWork:
     """The directory of scores that are being made."""
@@ -132,7 +141,7 @@ class ScoreWork:
             ours = told.keys() >= _SAID.keys()
             other = [said for name, said in _SAID.items() if ours and told[name] != own[name]]
             holds = f"holds scores {', '.join(other)}" if other else "holds something else than these scores"
-            raise StorageError(holds, str(self.path), "give another --output, or remove it")
+            raise StorageError(holds, str(self.path), _OTHER_OUTPUT)
         return finished
 
     def missing(self) -> list[int]:
@@ -157,10 +166,16 @@ class ScoreWork:
 
 
 def plan_of(path: Path) -> Mapping[str, Any]:
-    """The plan of scores that are being made in a directory; empty where none are."""
-    with suppress(OSError, StorageError):
-        return read_json(path / PLAN, dict[str, Any], "score again")
-    return {}
+    """The plan of scores that are being made in a directory; empty where none are.
+
+    Raises:
+        StorageError: it is not as it was written, or cannot be read.
+    """
+    try:
+        with disk_errors(path / PLAN, reading=True):
+            return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
 
 
 @dataclass(frozen=True)

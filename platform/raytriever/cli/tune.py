@@ -10,6 +10,7 @@ from raytriever.cli.arguments import Parser, add_settings, add_wait, command_lin
 from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve
 from raytriever.config import NAME, Config
 from raytriever.errors import ConfigError
+from raytriever.options import flag_of
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
@@ -27,6 +28,10 @@ def main(words: list[str]) -> None:
     check_paths(search)
     tried = [dimension.name for dimension in search_space(search.search_space).dimensions]
     check_flags(arguments, curriculum, search, tried)
+    for setting in tried:
+        if setting in arguments.flags_given:
+            reason = f"has no effect, because --search-space {search.search_space} varies it"
+            warn(f"{flag_of(setting)} {getattr(arguments, setting)}: {reason}; leave it out")
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")

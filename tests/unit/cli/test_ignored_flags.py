@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli import annotate, evaluate, index, mine, score, study_ood, train, tune
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, DataError
 
 MAINS = {
     "annotate": annotate,
@@ -108,6 +108,28 @@ def test_a_file_may_list_settings_of_other_losses(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("loss: {loss: mw, margin: 0.3, teacher_temperature: 2}\n")
     parsed("train", f"--config {file}")
+
+
+def test_a_flag_that_the_search_space_varies_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # It is no error: the command of a sweep that version 0.1 began has such flags, and must continue it.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text("training: {learning_rate: [1.0e-5, 3.0e-5]}\n")
+    for words, line in (
+        (
+            "--learning-rate 1e-4 --search-space learning-rate",
+            "--learning-rate 0.0001: has no effect, because --search-space learning-rate varies it; leave it out",
+        ),
+        (
+            "--learning-rate=1e-4 --loss mw --search-space space.yaml",
+            "--learning-rate 0.0001: has no effect, because --search-space space.yaml varies it; leave it out",
+        ),
+        ("--loss mw --search-space learning-rate", ""),
+    ):
+        with pytest.raises(DataError):
+            tune.main([*words.split(), "--dataset", "nowhere/at/all"])
+        assert capsys.readouterr().err.strip() == line
 
 
 def test_what_a_search_varies_may_have_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,9 @@ import torch
 from numpy import ndarray
 
 from ends import End, parser, report
+from raytriever.index.exact import scan
 from raytriever.index.exact.faiss_flat import FaissFlatIndex
-from raytriever.index.exact.search import scan, top_k, top_k_of_parts
+from raytriever.index.exact.search import top_k, top_k_of_parts
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000

@@ -10,8 +10,8 @@ from literal import Example, example, literal
 
 from raytriever.errors import ConfigError, LossInputError
 from raytriever.losses.config import LOSS_NAMES, SOFTENED, TAUGHT, LossConfig
+from raytriever.losses.engine import sweep as panels
 from raytriever.losses.engine.batch import BatchIds, TeacherScores
-from raytriever.losses.engine.sweep import sweep as panels
 from raytriever.losses.registry import build_loss
 
 

@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import errno
-import stat
 import http.client
 import os
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from raytriever.cluster.launch_process import Launched
 
 Mistake = Callable[..., str]

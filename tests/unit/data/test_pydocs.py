@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.pydocs.builder import builder as pydocs
+from raytriever.data.pydocs import builder as pydocs
 from raytriever.data.pydocs.docstrings import normalised
 from raytriever.data.pydocs.modules import installed_versions, source_roots
 from raytriever.errors import StorageError

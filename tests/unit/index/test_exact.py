@@ -14,8 +14,8 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
-from raytriever.index.exact.search import best_keys, scan, scan_torch, sift, tie_order, top_k, top_k_of_parts
-from raytriever.index.exact.search import search as parts
+from raytriever.index.exact import scan, scan_torch, search, sift
+from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_parts
 from raytriever.index.ranking import Order, merge_keys
 from raytriever.index.score import pair_scores
 
@@ -30,7 +30,7 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     for module in (scan, scan_torch):
         monkeypatch.setattr(module, "QUERY_TILE", 3)
         monkeypatch.setattr(module, "DOCUMENT_TILE", 128)
-    monkeypatch.setattr(parts, "FEWEST_ROWS", 96)
+    monkeypatch.setattr(search, "FEWEST_ROWS", 96)
     monkeypatch.setattr(sift, "SETTLED_ROWS", 50)
     return request.param
 
@@ -144,7 +144,7 @@ def test_a_hope_that_fails_is_searched_again(precision: str, monkeypatch: pytest
     documents = rng.random((40_000, 8)).astype(np.float32)
     documents[:: 40_000 // 1_250] += 5
     queries = rng.random((4, 8)).astype(np.float32)
-    monkeypatch.setattr(parts, "FEWEST_ROWS", 50_000)
+    monkeypatch.setattr(search, "FEWEST_ROWS", 50_000)
     monkeypatch.setattr(scan, "DOCUMENT_TILE", 4_096)
     settled: list[int] = []
     settle = scan.settle

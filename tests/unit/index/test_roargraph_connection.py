@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
+from raytriever.index.approximate import roargraph
 from raytriever.index.approximate.graph import Graph
-from raytriever.index.approximate.index import roargraph
 from raytriever.index.approximate.roargraph import BATCHES, SMALLEST_BATCH, RoarGraph, connect, project
 from raytriever.index.approximate.synthetic import control
 

@@ -16,6 +16,7 @@ from raytriever.errors import ConfigError, StorageError
 from raytriever.training.checkpoint import Progression
 from raytriever.training.config import TrainingConfig, metric_name
 from raytriever.training.loop import Assignment, train
+from raytriever.training.validation import validator as validation
 from raytriever.training.validation.config import ValidationConfig, check_validation
 from raytriever.training.validation.records import (
     Record,
@@ -26,7 +27,6 @@ from raytriever.training.validation.records import (
     record_path,
     write_record,
 )
-from raytriever.training.validation.validator import validator as validation
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from scripted_evaluator import ScriptedEvaluator, plan

@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all check format bench dashboards dist clean
+.PHONY: help quickstart test test-all check format house bench dashboards dist clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
 	@echo "make test        the fast tests;  make test-all  the slow ones too"
 	@echo "make check       format, lint, types, layers;  make format  mend the first two"
+	@echo "make house       figures of the layout and of the words of the package"
 	@echo "make bench       measure what benchmarks/ promises"
 	@echo "make dashboards  Prometheus and Grafana beside the Ray of this machine; see docs/dashboards.md"
 
@@ -50,6 +51,10 @@ check: $(VENV)/.tests
 format: $(VENV)/.tests
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Figures of the layout: files, folders, cycles, words, code that nothing reaches.
+house: $(VENV)/.tests
+	$(BIN)/python benchmarks/house.py
 
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py

@@ -1,0 +1,293 @@
+"""Figures of the layout of the package: files, folders, cycles, Ray imports, words and code that nothing reaches.
+
+Run: `python benchmarks/house.py` (or `make house`). `tests/unit/test_house.py` holds the package to the limits.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+REPOSITORY = Path(__file__).parent.parent
+PLATFORM = REPOSITORY / "platform"
+PACKAGE = PLATFORM / "raytriever"
+FOLDER_LIMIT = 20
+LINE_LIMIT = 440
+# Words of no field (CONTRIBUTING.md, "Words"); names are split at underscores and capitals.
+DIALECT = re.compile(r"\b(told|hears?|heard|put aside|beside|whoever|anew|mailbox|news)\b")
+RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
+# Definitions that Python, Ray, numba or PyTorch call by name.
+CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|entry|study")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return the path of each module of the package by its dotted name."""
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PLATFORM).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """Return the syntax tree of a module."""
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> Iterator[tuple[str, str]]:
+    """Yield every import of a module, those inside functions included, as (module, name)."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def dependencies(module: str) -> set[str]:
+    """Return the modules of the package that a module imports."""
+    known = modules()
+    candidates = (f"{target}.{name}" if f"{target}.{name}" in known else target for target, name in imports(module))
+    return {name for name in candidates if name in known} - {module}
+
+
+def cycles() -> list[list[str]]:
+    """Return the groups of modules that import each other in a circle (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+
+    def connect(module: str) -> None:
+        order[module] = low[module] = len(order)
+        stack.append(module)
+        for target in sorted(dependencies(module)):
+            if target not in order:
+                connect(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], order[target])
+        if low[module] == order[module]:
+            group = []
+            while not group or group[-1] != module:
+                group.append(stack.pop())
+            if len(group) > 1:
+                groups.append(sorted(group))
+
+    sys.setrecursionlimit(10_000)
+    for module in modules():
+        if module not in order:
+            connect(module)
+    return groups
+
+
+def folders() -> dict[str, list[str]]:
+    """Return the Python files of each folder of the package."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in modules().values():
+        found[str(path.parent.relative_to(PLATFORM))].append(path.name)
+    return dict(found)
+
+
+def crowded_folders() -> list[str]:
+    """Return the folders with more than `FOLDER_LIMIT` files."""
+    return [f"{folder}: {len(names)}" for folder, names in folders().items() if len(names) > FOLDER_LIMIT]
+
+
+def shared_prefixes() -> list[str]:
+    """Return the prefixes that three or more files of one folder share."""
+    found = []
+    for folder, names in folders().items():
+        counts = Counter(re.split(r"[_.]", name)[0] for name in names if name != "__init__.py")
+        found += [f"{folder}/{prefix}*: {count}" for prefix, count in counts.items() if count >= 3]
+    return found
+
+
+def ray_outside_cluster() -> list[str]:
+    """Return the modules that import Ray and live neither in `cluster` nor in `tuning.ray`."""
+    return [
+        module
+        for module in modules()
+        if any(target.split(".")[0] == "ray" for target, _ in imports(module))
+        and not module.startswith(("raytriever.cluster", "raytriever.tuning.ray"))
+    ]
+
+
+def dialect() -> list[str]:
+    """Return the places where a name, comment, message or docstring uses a word of no field."""
+    found = []
+    for path in modules().values():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            words = re.sub(r"([a-z])([A-Z])", r"\1 \2", line).replace("_", " ").lower()
+            found += [f"{path.relative_to(PLATFORM)}:{number}: {hit}" for hit in DIALECT.findall(words)]
+    return found
+
+
+def relative_docstrings() -> list[str]:
+    """Return the docstrings that begin with a relative clause."""
+    found = []
+    for module, path in modules().items():
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and RELATIVE_CLAUSES.match(text):
+                    line = getattr(node, "lineno", 1)
+                    found.append(f"{path.relative_to(PLATFORM)}:{line}: {text.splitlines()[0]}")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------- code nothing reaches
+
+
+def definitions(module: str) -> dict[str, ast.stmt]:
+    """Return the functions, classes and constants that a module defines at its top level."""
+    found: dict[str, ast.stmt] = {}
+    for node in tree(module).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                found.update({name.id: node for name in ast.walk(target) if isinstance(name, ast.Name)})
+    return found
+
+
+def _scope(module: str) -> Mapping[str, tuple[str, str]]:
+    """Return what the imported names of a module stand for: (module, name), the name empty for a module."""
+    known, names = modules(), {}
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names[alias.asname or alias.name] = (full, "") if full in known else (node.module or "", alias.name)
+        elif isinstance(node, ast.Import):
+            names.update(
+                {alias.asname: (alias.name, "") for alias in node.names if alias.asname and alias.name in known}
+            )
+    return names
+
+
+def unreached(roots: set[str]) -> list[str]:
+    """Return the top-level definitions and methods that no root reaches, with their lines.
+
+    Args:
+        roots: modules whose every definition is an entry point: the commands and the public API.
+    """
+    scopes = {module: _scope(module) for module in modules()}
+    own = {module: definitions(module) for module in modules()}
+    reached: set[tuple[str, str]] = set()
+    loaded: set[str] = set()
+    attributes: set[str] = set()
+
+    def load(module: str) -> None:
+        if module in loaded:
+            return
+        loaded.add(module)
+        for statement in tree(module).body:
+            defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            assigns = isinstance(statement, ast.Assign | ast.AnnAssign)
+            if not defines and (not assigns or _calls(statement)):
+                follow(module, statement)
+
+    def reach(module: str, name: str) -> None:
+        if name not in own.get(module, {}):
+            if name in scopes.get(module, {}):  # exported from another module
+                reach(*scopes[module][name])
+            return
+        if (module, name) not in reached:
+            reached.add((module, name))
+            load(module)
+            follow(module, own[module][name])
+
+    def follow(module: str, node: ast.AST) -> None:
+        # A module that is passed as a value may be asked for anything in it.
+        owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                if part.id in own[module]:
+                    reach(module, part.id)
+                elif part.id in scopes[module]:
+                    target, name = scopes[module][part.id]
+                    for each in [name] if name else own.get(target, {}) if id(part) not in owners else ():
+                        reach(target, each)
+            elif isinstance(part, ast.Attribute):
+                attributes.add(part.attr)
+                if isinstance(part.value, ast.Name) and part.value.id in scopes[module]:
+                    reach(scopes[module][part.value.id][0], part.attr)
+            elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+                attributes.update(re.findall(r"[A-Za-z_]\w+", part.value) if len(part.value) < 60 else ())
+            elif isinstance(part, ast.keyword) and part.arg:
+                attributes.add(part.arg)
+
+    for module in roots:
+        load(module)
+        for name in own[module]:
+            reach(module, name)
+    found = []
+    for module, names in own.items():
+        path = modules()[module].relative_to(PLATFORM)
+        for name, node in names.items():
+            if name.startswith("__") or CALLED_BY_LIBRARIES.fullmatch(name):
+                continue
+            size = (node.end_lineno or 0) - node.lineno + 1
+            if (module, name) not in reached:
+                found.append(f"{path}:{node.lineno}: {name} ({size} lines)")
+            elif isinstance(node, ast.ClassDef) and not _extends_a_library(node, scopes[module], own[module]):
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                        known = method.name in attributes or CALLED_BY_LIBRARIES.fullmatch(method.name)
+                        if not known:
+                            size = (method.end_lineno or 0) - method.lineno + 1
+                            found.append(f"{path}:{method.lineno}: {name}.{method.name} ({size} lines)")
+    return found
+
+
+def _calls(statement: ast.stmt) -> bool:
+    return any(isinstance(part, ast.Call) for part in ast.walk(statement))
+
+
+def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Mapping[str, object]) -> bool:
+    """Return whether a base class is defined outside the package: the library calls its methods."""
+    bases = [base.id if isinstance(base, ast.Name) else "." for base in node.bases]
+    return any(base not in scope and base not in own for base in bases if base != "Protocol")
+
+
+def roots() -> set[str]:
+    """Return the modules whose definitions are entry points: the commands, the public API and the recipes."""
+    return {
+        name
+        for name in modules()
+        if name == "raytriever"
+        or name.startswith(("raytriever.cli.", "raytriever.recipes.", "raytriever.studies.recipes"))
+    }
+
+
+def main() -> None:
+    """Print the figures, and every offender."""
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in modules().values()}
+    longest = max(lengths, key=lambda path: lengths[path])
+    print(
+        f"files {len(lengths)}, median {median(lengths.values()):.0f} lines,"
+        f" longest {lengths[longest]} ({longest.name})"
+    )
+    for title, found in {
+        f"folders over {FOLDER_LIMIT} files": crowded_folders(),
+        "prefixes that three files share": shared_prefixes(),
+        "import cycles": cycles(),
+        "files that import Ray outside cluster and tuning.ray": ray_outside_cluster(),
+        "words of no field": dialect(),
+        "docstrings that begin with a relative clause": relative_docstrings(),
+        "definitions that no command and no public name reaches": unreached(roots()),
+    }.items():
+        print(f"{title}: {len(found)}")
+        print(*(f"  {one}" for one in found), sep="\n", end="\n" if found else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all check format house bench dashboards dist clean
+.PHONY: help quickstart test test-all check format docs bench dashboards dist clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
 	@echo "make test        the fast tests;  make test-all  the slow ones too"
 	@echo "make check       format, lint, types, layers;  make format  mend the first two"
-	@echo "make house       figures of the layout and of the words of the package"
+	@echo "make docs        build the pages of docs/ as a site, build/site; broken links fail"
 	@echo "make bench       measure what benchmarks/ promises"
 	@echo "make dashboards  Prometheus and Grafana beside the Ray of this machine; see docs/dashboards.md"
 
@@ -19,13 +19,17 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 
-# One stamp for what runs, one for what tests and checks as well.
+# One stamp for what runs, one for what tests and checks as well, one for the site.
 $(VENV)/.runs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) -e .
 	@touch $@
 
 $(VENV)/.tests: $(VENV)/.runs
 	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runs
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e '.[docs]'
 	@touch $@
 
 quickstart: $(VENV)/.runs
@@ -52,9 +56,8 @@ format: $(VENV)/.tests
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Figures of the layout: files, folders, cycles, words, code that nothing reaches.
-house: $(VENV)/.tests
-	$(BIN)/python benchmarks/house.py
+docs: $(VENV)/.docs
+	$(BIN)/python docs/build.py
 
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py
@@ -94,4 +97,4 @@ dist: $(VENV)/bin/python
 	cp constraints.txt dist/
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

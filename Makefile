@@ -12,7 +12,7 @@ help:
 	@echo "make check       format, lint, types, layers;  make format  mend the first two"
 	@echo "make docs        build the pages of docs/ as a site, build/site; broken links fail"
 	@echo "make bench       measure what benchmarks/ promises"
-	@echo "make dashboards  Prometheus and Grafana beside the Ray of this machine; see docs/dashboards.md"
+	@echo "make dashboards  Prometheus and Grafana beside the Ray of this machine; see docs/how-to/watch-a-run.md"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -90,7 +90,7 @@ dashboards: $(VENV)/.runs
 	$(BIN)/python dashboards/describe.py
 	$(BIN)/python dashboards/watch.py
 
-# What every node of a cluster installs: the wheel, and the versions it was tested with (docs/cluster.md).
+# What every node of a cluster installs: the wheel, and the versions it was tested with (docs/how-to/start-a-cluster.md).
 dist: $(VENV)/bin/python
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

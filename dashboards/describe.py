@@ -1,6 +1,6 @@
 """The dashboard, described: `python dashboards/describe.py` writes `grafana/raytriever.json`, which is committed.
 
-What a run tells is in docs/operations.md, Ray's own metrics are in
+What a run tells is in docs/reference/gauges.md, Ray's own metrics are in
 https://docs.ray.io/en/latest/ray-observability/reference/system-metrics.html. `max by (run)`, because a worker that was
 started again may tell beside the one that has just died.
 """

@@ -1,0 +1,173 @@
+"""Write docs/benchmarks.md from benchmarks/results/*.json: `python benchmarks/page.py`.
+
+The newest result of every benchmark is shown, with the figures and thresholds as the benchmark wrote them. A test
+compares the committed page with the output of this script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+DATED = re.compile(r"(.+)-(\d{4}-\d{2}-\d{2})\.json")
+NOT_A_THRESHOLD = {"told", "reported", "told, and whole", "-"}
+# Words that older result files use, and what they mean.
+WORDS = (
+    (r"\bours / theirs\b", "raytriever / sentence-transformers"),
+    (r"\bours\b", "raytriever"),
+    (r"\bto theirs\b", "to sentence-transformers'"),
+    (r"\btheirs\b", "sentence-transformers"),
+    (r"\bof the run in peace\b", "of an undisturbed run"),
+    (r"\bbeside / alone\b", "during a validation / alone"),
+    (r"\bbeside an evaluation\b", "during a validation"),
+    (r"\bmemory beside the\b", "memory in addition to the"),
+    (r"\bbeside\b", "next to"),
+    (r"\bthat telling 20 figures waits\b", "that wait because 20 figures are logged"),
+    (r"\bsteps that tell\b", "steps that log"),
+    (r"\bthose that do not\b", "others"),
+    (r"\bit comes to\b", "it reaches"),
+)
+
+# Name of the result, title of the section, script, what it compares. The order is that of the page.
+SECTIONS = (
+    ("ground_truth", "Known figures", "ground_truth.py", "BM25 and all-MiniLM-L6-v2 against figures that are known."),
+    ("quickstart", "Quickstart", "quickstart.py", "The quickstart from cold caches."),
+    ("startup", "Start of a training", "startup.py", "The time to the end of the first step."),
+    ("losses", "Losses", "losses.py", "Accuracy, time and extra memory of the losses; B is the batch size."),
+    ("train", "Training", "train.py", "Training steps of MiniLM against sentence-transformers' trainer, same batches."),
+    ("nested", "Nested embeddings", "nested.py", "nDCG@10 by number of components, with and without nested training."),
+    ("workers", "Workers", "workers.py", "Two workers of one thread against one worker of two threads."),
+    ("refresh", "Refresh of hard negatives", "refresh.py", "What refreshing costs and changes on 150 steps."),
+    ("evaluating", "Validation during training", "evaluating.py", "What a step pays for a validation in parallel."),
+    ("data", "Preparation of data", "data.py", "Preparing SQuAD against tokenising the same texts in memory."),
+    ("data-feed", "Batches", "data_feed.py", "Waiting for batches, and padding."),
+    ("retrieval-encode", "Encoding", "retrieval_encode.py", "Encoding against `SentenceTransformer.encode`."),
+    ("retrieval-search", "Exact search", "retrieval_search.py", "Exact search against FAISS's flat index."),
+    ("indexes", "Approximate indexes", "indexes.py", "RoarGraph and others on 100,000 documents of width 128."),
+    ("retrieval-mine", "Mining", "retrieval_mine.py", "Hard negatives against `mine_hard_negatives`."),
+    ("metrics", "Metrics", "metrics.py", "Metrics against pytrec_eval and scikit-learn."),
+    ("annotate", "Annotation", "annotate.py", "200 queries against a server with a fixed service time."),
+    ("tune", "Sweeps", "tune.py", "A sweep against the same trials one after another."),
+    ("studies", "Studies", "studies.py", "All twelve studies at the scale `smoke`."),
+    ("tracking", "Tracking", "tracking.py", "What logging to MLflow costs the steps."),
+    ("jobs", "Submitted jobs", "jobs.py", "A submitted job against the direct command."),
+    ("faults", "Deaths of workers", "faults.py", "20 kills of workers of one run."),
+    (
+        "kills",
+        "Kills of commands",
+        "kills.py",
+        "Commands that are killed, stopped and hung up, compared with undisturbed runs.",
+    ),
+)
+PACKS = "ground_truth-packs"
+STUDY = re.compile(r"study-(.+)-small")
+ELSEWHERE = {"coverage": "[intervals](explanation/intervals.md)"}
+
+
+def newest(folder: Path) -> dict[str, tuple[str, Any]]:
+    """Return the date and content of the newest result of each name."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        if match := DATED.fullmatch(path.name):
+            found[match[1]] = match[2], json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def page(folder: Path = RESULTS) -> str:
+    """Return the page of the results in a folder; raises ValueError for a result without a section."""
+    results = newest(folder)
+    known = {name for name, *_ in SECTIONS} | {PACKS} | set(ELSEWHERE)
+    if missing := sorted(name for name in results if name not in known and not STUDY.fullmatch(name)):
+        raise ValueError(f"benchmarks/page.py: add a section for {', '.join(missing)}")
+    return "\n".join([*_head(), *_measured(results), *_packs(results), *_studies(results)]).rstrip() + "\n"
+
+
+def _head() -> Iterator[str]:
+    yield "# Benchmarks\n"
+    yield "<!-- Written by `python benchmarks/page.py` from benchmarks/results/*.json: run it instead of editing. -->\n"
+    yield "All figures were measured on two cores of an AMD EPYC (AVX-512, no GPU). **Nothing has been measured on a"
+    yield "GPU yet.** `make bench` measures all of them again. A threshold is what the benchmark demands; without one the"
+    yield "figure is only reported. (x) is a ratio of times or speeds as the figure names it.\n"
+    yield "How often intervals contain the truth is on the page [intervals](explanation/intervals.md).\n"
+
+
+def _measured(results: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
+    for name, title, script, about in SECTIONS:
+        if name not in results:
+            continue
+        date, content = results[name]
+        yield f"## {title}\n\n{about} `python benchmarks/{script}`, {date}.\n"
+        yield "| figure | value | threshold |\n| --- | ---: | --- |"
+        for figure, end in content.get("ends", content).items():
+            yield f"| {_words(figure)} | {_number(end['value'])} | {_threshold(end)} |"
+        yield ""
+
+
+def _words(figure: str) -> str:
+    for pattern, meaning in WORDS:
+        figure = re.sub(pattern, meaning, figure)
+    return figure.replace("|", "\\|")
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _threshold(end: Mapping[str, Any]) -> str:
+    if end["target"] in NOT_A_THRESHOLD:
+        return ""
+    return end["target"] if end["holds"] else f"{end['target']} (**missed**)"
+
+
+def _packs(results: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
+    if PACKS not in results:
+        return
+    date, rows = results[PACKS]
+    yield "## BM25 and MiniLM on sixteen data sets\n"
+    yield f"`python benchmarks/ground_truth.py --keep DIR`, {date}. nDCG@10 and pooled AUC.\n"
+    yield "| data set | split | queries | documents | BM25 nDCG@10 | MiniLM nDCG@10 | BM25 AUC | MiniLM AUC |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for row in rows:
+        values = [row[system][metric] for metric in ("ndcg_at_10", "auc") for system in ("bm25", "minilm")]
+        cells = [row["pack"], row["split"], f"{row['queries']:,}", f"{row['documents']:,}"]
+        yield f"| {' | '.join([*cells, *(f'{value:.4f}' for value in values)])} |"
+    yield ""
+
+
+def _studies(results: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
+    for name, (date, study) in results.items():
+        if match := STUDY.fullmatch(name):
+            yield f"## Study {match[1]}\n\n{study['source']}; scale small, {study['seeds']} seeds, {date}."
+            yield f"`raytriever study {match[1]} --scale small`. Means ± standard deviations over seeds."
+            yield f"[Claims and verdicts](explanation/studies/{match[1]}.md).\n"
+            yield from _study_table(study["rows"])
+
+
+def _study_table(rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    columns = [(dataset, metric) for dataset, metrics in next(iter(rows.values())).items() for metric in metrics]
+    yield f"| | {' | '.join(f'{dataset} {metric}' for dataset, metric in columns)} |"
+    yield f"| --- | {' | '.join('---:' for _ in columns)} |"
+    for row, datasets in rows.items():
+        cells = [_mean(datasets.get(dataset, {}).get(metric)) for dataset, metric in columns]
+        yield f"| {row} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _mean(figure: Mapping[str, Any] | None) -> str:
+    if figure is None:
+        return ""
+    deviation = "" if figure["deviation"] is None else f" ± {figure['deviation']:.4f}"
+    return f"{figure['mean']:.4f}{deviation}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))

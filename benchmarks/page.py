@@ -90,10 +90,10 @@ def page(folder: Path = RESULTS) -> str:
 
 def _head() -> Iterator[str]:
     yield "# Benchmarks\n"
-    yield "<!-- Written by `python benchmarks/page.py` from benchmarks/results/*.json: run it instead of editing. -->\n"
+    yield "<!-- `python benchmarks/page.py` writes this page from the results; do not edit it. -->\n"
     yield "All figures were measured on two cores of an AMD EPYC (AVX-512, no GPU). **Nothing has been measured on a"
-    yield "GPU yet.** `make bench` measures all of them again. A threshold is what the benchmark demands; without one the"
-    yield "figure is only reported. (x) is a ratio of times or speeds as the figure names it.\n"
+    yield "GPU yet.** `make bench` measures all of them again. A threshold is what the benchmark demands; without"
+    yield "one the figure is only reported. (x) is a ratio of times or speeds as the figure names it.\n"
     yield "How often intervals contain the truth is on the page [intervals](explanation/intervals.md).\n"
 
 

@@ -30,6 +30,7 @@ PAGES = ROOT / "build" / "docs"
 MARK = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
 # Pages that live at the top of the repository, because readers look for them there.
 TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TO_TOP = re.compile(r"\]\(((?:\.\./)*)\.\./(CONTRIBUTING\.md|CHANGELOG\.md)")
 
 
 class _ParserFound(BaseException):
@@ -134,7 +135,8 @@ def write_pages(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in target.rglob("*.md"):
-        page.write_text(expand(page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = TO_TOP.sub(lambda match: f"]({match[1]}{TOP[match[2]]}", page.read_text(encoding="utf-8"))
+        page.write_text(expand(text), encoding="utf-8")
     for source, name in TOP.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         (target / name).write_text(text.replace("](docs/", "]("), encoding="utf-8")

@@ -1,12 +1,37 @@
-"""The documents: generated pages are current, links and paths exist, and the code in them runs."""
+"""The documents: generated pages are current, links and paths exist, commands are known, and the code in them runs."""
 
 from __future__ import annotations
 
+import argparse
+import ast
+import functools
 import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+import yaml
+
+import raytriever
+
 REPOSITORY = Path(__file__).parents[2]
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = sorted([*TOP, *(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs").rglob("*.md"))])
+TUTORIALS = [page for page in PAGES if page.startswith("docs/tutorials/")]
+API = getattr(raytriever, "__all__", ())
+
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+?)(?: \{ #([\w-]+) \})?$", re.MULTILINE)
+# A path of the repository in code style; letters in capitals are placeholders.
+PATH = re.compile(r"`(?:python )?((?:benchmarks|cluster|dashboards|docs|jobs|platform|tests)/[a-z0-9_./-]+)`")
 
 
 def _script(path: str) -> ModuleType:
@@ -19,6 +44,176 @@ def _script(path: str) -> ModuleType:
     return module
 
 
+@functools.cache
+def _build() -> ModuleType:
+    return _script("docs/build.py")
+
+
+@functools.cache
+def _text(page: str) -> str:
+    return (REPOSITORY / page).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _anchors(page: str) -> frozenset[str]:
+    """The anchors of a page, those of its generated parts too."""
+    text = FENCE.sub("", _build().expand(_text(page)))
+    return frozenset(named or _slug(title) for title, named in HEADING.findall(text))
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+
+
 def test_the_page_of_benchmarks_is_what_the_script_writes() -> None:
     page = _script("benchmarks/page.py")
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python benchmarks/page.py"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    for target in LINK.findall(FENCE.sub("", _text(page))):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (REPOSITORY / page).parent / path if path else REPOSITORY / page
+        assert file.is_file(), f"{page}: {target}"
+        if anchor:
+            assert anchor in _anchors(str(file.resolve().relative_to(REPOSITORY))), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_of_the_repository_exist(page: str) -> None:
+    for path in PATH.findall(FENCE.sub("", _text(page))):
+        assert (REPOSITORY / path).exists(), f"{page}: {path}"
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    def pages(entry: object) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, dict | list):
+            for part in entry.values() if isinstance(entry, dict) else entry:
+                yield from pages(part)
+
+    named = list(pages(yaml.safe_load(_text("mkdocs.yml"))["nav"]))
+    there = [page.removeprefix("docs/") for page in PAGES if page not in TOP]
+    assert sorted(named) == sorted([*there, *_build().TOP.values()])
+
+
+@functools.cache
+def _flags(command: str) -> frozenset[str]:
+    parser: argparse.ArgumentParser = _build().parser_of(command)
+    return frozenset(parser._option_string_actions)
+
+
+def _commands(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Each `raytriever COMMAND --flag ...` of the page's blocks and code spans, with its flags."""
+    from raytriever.cli.main import STAGES
+
+    text = _text(page)
+    lines = [line for *_, block in FENCE.findall(text) for line in re.sub(r"\\\n", " ", block).splitlines()]
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    for line in [*lines, *spans]:
+        match = re.match(r"(?:\S+=\S+ )*raytriever (\w+)(.*)", line.strip())
+        if match is None:
+            continue
+        command, rest = match[1], match[2].split(" #")[0]
+        if command == "COMMAND":
+            continue
+        assert command in STAGES, f"{page}: {line}"
+        words = rest.split()
+        if command == "submit" and words and words[0] in STAGES:
+            command, words = words[0], words[1:]
+        if command == "study" and words and words[0] == "ood":
+            command = "study ood"
+        yield command, [word.split("=")[0] for word in words if word.startswith("--")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
+def test_commands_and_their_flags_exist(page: str) -> None:
+    for command, flags in _commands(page):
+        assert set(flags) <= _flags(command), f"{page}: raytriever {command} {' '.join(flags)}"
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_blocks_of_a_tutorial_run(page: str, tmp_path: Path) -> None:
+    """Python blocks run one after another, and shell blocks after `<!-- run -->`, in one folder."""
+    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    for match in FENCE.finditer(_text(page)):
+        _, language, block = match.groups()
+        if language == "python" and "raytriever" not in block:
+            commands = [[sys.executable, "-c", block]]
+        elif _text(page)[: match.start()].endswith("<!-- run -->\n"):
+            lines = [line.split() for line in block.splitlines()]
+            commands = [[sys.executable, str(REPOSITORY / f"jobs/{line[1]}.py"), *line[2:]] for line in lines]
+        else:
+            continue
+        for command in commands:
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *TUTORIALS])
+def test_python_blocks_parse_and_use_public_names(page: str) -> None:
+    for _, language, block in FENCE.findall(_text(page)):
+        if language != "python":
+            continue
+        for node in ast.walk(ast.parse(block)):
+            if API and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rt":
+                assert node.attr in API, f"{page}: rt.{node.attr}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not API, reason="raytriever has no public names")
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "qrels").mkdir(parents=True)
+    texts = [f"The {part} of model {number}" for number in range(20) for part in ("battery", "screen", "fan")]
+    corpus = [
+        json.dumps({"_id": f"d{row}", "title": "", "text": f"{text} is replaced."}) for row, text in enumerate(texts)
+    ]
+    queries = [json.dumps({"_id": f"q{row}", "text": f"{text}?"}) for row, text in enumerate(texts)]
+    (data / "corpus.jsonl").write_text("\n".join(corpus) + "\n")
+    (data / "queries.jsonl").write_text("\n".join(queries) + "\n")
+    for split, rows in {"train": range(40), "dev": range(40, 50), "test": range(50, 60)}.items():
+        lines = ["query-id\tcorpus-id\tscore", *(f"q{row}\td{row}\t1" for row in rows)]
+        (data / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    block = next(block for _, language, block in FENCE.findall(_text("README.md")) if language == "python")
+    for written, used in {"path/to/scifact": str(data), "max_steps=500": "max_steps=2"}.items():
+        assert written in block
+        block = block.replace(written, used)
+    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loss_of_the_contributors_page_is_what_its_formula_says() -> None:
+    import torch
+
+    block = next(block for _, language, block in FENCE.findall(_text("CONTRIBUTING.md")) if language == "python")
+    assert block.count("\n") <= 20
+    names: dict[str, object] = {}
+    exec(block, names)  # the page is ours
+    negatives, positives = torch.tensor([0.5, 2.0]), torch.tensor([[1.0, 3.0], [1.5, 9.0]])
+    held = torch.tensor([[True, True], [True, False]])
+    value = names["mean_positive"](negatives, positives, held)  # type: ignore[operator]
+    expected = torch.tensor([0.5 - 2.0, 2.0 - 1.5]).exp().log1p()
+    torch.testing.assert_close(value, expected)
+
+
+def test_the_readme_is_one_page() -> None:
+    readme = _text("README.md")
+    assert readme.count("\n") <= 130
+    assert len(readme.split()) <= 1100
+    assert _text("docs/glossary.md").count("\n") <= 30
+
+
+def test_the_changelog_has_the_version() -> None:
+    version = tomllib.loads(_text("pyproject.toml"))["project"]["version"]
+    changelog = _text("CHANGELOG.md")
+    assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", changelog, re.MULTILINE)) <= kinds

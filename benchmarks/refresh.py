@@ -5,7 +5,7 @@ of each; MiniLM is trained by `jobs/train.py` for one epoch, three times with th
 in-batch negatives only, with negatives that BM25 found once, and with those and then its own, found anew every so many
 steps while training goes on. Measured on questions of other articles, among all paragraphs. Where encoding has no
 cores of its own it takes them from training: on two cores the cost of a step is told and held to nothing. The table for
-docs/refresh.md is printed behind the ends.
+docs/explanation/hard-negative-refresh.md is printed behind the ends.
 """
 
 from __future__ import annotations

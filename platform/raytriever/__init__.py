@@ -1,6 +1,6 @@
 """raytriever: train and measure dense retrievers on Ray.
 
-The packages follow the route of the data (docs/architecture.md). Nothing heavy is imported here, so that
+The packages follow the route of the data (docs/explanation/architecture.md). Nothing heavy is imported here, so that
 `--help` answers at once.
 """
 

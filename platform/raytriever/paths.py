@@ -159,7 +159,7 @@ FILE = PathKind("no such file", "give the path of a file")
 FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
 DATASET = PathKind(
     "no data set of this name and no such folder",
-    "give 'pydocs' or the path of a folder in BEIR layout or another that docs/formats.md names",
+    "give 'pydocs' or the path of a folder in BEIR layout or another that docs/reference/formats.md names",
     DataError,
     names=("pydocs",),
     optional=False,

@@ -39,7 +39,7 @@ class AnnotationConfig:
     )
     prompts: str = option(
         "",
-        "a folder of prompts that replace those of the same name (docs/annotation.md)",
+        "a folder of prompts that replace those of the same name (docs/how-to/annotate.md)",
         reads=PROMPTS,
         form="DIR",
     )

@@ -1,4 +1,4 @@
-"""Annotations as a data set in BEIR layout (docs/formats.md), which every job reads as it stands.
+"""Annotations as a data set in BEIR layout (docs/reference/formats.md), which every job reads as it stands.
 
 The corpus, the queries, their answers and the judgements of all splits are the data set's own. Beside them, in the
 split that was annotated, stand the model's positives with source `llm` and their ranks. A pair that people had judged

@@ -118,7 +118,7 @@ _FLAGS = {
     "--max-concurrent-trials": "--trials-at-once",
     "--export-format": "--formats",
 }
-_MLFLOW = "MLflow records every run; see docs/tracking.md"
+_MLFLOW = "MLflow records every run; see docs/how-to/track-runs.md"
 _RESUME = "nothing is needed: the same command continues an interrupted run"
 # Of a flag that has no counterpart: what to do.
 _ADVICE = {

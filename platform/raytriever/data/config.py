@@ -14,7 +14,7 @@ class DataConfig:
 
     dataset: str = option(
         "pydocs",
-        "`pydocs`, a path or a URI; formats: docs/formats.md",
+        "`pydocs`, a path or a URI; formats: docs/reference/formats.md",
         reads=DATASET,
         form="PATH",
     )

@@ -25,7 +25,7 @@ class EncodeConfig:
     side: str = option("passage", "which texts are encoded, and by which tower", choices=("passage", "query"))
     dtype: str = option(
         "fp32",
-        "how embeddings are kept: 4, 2 or 1 bytes a component; see docs/encode.md",
+        "how embeddings are kept: 4, 2 or 1 bytes a component; see docs/how-to/encode.md",
         choices=("fp32", "fp16", "int8"),
     )
     batch_tokens: int | None = option(

@@ -30,7 +30,7 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
         raise DataError(
             f"query {dataset.queries.ids[int(without[0])]!r} has no answers",
             f"{dataset.name}, split {split!r}",
-            "leave acc@K out of --metrics, or add answers.jsonl (docs/formats.md)",
+            "leave acc@K out of --metrics, or add answers.jsonl (docs/reference/formats.md)",
         )
 
 

@@ -1,6 +1,6 @@
 """Files of an evaluation directory: TREC runs, MTEB results, results per query, pooled scores and tables.
 
-docs/evaluation.md lists them. Figures and the page are written by `report`."""
+docs/reference/output-files.md lists them. Figures and the page are written by `report`."""
 
 from __future__ import annotations
 

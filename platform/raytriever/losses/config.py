@@ -50,7 +50,7 @@ def read_widths(given: Any) -> str:
 class LossConfig:
     """Which loss reduces the score matrix, and its constants."""
 
-    loss: str = option("mw", "the loss; docs/losses.md explains each", choices=LOSS_NAMES)
+    loss: str = option("mw", "the loss; docs/reference/losses.md explains each", choices=LOSS_NAMES)
     temperature: float = option(0.01, "tau: scores are divided by it (not by triplet)", above=0, needs="loss!=triplet")
     learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter", needs="loss!=triplet")
     margin: float = option(

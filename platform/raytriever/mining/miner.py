@@ -221,7 +221,7 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
         )
     if config.drop_answers and dataset.answers is None:
         raise ConfigError(
-            f"{dataset.name} brings no answers along", "--drop-answers", "add answers.jsonl (docs/formats.md)"
+            f"{dataset.name} brings no answers along", "--drop-answers", "add answers.jsonl (docs/reference/formats.md)"
         )
     rows = dataset.negatives
     if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):

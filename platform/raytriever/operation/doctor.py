@@ -90,7 +90,7 @@ def _versions() -> Iterator[Finding]:
     for name in _NEEDED:
         yield _version(name) or Finding(ERROR, name, "is not installed", "pip install -e .")
     faiss = [line for name in _FAISS if (line := _version(name)) is not None]
-    yield faiss[0] if faiss else Finding(ERROR, "faiss", "is not installed", "see docs/install.md")
+    yield faiss[0] if faiss else Finding(ERROR, "faiss", "is not installed", "see docs/how-to/install.md")
     there = [f"{line.about} {line.text}" for name in _OPTIONAL if (line := _version(name)) is not None]
     yield Finding(OK, "optional", ", ".join(there) or "none of " + ", ".join(_OPTIONAL))
 
@@ -172,7 +172,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding(OK, f"GPU {number}", line.strip())
     with suppress(PackageNotFoundError):
         if version("torch").endswith("+cpu"):
-            yield Finding(WARNING, "devices", "torch is built without CUDA", "see docs/install.md")
+            yield Finding(WARNING, "devices", "torch is built without CUDA", "see docs/how-to/install.md")
 
 
 def _ray() -> Iterator[Finding]:

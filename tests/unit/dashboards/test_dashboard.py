@@ -75,9 +75,9 @@ def test_a_line_of_panels_that_is_not_full_ends_the_row() -> None:
 
 
 def test_every_alert_says_what_to_do(board: dict[str, Any]) -> None:
-    page = (REPOSITORY / "docs" / "dashboards.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "how-to" / "answer-an-alert.md").read_text(encoding="utf-8")
     written = re.findall(r"^### (Raytriever\w+)$", page, re.MULTILINE)
     assert written == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("warning", "critical")
-        assert rule["annotations"]["runbook"] == f"docs/dashboards.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/how-to/answer-an-alert.md#{rule['alert'].lower()}"

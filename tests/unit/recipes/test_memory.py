@@ -107,7 +107,7 @@ def test_activations_are_what_real_blocks_keep(checkpointing: bool) -> None:
 
 
 def table() -> list[str]:
-    """The rows of docs/recipes.md."""
+    """The rows of docs/reference/recipes.md."""
     rows = []
     for name in STRATEGIES:
         for workers in WORKERS:
@@ -118,5 +118,5 @@ def table() -> list[str]:
 
 
 def test_the_table_of_the_documentation_is_reckoned_so() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text()
     assert [row for row in text.splitlines() if row.startswith(("| `ddp`", "| `zero"))] == table()

@@ -107,7 +107,9 @@ def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metri
             check_answers(dataset, split, queries)
         except DataError as error:
             told = f"{error.where}: {error.what}"
-            raise ConfigError(told, where, "give another metric, or add answers.jsonl (docs/formats.md)") from error
+            raise ConfigError(
+                told, where, "give another metric, or add answers.jsonl (docs/reference/formats.md)"
+            ) from error
     if best_metric != DEV_LOSS and deciding_metric(best_metric) in (AUC, QUERY_AUC):
         scored = (relevance.scores >= protocol.level) & (relevance.documents < len(dataset.documents))
         relevant = np.bincount(relevance.queries[scored], minlength=len(queries))

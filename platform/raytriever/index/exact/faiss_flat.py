@@ -111,5 +111,5 @@ def check_installed(names: Iterable[str]) -> None:
     if len(builds) > 1:
         raise ConfigError(
             f"{' and '.join(builds)} are both installed, in the same folder, and break each other",
-            remedy=f"pip uninstall {' '.join(builds)}, then install one of them (docs/install.md)",
+            remedy=f"pip uninstall {' '.join(builds)}, then install one of them (docs/how-to/install.md)",
         )

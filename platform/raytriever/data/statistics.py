@@ -65,7 +65,8 @@ def _spread(counts: ndarray) -> str:
 
 
 # Each query that was trained on adds at most 1 to the sum behind a mean metric, so at this share a metric may be too
-# high by 0.05: more than most differences between models. The published splits in docs/how-to/prepare-data.md share at most 0.013.
+# high by 0.05: more than most differences between models. The published splits in docs/how-to/prepare-data.md share at
+# most 0.013.
 MOST_SHARED = 0.05
 ALLOW = "--allow-split-overlap"
 

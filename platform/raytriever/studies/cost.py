@@ -3,8 +3,8 @@
 Arithmetic is counted as `training/monitoring/throughput.py` counts it, 6 operations a weight of the blocks and token
 and 12 a layer, width and pair of tokens, at full lengths: no text is longer, most are shorter. Two rates turn it into
 hours. One was measured: MiniLM trained on SQuAD in bf16 on 2 CPU cores (`benchmarks/results/train-2026-11-21.json`).
-The other was not: 30 % of the bf16 peak of an H100, as docs/explanation/cluster-costs.md assumes. Measuring, which encodes every corpus
-once, comes on top.
+The other was not: 30 % of the bf16 peak of an H100, as docs/explanation/cluster-costs.md assumes. Measuring, which
+encodes every corpus once, comes on top.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from numpy import ndarray
 
 from ends import End, parser, report
 from raytriever.index.exact import scan
-from raytriever.index.exact.faiss_flat import FaissFlatIndex
 from raytriever.index.exact.search import top_k, top_k_of_parts
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
@@ -107,7 +106,7 @@ def beside_faiss(repeats: int) -> dict[str, End]:
 
 
 def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str, End]:
-    """What cutting the corpus, float32 arithmetic and FAISS with exact scores cost, in processor seconds."""
+    """Measure the cost of a corpus in shards and of float32 arithmetic, in processor seconds."""
     parts = [(first, documents[first : first + SHARD]) for first in range(0, DOCUMENTS, SHARD)]
     whole = top_k(queries, documents, K, ties)
     cut = top_k_of_parts(queries, parts, K, ties)
@@ -116,9 +115,6 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     _, base = timed(lambda: top_k(queries, documents, K, ties))
     _, took = timed(lambda: top_k_of_parts(queries, parts, K, ties))
     ends[f"shards of {SHARD:,}: processor seconds / whole (x)"] = End(took / base, "told", True)
-    index = FaissFlatIndex(parts, WIDTH, ties)
-    _, took = timed(lambda: index.search(queries, K))
-    ends["FAISS with exact scores: processor seconds / ours (x)"] = End(took / base, "told", True)
     chosen = scan.quick_precision
     scan.quick_precision = lambda device: "fp32"
     top_k(queries[:5], documents[:5_000], 5, ties[:5_000])

@@ -1,4 +1,4 @@
-"""Indexes behind one protocol give the same bytes."""
+"""An exact index agrees with an exact search, and a forked process is refused."""
 
 from __future__ import annotations
 
@@ -9,38 +9,27 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever.errors import ConfigError
-from raytriever.index.exact.faiss_flat import FaissFlatIndex, check_installed
-from raytriever.index.exact.search import ExactIndex, Index, top_k
+from raytriever.index.exact.search import ExactIndex, top_k
 
 
 def embeddings(rng: np.random.Generator, count: int, kind: str) -> ndarray:
     if kind == "ties":
         return rng.integers(-1, 2, (count, 8)).astype(np.float32)
-    if kind == "copies":  # more of them tie than FAISS is asked for
+    if kind == "copies":
         return rng.standard_normal((3, 8)).astype(np.float32)[rng.integers(0, 3, count)]
     return rng.standard_normal((count, 8)).astype(np.float32) * (1e30 if kind == "huge" else 1)
 
 
 @pytest.mark.parametrize("kind", ["plain", "ties", "copies", "huge"])
 @pytest.mark.parametrize("k", [1, 10_000])
-def test_indexes_have_the_bytes_of_the_exact_search(kind: str, k: int) -> None:
+def test_an_exact_index_has_the_bytes_of_an_exact_search(kind: str, k: int) -> None:
     rng = np.random.default_rng(k)
     queries, documents = embeddings(rng, 9, kind), embeddings(rng, 700, kind)
     ties, exclude = rng.permutation(700), rng.integers(-1, 700, 9)
     pieces = [(400, documents[400:]), (0, documents[:400])]
-    indexes: list[Index] = [ExactIndex(lambda: pieces, ties), FaissFlatIndex(pieces, 8, ties)]
     expected = top_k(queries, documents, k, ties, exclude)
-    for index in indexes:
-        found = index.search(queries, k, exclude)
-        assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
-
-
-def test_two_builds_of_faiss_are_refused() -> None:
-    check_installed(["numpy", "faiss-cpu", "faiss-cpu"])
-    with pytest.raises(ConfigError, match=r"faiss-cpu and faiss-gpu-cu12 are both installed.*pip uninstall") as caught:
-        check_installed(["faiss-gpu-cu12", "numpy", "faiss-cpu"])
-    assert "\n" not in str(caught.value)
+    results = ExactIndex(lambda: pieces, ties).search(queries, k, exclude)
+    assert [array.tobytes() for array in results] == [array.tobytes() for array in expected]
 
 
 FORK = """

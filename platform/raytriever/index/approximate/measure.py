@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import exp, isnan, log, nan
 from time import process_time
 
-import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
@@ -133,11 +132,6 @@ def at_recall(
             return replace(above, recall=target, candidates=candidates)
         below = above
     return Point(0, below.recall if below else 0.0, nan, nan)
-
-
-def spread(values: Sequence[float]) -> float:
-    """How far apart repeated figures are, as a share of the least."""
-    return float(np.max(values) / np.min(values) - 1)
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -55,7 +55,7 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     with (data / "qrels" / "test.tsv").open("a") as stream:
         stream.writelines(f"q{query}\td{document}\t1\n" for query in range(8) for document in range(100, 140))
     words = ["--dataset", str(data), "--refresh-every", "4", "--refresh-mode", "sync", "--refresh-negatives", "5"]
-    words += ["--refresh-relative-margin", "0.001", "--num-workers", "2"]
+    words += ["--refresh-relative-margin", "0.001", "--num-workers", "2", "--allow-split-overlap"]
     done = cli.train("--max-steps", "10", "--output", "run", *words)
     assert done.returncode == 0, done.stderr
     run = cli.folder / "run"

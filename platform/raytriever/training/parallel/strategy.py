@@ -27,12 +27,11 @@ from raytriever.errors import ConfigError, UserError
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.options import did_you_mean
+from raytriever.training.config import STRATEGIES
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Batch, Objective
 from raytriever.training.parallel.process_group import GroupWorkers
 from raytriever.training.parallel.zero_state import restore_sharded, sharded_state
-
-STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
 
 
 class TrainingError(UserError):

@@ -41,11 +41,6 @@ def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
     return float(np.isin(_pairs(table, size), _pairs(before, size), assume_unique=True).mean())
 
 
-def shares(counts: dict[str, int], candidates: int) -> dict[str, float]:
-    """Counts as shares of all candidates, 0 where there were none."""
-    return {name: count / candidates if candidates else 0.0 for name, count in counts.items()}
-
-
 def _pairs(table: NegativesTable, size: int) -> Int64[ndarray, " rows"]:
     return table.queries * size + table.documents
 

@@ -24,7 +24,7 @@ from statistics import mean, median
 import numpy as np
 
 from ends import End, parser, report
-from raytriever.cluster.event_queue import Saving, StepNews
+from raytriever.cluster.event_queue import CheckpointEvent, StepEvent
 from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY
@@ -89,9 +89,9 @@ def tell(recorder: Recorder, step: int) -> float:
     """Tell what a step measured; answers the seconds that the step waited."""
     measured = {"loss": 1 / step, **{f"figure_{number}": step / (number + 7) for number in range(1, METRICS)}}
     began = time.perf_counter()
-    recorder.hear(StepNews(step, measured))
+    recorder.record(StepEvent(step, measured))
     if step % SAVE_EVERY == 0:
-        recorder.hear(Saving(step))
+        recorder.record(CheckpointEvent(step))
     return time.perf_counter() - began
 
 

@@ -17,7 +17,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from raytriever.cluster.event_queue import listening
+from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import ray_session
 from raytriever.errors import UserError
 
@@ -215,9 +215,9 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
 
 
 def lose_the_actor() -> None:
-    with listening(print) as listener:
-        ray.kill(listener.mailbox)
-        assert listener.broken.wait(60)
+    with open_event_queue(print) as events:
+        ray.kill(events.queue.actor)
+        assert events.has_failed.wait(60)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from raytriever.cluster import gauges
-from raytriever.cluster.event_queue import Saving, StepNews
+from raytriever.cluster.event_queue import CheckpointEvent, StepEvent
 from raytriever.cluster.gauges import Gauges, tell_evaluation, watched_encoding, watched_ingest
 from raytriever.cluster.session import ray_session
 from raytriever.data.formats.plan import Part
@@ -62,9 +62,9 @@ def test_a_scrape_finds_the_newest_figures_however_long_a_step_takes(tmp_path: P
     with ray_session(num_workers=1), Recorder(tracker, stage, 10) as recorder:
         with suppress(NotFiniteError), recorder.gauges.training(10, 2.5, None):
             began = time.time()
-            recorder.hear(StepNews(1, {**measured, "loss": 9.0}))
-            recorder.hear(Saving(1))
-            recorder.hear(StepNews(2, measured))
+            recorder.record(StepEvent(1, {**measured, "loss": 9.0}))
+            recorder.record(CheckpointEvent(1))
+            recorder.record(StepEvent(2, measured))
             recorder.gauges.set(1, {"dev_ndcg_at_10": 0.5})  # of a checkpoint, when a later step is done
             wanted = {("ray_raytriever_step", run): 2.0, ("ray_raytriever_batch_auc", run): 0.75}
             found_within(60, wanted)

@@ -1,9 +1,9 @@
-"""Event queue from the workers to the driver, without making a step wait: messages, restarts, in-process variant.
+"""Event queue from the workers to the driver: typed events, restart policy, Ray and in-process queues.
 
-Ray Train's own `report` is a barrier of all workers, too slow for every step. Here the worker sends and continues; the
-driver polls, shows the progress and is the only writer of the tracker. Only a checkpoint waits, in the thread that
-writes it: it is committed when the driver has stored all earlier events, because a resumed run does not repeat those
-steps. Events after the driver's last poll are refused."""
+Ray Train's own `report` is a barrier of all workers, too slow for every step. Here a worker sends an event and
+continues. The driver polls, shows the progress and is the only writer of the tracker. Only a checkpoint waits, in the
+thread that writes it: it is committed after the driver has stored all earlier events, because a resumed run does not
+repeat those steps. Events after the driver's last poll are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError
@@ -20,333 +20,356 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytriever.errors import UserError
 
+IDLE_RESTARTS = 3  # restarts in a row without a new step
+POLL_SECONDS = 0.25
+PENDING_SENDS = 256  # references that a worker keeps before it checks which sends have arrived
+
+
+# ------------------------------------------------------------------------------------------------------------ events
+
 
 @dataclass(frozen=True)
-class StepNews:
-    """What was measured after a step."""
+class StepEvent:
+    """Metrics of a training step or of its validation on dev batches."""
 
     step: int
-    measured: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """What the checkpoint of a step was worth in retrieval from dev data; later steps may have been told of by then."""
+class ValidationEvent:
+    """Retrieval metrics of the checkpoint of a step on dev data. Events of later steps may have come before."""
 
     step: int
-    measured: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Notice:
-    """A line for the person."""
+class LogMessage:
+    """Line for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Phase:
-    """What the first worker does until its next step, as `loading the encoder`; shown when it takes long."""
+class StatusMessage:
+    """Current activity of the first worker until its next step, as `loading the encoder`; shown when it takes long."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Saving:
-    """The checkpoint of a step is written and about to be committed: all that was told before must stand by then."""
+class CheckpointEvent:
+    """The checkpoint of a step is written. It is committed after the driver has stored all earlier events."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class GivenUp:
-    """Workers failed too often without a new step between.
+class RestartsExhausted:
+    """Worker groups failed too often without a new step.
 
     Args:
-        reached: the furthest step that was ever done.
-        died: whether a process died; else something was raised, which is a defect.
-        reason: what the last group failed with.
+        last_step: the highest step that was ever done.
+        process_died: whether a process died. Otherwise an exception was raised, which is a defect.
+        reason: why the last group failed.
     """
 
-    reached: int
-    died: bool
+    last_step: int
+    process_died: bool
     reason: str
 
 
-News = StepNews | Evaluated | Notice | Phase | Saving
+Event = StepEvent | ValidationEvent | LogMessage | StatusMessage | CheckpointEvent
 
 
-# Beginnings in a row that may end before a step that was never done before.
-IDLE_RESTARTS = 3
-
-
-class Restarts:
-    """Decides whether a group may begin.
+class RestartPolicy:
+    """Decides whether another worker group may start.
 
     Args:
-        idle: beginnings in a row that may fail without a new step.
+        idle: restarts in a row that may fail without a new step.
     """
 
     def __init__(self, idle: int = IDLE_RESTARTS) -> None:
-        self._most = idle
-        self._reached = 0  # the furthest step ever done
-        self._reached_before = 0  # as it was when a group last failed
-        self._idle = 0
-        self._failed = False
+        self._idle_limit, self._idle = idle, 0
+        self._has_failed = False
+        self._last_step_at_failure = 0
+        self.last_step = 0  # the highest step that was ever done
         self.reason = ""  # of the last failure
 
-    @property
-    def reached(self) -> int:
-        """The furthest step that was ever done."""
-        return self._reached
+    def record_step(self, step: int) -> None:
+        """Record that a step was done, perhaps not for the first time."""
+        self.last_step = max(self.last_step, step)
 
-    def reach(self, step: int) -> None:
-        """A step was done, perhaps not for the first time."""
-        self._reached = max(self._reached, step)
+    def record_failure(self, reason: str) -> None:
+        """Record that a group failed. Several failures of one group count once."""
+        self._has_failed, self.reason = True, reason
 
-    def fail(self, reason: str) -> None:
-        """A group failed; told several times of one group, it counts once."""
-        self._failed, self.reason = True, reason
-
-    def begin(self) -> bool:
-        """Whether the next group may begin; one that begins without a failure before it (it was resized) always may."""
-        if self._failed:
-            self._idle = 0 if self._reached > self._reached_before else self._idle + 1
-            self._reached_before = self._reached
-            self._failed = False
-        return self._idle <= self._most
+    def may_start(self) -> bool:
+        """Return whether the next group may start. After a resize, which is no failure, it always may."""
+        if self._has_failed:
+            self._idle = 0 if self.last_step > self._last_step_at_failure else self._idle + 1
+            self._last_step_at_failure = self.last_step
+            self._has_failed = False
+        return self._idle <= self._idle_limit
 
 
-POLL_SECONDS = 0.25
-_REFS_KEPT = 256
+# ------------------------------------------------------------------------------------------------------------ queues
+
+
+class EventQueue(Protocol):
+    """Worker's side of an event queue."""
+
+    def send(self, event: Any) -> None:
+        """Send an event without waiting."""
+
+    def flush(self, event: Any) -> None:
+        """Send an event and return when the driver has handled it and all earlier ones.
+
+        Raises:
+            Exception: the driver has closed the queue or could not handle an event.
+        """
+
+    def may_start(self) -> bool:
+        """Return whether a worker group may start. Called once for each group."""
+
+    def last_step(self) -> int:
+        """Return the highest step of all events so far."""
 
 
 @ray.remote(num_cpus=0)
-class Mailbox:
-    """Keeps what was sent until it is asked for, and knows whether the workers may begin again."""
+class EventQueueActor:
+    """Stores events until the driver takes them, and decides whether workers may start again."""
 
     def __init__(self) -> None:
-        self._news: list[Any] = []
-        self._sent = self._heard = 0
-        self._closed = self._over = False
+        self._events: list[Any] = []
+        self._sent = self._handled = 0
+        self._is_closed = self._has_ended = False
         self._urgent, self._changed = asyncio.Event(), asyncio.Event()
-        self._restarts, self._died = Restarts(), False
+        self._restarts, self._process_died = RestartPolicy(), False
         self._controller: Any = None
 
-    async def send(self, item: Any) -> int:
-        """Put one item at the end; answers its number.
+    async def send(self, event: Any) -> int:
+        """Append an event and return its number, from 1.
 
         Raises:
-            RuntimeError: nobody listens any more.
+            RuntimeError: the driver has closed the queue.
         """
-        if self._closed:
-            raise RuntimeError("the driver listens no more")
-        self._news.append(item)
+        if self._is_closed:
+            raise RuntimeError("The driver has closed the event queue.")
+        self._events.append(event)
         self._sent += 1
-        if isinstance(item, StepNews):
-            self._restarts.reach(item.step)
-        self._over |= isinstance(item, UserError | GivenUp)
+        if isinstance(event, StepEvent):
+            self._restarts.record_step(event.step)
+        self._has_ended |= isinstance(event, UserError | RestartsExhausted)
         return self._sent
 
-    async def settle(self, item: Any) -> None:
-        """Put one item at the end, and come back when the driver has done with it; raises as `send` does."""
-        number = await self.send(item)
+    async def flush(self, event: Any) -> None:
+        """Append an event and return when the driver has handled it. Raises as `send` does."""
+        number = await self.send(event)
         self._urgent.set()
-        while self._heard < number:
-            if self._closed:
-                raise RuntimeError("the driver listens no more")
+        while self._handled < number:
+            if self._is_closed:
+                raise RuntimeError("The driver has closed the event queue.")
             await self._changed.wait()
 
-    async def take(self, heard: int) -> list[Any]:
-        """Take everything out, in the order it came, after a moment or as soon as somebody waits.
+    async def take(self, handled: int) -> list[Any]:
+        """Remove and return all events in order, after `POLL_SECONDS` or as soon as a `flush` waits.
 
         Args:
-            heard: how many of the items ever taken are done with.
+            handled: number of events that the driver has handled since the start.
         """
-        self._did(heard)
+        self._set_handled(handled)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._urgent.wait(), POLL_SECONDS)
         self._urgent.clear()
-        items, self._news = self._news, []
-        return items
+        events, self._events = self._events, []
+        return events
 
-    async def close(self, heard: int) -> list[Any]:
-        """Take everything out for the last time; what is sent from now on is refused."""
-        self._closed = True
-        self._did(heard)
-        items, self._news = self._news, []
-        return items
+    async def close(self, handled: int) -> list[Any]:
+        """Remove and return the last events. Events that are sent afterwards are refused."""
+        self._is_closed = True
+        self._set_handled(handled)
+        events, self._events = self._events, []
+        return events
 
-    async def begin(self) -> bool:
-        """Whether a group of workers may begin; asked once a group."""
-        if self._closed or self._over:
+    async def may_start(self) -> bool:
+        """Return whether a worker group may start. Called once for each group."""
+        if self._is_closed or self._has_ended:
             return False
-        if not self._restarts.begin():
-            await self.send(GivenUp(self._restarts.reached, self._died, self._restarts.reason))
+        if not self._restarts.may_start():
+            await self.send(RestartsExhausted(self._restarts.last_step, self._process_died, self._restarts.reason))
             return False
-        self._died = False
+        self._process_died = False
         return True
 
-    async def reached(self) -> int:
-        """The furthest step that was ever told of."""
-        return self._restarts.reached
+    async def last_step(self) -> int:
+        """Return the highest step of all events so far."""
+        return self._restarts.last_step
 
-    async def fail(self, reason: str, died: bool) -> None:
-        """The group of workers failed; a process of it died, or raised something."""
-        self._died |= died
-        self._restarts.fail(reason)
+    async def record_failure(self, reason: str, process_died: bool) -> None:
+        """Record that the worker group failed: a process died, or an exception was raised."""
+        self._process_died |= process_died
+        self._restarts.record_failure(reason)
 
-    async def introduce(self, controller: Any) -> None:
-        """Keep who starts the workers."""
+    async def set_controller(self, controller: Any) -> None:
+        """Store the handle of Ray Train's controller, which starts the workers."""
         self._controller = controller
 
     async def controller(self) -> Any:
-        """Who starts the workers; None until that was told."""
+        """Return the handle of Ray Train's controller, or None before it has started."""
         return self._controller
 
-    def _did(self, heard: int) -> None:
-        self._heard = heard
-        self._changed.set()  # wakes all who wait, who look and wait again
+    def _set_handled(self, handled: int) -> None:
+        self._handled = handled
+        self._changed.set()  # wakes every waiting `flush`; each checks its number and waits again
         self._changed.clear()
 
 
-class Sender:
-    """A worker's side of a mailbox.
+class RayEventQueue:
+    """Event queue in a Ray actor; it can be passed to any process of the cluster.
 
     Args:
-        mailbox: of `listening`.
+        actor: handle of an `EventQueueActor`.
     """
 
-    def __init__(self, mailbox: Any) -> None:
-        self._mailbox = mailbox
-        self._refs: list[Any] = []
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self._pending: list[Any] = []
 
-    def tell(self, item: News) -> None:
-        """Send without waiting."""
-        self._refs.append(self._mailbox.send.remote(item))
-        if len(self._refs) > _REFS_KEPT:
-            done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+    def __reduce__(self) -> tuple[type[RayEventQueue], tuple[Any]]:
+        return RayEventQueue, (self.actor,)
+
+    def send(self, event: Any) -> None:
+        """See `EventQueue`."""
+        self._pending.append(self.actor.send.remote(event))
+        if len(self._pending) > PENDING_SENDS:
+            done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
             ray.get(done)
 
-    def step(self, step: int, measured: dict[str, float]) -> None:
-        """Tell what was measured after a step."""
-        self.tell(StepNews(step, measured))
+    def flush(self, event: Any) -> None:
+        """See `EventQueue`."""
+        pending, self._pending = self._pending, []
+        ray.get(pending)
+        ray.get(self.actor.flush.remote(event))
 
-    def evaluated(self, step: int, measured: dict[str, float]) -> None:
-        """Tell what the checkpoint of a step was worth."""
-        self.tell(Evaluated(step, measured))
+    def may_start(self) -> bool:
+        """See `EventQueue`."""
+        return bool(ray.get(self.actor.may_start.remote()))
 
-    def notice(self, text: str) -> None:
-        """Tell the person something."""
-        self.tell(Notice(text))
+    def last_step(self) -> int:
+        """See `EventQueue`."""
+        return int(ray.get(self.actor.last_step.remote()))
 
-    def phase(self, text: str) -> None:
-        """Report what is done until the next step."""
-        self.tell(Phase(text))
+    def record_failure(self, reason: str, process_died: bool) -> None:
+        """See `EventQueueActor`."""
+        ray.get(self.actor.record_failure.remote(reason, process_died))
 
-    def settle(self, step: int) -> None:
-        """Come back when the driver has kept all that was told, so that the checkpoint of a step may be committed.
+    def set_controller(self, controller: Any) -> None:
+        """See `EventQueueActor`."""
+        ray.get(self.actor.set_controller.remote(controller))
 
-        Raises:
-            Exception: nobody listens any more, and the checkpoint must not stand.
-        """
-        refs, self._refs = self._refs, []
-        ray.get(refs)
-        ray.get(self._mailbox.settle.remote(Saving(step)))
+    def controller(self) -> Any:
+        """See `EventQueueActor`."""
+        return ray.get(self.actor.controller.remote())
+
+
+class InlineEventQueue:
+    """Event queue for one worker in the driver's process, which starts once.
+
+    Args:
+        on_event: called with every event, in the thread that sends it.
+    """
+
+    def __init__(self, on_event: Callable[[Any], None]) -> None:
+        self._on_event, self._last_step = on_event, 0
+
+    def send(self, event: Any) -> None:
+        """See `EventQueue`."""
+        if isinstance(event, StepEvent):
+            self._last_step = max(self._last_step, event.step)
+        self._on_event(event)
+
+    def flush(self, event: Any) -> None:
+        """See `EventQueue`."""
+        self.send(event)
+
+    def may_start(self) -> bool:
+        """See `EventQueue`."""
+        return True
+
+    def last_step(self) -> int:
+        """See `EventQueue`."""
+        return self._last_step
+
+
+# ------------------------------------------------------------------------------------------------------------ driver
 
 
 @dataclass(frozen=True)
-class Listening:
-    """A mailbox that is being emptied.
+class OpenQueue:
+    """Event queue that the driver reads.
 
     Args:
-        mailbox: where items are sent.
-        broken: set when an item could not be dealt with; nothing is heard from then on.
+        queue: for the workers.
+        has_failed: set when an event could not be handled; no event is handled afterwards.
     """
 
-    mailbox: Any
-    broken: threading.Event
+    queue: Any
+    has_failed: threading.Event
 
 
 @contextmanager
-def listening(hear: Callable[[Any], None]) -> Iterator[Listening]:
-    """A mailbox whose items are heard, in order, on a thread of the driver; all of them when the block ends.
+def open_event_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
+    """Open a queue whose events are handled in order on a thread of the driver; all of them when the block ends.
 
     Raises:
-        Exception: whatever `hear` raised; it is raised again at the end of the block.
-        UserError: the actor was killed, by a person or because the memory was used up.
+        Exception: `on_event` raised it; it is raised again at the end of the block.
+        UserError: the actor was killed, by a user or because memory ran out.
     """
-    # Where the driver is: any other node may be lost without the run.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    mailbox = Mailbox.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
-    over, broken = threading.Event(), threading.Event()
+    # On the driver's node: any other node may be lost without ending the run.
+    same_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = EventQueueActor.options(scheduling_strategy=same_node).remote()  # type: ignore[attr-defined]
+    is_over, has_failed = threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
-    def listen() -> None:
-        heard = 0
+    def handle_events() -> None:
+        handled = 0
         try:
-            while not over.is_set():
-                for item in ray.get(mailbox.take.remote(heard)):
-                    hear(item)
-                    heard += 1
-            for item in ray.get(mailbox.close.remote(heard)):
-                hear(item)
-        except Exception as error:  # handed to the block's own thread below
+            while not is_over.is_set():
+                for event in ray.get(actor.take.remote(handled)):
+                    on_event(event)
+                    handled += 1
+            for event in ray.get(actor.close.remote(handled)):
+                on_event(event)
+        except Exception as error:  # raised on the thread of the block below
             failures.append(_actor_died(error) if isinstance(error, RayActorError) else error)
-            broken.set()
-            mailbox.close.remote(heard)
+            has_failed.set()
+            actor.close.remote(handled)
 
-    thread = threading.Thread(target=listen, name="raytriever-monitor", daemon=True)
+    thread = threading.Thread(target=handle_events, name="raytriever-events", daemon=True)
     thread.start()
     try:
-        yield Listening(mailbox, broken)
+        yield OpenQueue(RayEventQueue(actor), has_failed)
     finally:
-        over.set()
+        is_over.set()
         thread.join()
-        ray.kill(mailbox)
+        ray.kill(actor)
     if failures:
         raise failures[0]
 
 
-def _actor_died(error: RayActorError) -> UserError:
-    """The error in one line. The actor is not started again: it held steps that were not in `steps.jsonl` yet."""
-    mended = UserError(
-        "the Ray actor that passes steps from the workers to this command was killed",
-        remedy="look whether memory was used up, and give the same command again: it continues from the checkpoint",
-    )
-    mended.__cause__ = error
-    return mended
-
-
-class _Method:
-    """Called as an actor's is, with a reference for an answer."""
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self._answer = answer
-
-    def remote(self, *words: Any) -> Any:
-        return ray.put(self._answer(*words))
-
-
-class InlineMailbox:
-    """What `monitor.Mailbox` is to one worker that may begin once.
-
-    Args:
-        hear: called with every item, by whoever sends it.
-    """
-
-    def __init__(self, hear: Callable[[Any], None]) -> None:
-        self._hear, self._reached = hear, 0
-        self.send, self.settle = _Method(self._take), _Method(self._take)
-        self.begin, self.reached = _Method(lambda: True), _Method(lambda: self._reached)
-
-    def _take(self, item: Any) -> None:
-        if isinstance(item, StepNews):
-            self._reached = max(self._reached, item.step)
-        self._hear(item)
-
-
 @contextmanager
-def inline(hear: Callable[[Any], None]) -> Iterator[Listening]:
-    """As `monitor.listening`, in this process; what `hear` raises ends the training that told it."""
-    yield Listening(InlineMailbox(hear), threading.Event())
+def open_inline_queue(on_event: Callable[[Any], None]) -> Iterator[OpenQueue]:
+    """Open a queue in this process, as `open_event_queue` does. An error of `on_event` ends the training."""
+    yield OpenQueue(InlineEventQueue(on_event), threading.Event())
+
+
+def _actor_died(error: RayActorError) -> UserError:
+    """Return the error in one line. The actor is not restarted: it held steps that were not in `steps.jsonl` yet."""
+    user_error = UserError(
+        "the Ray actor that passes steps from the workers to this command was killed",
+        remedy="check whether memory ran out, and repeat the command: it continues from the checkpoint",
+    )
+    user_error.__cause__ = error
+    return user_error

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from raytriever.activity import activity
-from raytriever.cluster.event_queue import Evaluated, News, Notice, Phase, Saving
+from raytriever.cluster.event_queue import CheckpointEvent, Event, LogMessage, StatusMessage, ValidationEvent
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
@@ -24,7 +24,7 @@ FLUSH_SECONDS = 5.0
 
 
 class Recorder:
-    """Hears the news of training; used as a context so that nothing heard is left unlogged.
+    """Records the events of a training run. As a context manager it logs all points at its end.
 
     Args:
         tracker: where the numbers go; it keeps them in `folder`.
@@ -45,42 +45,42 @@ class Recorder:
         """The kept values of one metric by step, of this call and of earlier ones."""
         return curve(self._folder, name)
 
-    def hear(self, item: News) -> None:
-        """Take one item of news; when a checkpoint is about to be committed, all that was heard is kept first."""
-        if isinstance(item, Notice):
-            self._say(item.text)
+    def record(self, event: Event) -> None:
+        """Record one event. Before a checkpoint is committed, all earlier points are stored."""
+        if isinstance(event, LogMessage):
+            self._say(event.text)
             return
-        if isinstance(item, Phase):
-            self._begin_phase(item.text)
+        if isinstance(event, StatusMessage):
+            self._begin_phase(event.text)
             return
-        if isinstance(item, Saving):
+        if isinstance(event, CheckpointEvent):
             self.flush()
             self.gauges.saved()
             return
         milliseconds = time.time_ns() // 1_000_000
-        self._waiting += [Point(name, value, item.step, milliseconds) for name, value in item.measured.items()]
-        if isinstance(item, Evaluated):
-            self._evaluated(item)
+        self._waiting += [Point(name, value, event.step, milliseconds) for name, value in event.metrics.items()]
+        if isinstance(event, ValidationEvent):
+            self._record_validation(event)
             return
-        self.gauges.set(item.step, item.measured)
-        if "dev_loss" in item.measured:
-            self._say(f"step {item.step}: dev loss {item.measured['dev_loss']:.5g}")
+        self.gauges.set(event.step, event.metrics)
+        if "dev_loss" in event.metrics:
+            self._say(f"step {event.step}: dev loss {event.metrics['dev_loss']:.5g}")
         else:
-            self.step = item.step
+            self.step = event.step
             self._phase.close()
-            self._bar(item.step - 1).reach(item.step, **glance(item.measured))
+            self._bar(event.step - 1).reach(event.step, **glance(event.metrics))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
-    def _evaluated(self, item: Evaluated) -> None:
+    def _record_validation(self, event: ValidationEvent) -> None:
         """Show what an earlier step's checkpoint is worth, its data sets together."""
-        figures = {name[len(DEV) :]: value for name, value in item.measured.items() if name.count("/") == 1}
-        self._say(f"step {item.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-        self.gauges.tell("evaluation_step", item.step, "steps done by the newest checkpoint that was evaluated")
+        figures = {name[len(DEV) :]: value for name, value in event.metrics.items() if name.count("/") == 1}
+        self._say(f"step {event.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+        self.gauges.tell("evaluation_step", event.step, "steps done by the newest checkpoint that was evaluated")
         for name, value in figures.items():
             self.gauges.tell(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
-        if "evaluation_seconds" in item.measured:
-            self.gauges.tell("evaluation_seconds", item.measured["evaluation_seconds"], "of the newest evaluation")
+        if "evaluation_seconds" in event.metrics:
+            self.gauges.tell("evaluation_seconds", event.metrics["evaluation_seconds"], "of the newest evaluation")
 
     def flush(self) -> None:
         """Log what has gathered, and tell how far the tracker's server is behind."""

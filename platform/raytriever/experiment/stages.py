@@ -96,7 +96,7 @@ def train_into(
     ):
         told = max((step for step, _ in recorder.curve("loss")), default=0)
         train_on_cluster(
-            config, places, negatives, stage.total_steps, folder, recorder.hear, told, stage.dev_sets, here
+            config, places, negatives, stage.total_steps, folder, recorder.record, told, stage.dev_sets, here
         )
     return recorder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.event_queue import Evaluated, StepNews
+from raytriever.cluster.event_queue import StepEvent, ValidationEvent
 from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.steps import STEPS, Steps, curve
 from raytriever.tracking.tracker import Backlog, Point
@@ -33,10 +33,10 @@ def test_it_is_told_at_its_own_step_once_and_shown_without_its_parts(
     measured = {"dev/ndcg_at_10": 0.5, "dev/auc": 0.75, "dev/other/auc": 0.5, "evaluation_seconds": 3.0}
     with Recorder(Kept(tmp_path), tmp_path, 10) as recorder:  # type: ignore[arg-type]
         for step in range(1, 5):
-            recorder.hear(StepNews(step, {"loss": 1 / step, "learning_rate": 0.1}))
-        recorder.hear(Evaluated(2, measured))
-        recorder.hear(Evaluated(2, {**measured, "dev/auc": 0.9}))  # a group of workers that began again
-        recorder.hear(StepNews(5, {"loss": 0.1, "learning_rate": 0.1}))
+            recorder.record(StepEvent(step, {"loss": 1 / step, "learning_rate": 0.1}))
+        recorder.record(ValidationEvent(2, measured))
+        recorder.record(ValidationEvent(2, {**measured, "dev/auc": 0.9}))  # a group of workers that began again
+        recorder.record(StepEvent(5, {"loss": 0.1, "learning_rate": 0.1}))
     assert "step 2: dev ndcg_at_10 0.5000, auc 0.7500\n" in capsys.readouterr().err
     assert [step for step, _ in curve(tmp_path, "loss")] == [1, 2, 3, 4, 5]
     assert {name: curve(tmp_path, name) for name in measured} == {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raytriever import activity
-from raytriever.cluster.event_queue import Notice, Phase, Saving, StepNews
+from raytriever.cluster.event_queue import CheckpointEvent, LogMessage, StatusMessage, StepEvent
 from raytriever.experiment import recorder as module
 from raytriever.experiment.recorder import Recorder, glance
 from raytriever.tracking.steps import STEPS, Steps
@@ -53,24 +53,24 @@ class Memory:
         return [(point.step, point.value) for point in self.points if point.name == name]
 
 
-def news(step: int, loss: float | None = None) -> StepNews:
-    return StepNews(step, {"loss": 1 / step if loss is None else loss, "learning_rate": 1e-5})
+def news(step: int, loss: float | None = None) -> StepEvent:
+    return StepEvent(step, {"loss": 1 / step if loss is None else loss, "learning_rate": 1e-5})
 
 
-def look(step: int) -> StepNews:
-    return StepNews(step, {"dev_loss": 10 / step})
+def look(step: int) -> StepEvent:
+    return StepEvent(step, {"dev_loss": 10 / step})
 
 
-def record(tracker: LastingTracker, folder: Path, items: Sequence[StepNews | Notice]) -> Recorder:
+def record(tracker: LastingTracker, folder: Path, items: Sequence[StepEvent | LogMessage]) -> Recorder:
     with Recorder(tracker, folder, 10) as recorder:
         for item in items:
-            recorder.hear(item)
+            recorder.record(item)
     return recorder
 
 
 def test_all_that_was_heard_is_told_in_one_request_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = Memory(tmp_path)
-    items = [Notice("continuing after step 0"), news(1), news(2), look(2)]
+    items = [LogMessage("continuing after step 0"), news(1), news(2), look(2)]
     recorder = record(memory, tmp_path, items)
     assert memory.requests == 1
     assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5)]
@@ -118,7 +118,7 @@ def test_steps_are_told_while_training_goes_on(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.0)
     memory = Memory(tmp_path)
     with Recorder(memory, tmp_path, 10) as recorder:
-        recorder.hear(news(1))
+        recorder.record(news(1))
         assert memory.told("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
 
@@ -126,9 +126,9 @@ def test_steps_are_told_while_training_goes_on(tmp_path: Path, monkeypatch: pyte
 def test_what_was_heard_is_kept_before_its_checkpoint_is_committed(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     with Recorder(memory, tmp_path, 10) as recorder:
-        recorder.hear(news(1))
+        recorder.record(news(1))
         assert memory.told("loss") == []
-        recorder.hear(Saving(1))
+        recorder.record(CheckpointEvent(1))
         assert memory.told("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
 
@@ -166,11 +166,11 @@ def test_what_is_done_before_and_between_steps_is_reported(
 
     with Recorder(Memory(tmp_path), tmp_path, 10) as recorder:
         assert reported() == {"starting the workers"}
-        recorder.hear(Phase("loading the encoder in the workers"))
+        recorder.record(StatusMessage("loading the encoder in the workers"))
         assert reported() == {"loading the encoder in the workers"}
-        recorder.hear(news(1))
+        recorder.record(news(1))
         assert reported() == {"train"}
-        recorder.hear(Phase("writing the model"))
+        recorder.record(StatusMessage("writing the model"))
         assert reported() == {"writing the model"}
     capsys.readouterr()
     assert reported() == set()

@@ -15,18 +15,18 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Worker
 
 
 class Introduction(ControllerCallback):
-    """Tells the mailbox of the controller, as soon as there is one.
+    """Sends the handle of the controller to the event queue when the controller starts.
 
     Args:
-        mailbox: of `monitor.listening`.
+        queue: of `open_event_queue`.
     """
 
-    def __init__(self, mailbox: Any) -> None:
-        self._mailbox = mailbox
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called in the controller, before it starts a worker."""
-        ray.get(self._mailbox.introduce.remote(ray.get_runtime_context().current_actor))
+        self._queue.set_controller(ray.get_runtime_context().current_actor)
 
 
 class Housekeeping(ControllerCallback, WorkerGroupCallback):
@@ -61,10 +61,10 @@ class Housekeeping(ControllerCallback, WorkerGroupCallback):
 FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name__}"}
 
 
-def end_controller(mailbox: Any) -> None:
+def end_controller(queue: Any) -> None:
     """End the controller and with it its workers, where it has told of itself; nothing where nobody can be asked."""
     try:
-        controller = ray.get(mailbox.controller.remote())
+        controller = queue.controller()
         if controller is not None:
             ray.kill(controller)
     except RayError:
@@ -74,11 +74,11 @@ def end_controller(mailbox: Any) -> None:
 class Failures(UserCallback):
     """Hears in Ray Train's controller of every group that failed, before the next one begins."""
 
-    def __init__(self, mailbox: Any) -> None:
-        self._mailbox = mailbox
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Tell the mailbox, which tells the person."""
+        """Record the failure in the event queue."""
         died = False
         reasons: list[str] = []
         for rank, error in sorted(worker_exceptions.items()):
@@ -88,4 +88,4 @@ class Failures(UserCallback):
                 reasons.insert(0, f"worker {rank} died{' with its node' if 'node' in str(cause) else ''}")
             else:
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
-        ray.get(self._mailbox.fail.remote("\n".join(reasons), died))
+        self._queue.record_failure("\n".join(reasons), died)

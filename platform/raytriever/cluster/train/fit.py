@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError
 from ray.train import ControllerError
 from ray.train.torch import TorchTrainer
 
-from raytriever.cluster.event_queue import Listening
+from raytriever.cluster.event_queue import OpenQueue
 from raytriever.cluster.train.controller import end_controller
 from raytriever.interruption import check_interrupted
 
@@ -66,27 +66,27 @@ class FitThread(threading.Thread):
             ray._private.auto_init_hook.enable_auto_connect = False
 
 
-def fit(make: Callable[[], TorchTrainer], listener: Listening) -> Exception | None:
+def fit(make: Callable[[], TorchTrainer], events: OpenQueue) -> Exception | None:
     """Fit until it ends, or until somebody else's mistake is heard of; what it failed with, or None.
 
     An interruption ends it, and so does anything else that goes wrong here.
 
     Args:
         make: the trainer of one attempt.
-        listener: hears of the run, and decides whether it may begin again.
+        events: event queue of the run; it decides whether the run may start again.
     """
     while True:
         attempt = FitThread(make().fit)
         attempt.start()
         try:
-            attempt.wait(listener.broken)
+            attempt.wait(events.has_failed)
         finally:
-            attempt.end(lambda: end_controller(listener.mailbox))
-        if listener.broken.is_set() or not _died_between(attempt.failure):
+            attempt.end(lambda: end_controller(events.queue))
+        if events.has_failed.is_set() or not _died_between(attempt.failure):
             return attempt.failure
-        end_controller(listener.mailbox)  # else its process stays as long as its failure is held
-        ray.get(listener.mailbox.fail.remote("a worker died before it could begin", True))
-        if not ray.get(listener.mailbox.begin.remote()):
+        end_controller(events.queue)  # else its process stays as long as its failure is held
+        events.queue.record_failure("a worker died before it could begin", process_died=True)
+        if not events.queue.may_start():
             return attempt.failure
 
 

@@ -217,7 +217,7 @@ def refresh_plan(
     """A worker's plan; every worker makes the call.
 
     Args:
-        job: of `train_on_cluster`: its `miner`, its `mailbox`, and the last step that earlier calls `told` of.
+        job: of `train_on_cluster`: its `miner`, its `queue`, and the last step that earlier calls `told` of.
         config: the experiment.
         material: what the worker has opened.
         folder: the run directory.
@@ -226,7 +226,7 @@ def refresh_plan(
     every = config.refresh.refresh_every
     if every is None:
         return None
-    told = max(job["told"], ray.get(job["mailbox"].reached.remote()))
+    told = max(job["told"], job["queue"].last_step())
     told = int(workers.maximum(torch.tensor(told, device=device)))
     waits = config.refresh.refresh_mode == SYNC
     pool = RayPool(job["miner"], Gauges(run_of(folder)), waits) if workers.rank == 0 else None

@@ -16,7 +16,7 @@ import ray
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raytriever.cluster.event_queue import GivenUp, News, Notice, inline, listening
+from raytriever.cluster.event_queue import Event, LogMessage, RestartsExhausted, open_event_queue, open_inline_queue
 from raytriever.cluster.session import Workplace, gpus
 from raytriever.cluster.train.controller import FIRST, Failures, Introduction
 from raytriever.cluster.train.dev_sets import DevSet
@@ -53,7 +53,7 @@ def train_on_cluster(
     negatives: NegativesTable | None,
     total_steps: int,
     folder: Path,
-    hear: Callable[[News], None],
+    on_event: Callable[[Event], None],
     told: int = 0,
     dev_sets: Sequence[DevSet] = (),
     here: bool = False,
@@ -67,7 +67,7 @@ def train_on_cluster(
         negatives: the negatives table, or None.
         total_steps: after which training ends at the latest.
         folder: the run directory, on storage that every node sees; the best model stands in its `model` afterwards.
-        hear: called on the driver with every item of news.
+        on_event: called on the driver with every event.
         told: the last step that an earlier call has told of.
         dev_sets: what checkpoints are evaluated on while training goes on; none where they are not.
         here: whether the only worker is this process, which spares starting one; a death is the caller's then.
@@ -77,15 +77,15 @@ def train_on_cluster(
         UserError: a worker met something a user can mend, or the processes die again and again.
     """
     mistakes: list[UserError] = []
-    ends: list[GivenUp] = []
+    ends: list[RestartsExhausted] = []
 
-    def hear_or_keep(item: News | UserError | GivenUp) -> None:
-        if isinstance(item, UserError):
-            mistakes.append(item)
-        elif isinstance(item, GivenUp):
-            ends.append(item)
+    def handle(event: Event | UserError | RestartsExhausted) -> None:
+        if isinstance(event, UserError):
+            mistakes.append(event)
+        elif isinstance(event, RestartsExhausted):
+            ends.append(event)
         else:
-            hear(item)
+            on_event(event)
 
     for name, value in (_RAY_TRAIN | FIRST).items():
         os.environ.setdefault(name, value)
@@ -93,10 +93,10 @@ def train_on_cluster(
     most = config.training.sharing(most)
     first = ray.put(negatives)
     with (
-        (inline if here else listening)(hear_or_keep) as listener,
+        (open_inline_queue if here else open_event_queue)(handle) as events,
         TemporaryDirectory(prefix="raytriever-") as state,
         mining(config, places, first, folder) as miner,
-        validating(config, dev_sets, folder, lambda line: hear(Notice(line))) as evaluator,
+        validating(config, dev_sets, folder, lambda line: on_event(LogMessage(line))) as evaluator,
     ):
         work = {
             "config": config,
@@ -108,7 +108,7 @@ def train_on_cluster(
             "told": told,
             "total_steps": total_steps,
             "folder": str(folder.resolve()),
-            "mailbox": listener.mailbox,
+            "queue": events.queue,
             "workplace": Workplace(),
             "beside": beside,
         }
@@ -121,7 +121,7 @@ def train_on_cluster(
         if here:
             trainer().fit()
         else:
-            failure = fit(trainer, listener)
+            failure = fit(trainer, events)
     if mistakes:
         raise mistakes[0]
     if ends:
@@ -147,8 +147,8 @@ def _trainer(work: dict[str, Any], workers: tuple[int, int], state: Path, here: 
         run_config=RunConfig(
             name="train",
             storage_path=str(state),
-            callbacks=[Introduction(work["mailbox"]), Failures(work["mailbox"])],
-            # The mailbox counts failures, and lets no group begin after too many.
+            callbacks=[Introduction(work["queue"]), Failures(work["queue"])],
+            # The event queue counts failures, and lets no group start after too many.
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACE_ATTEMPTS),
         ),
     )
@@ -171,13 +171,13 @@ def _not_begun(failure: ControllerError, workers: int) -> Exception:
     return failure
 
 
-def _end_of(end: GivenUp) -> Exception:
+def _end_of(end: RestartsExhausted) -> Exception:
     """What the driver raises when no group may begin any more."""
     first = end.reason.split("\n")[0]
-    if not end.died:
-        return RuntimeError(f"workers failed again and again after step {end.reached}:\n{end.reason}")
+    if not end.process_died:
+        return RuntimeError(f"workers failed again and again after step {end.last_step}:\n{end.reason}")
     return TrainingError(
         f"{first}, and so it was again and again without a step between",
-        f"after step {end.reached}",
+        f"after step {end.last_step}",
         "see whether memory is short (a smaller --grad-cache-chunk or --batch-size), then give the command again",
     )

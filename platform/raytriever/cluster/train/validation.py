@@ -20,7 +20,7 @@ import numpy as np
 import ray
 import torch
 
-from raytriever.cluster.event_queue import Sender
+from raytriever.cluster.event_queue import EventQueue, ValidationEvent
 from raytriever.cluster.gauges import Gauges, run_of
 from raytriever.cluster.session import Workplace
 from raytriever.cluster.train.dev_sets import DEV, DevSet, dev_protocol, digest_of
@@ -217,26 +217,26 @@ def validating(config: Config, sets: Sequence[DevSet], folder: Path, say: Callab
 
 
 def validation_plan(
-    job: Mapping[str, Any], config: Config, folder: Path, workers: Workers, device: torch.device, sender: Sender
+    job: Mapping[str, Any], config: Config, folder: Path, workers: Workers, device: torch.device, queue: EventQueue
 ) -> ValidationPlan | None:
     """A worker's plan; every worker makes the call.
 
     Args:
-        job: of `train_on_cluster`: its `evaluator`, its `dev_sets`, its `mailbox`, and what earlier calls `told` of.
+        job: of `train_on_cluster`: its `evaluator`, its `dev_sets`, its `queue`, and what earlier calls `told` of.
         config: the experiment.
         folder: the run directory.
         workers, device: the group, and where its collectives take their tensors.
-        sender: of this worker.
+        queue: of this worker.
     """
     if not job["dev_sets"]:
         return None
-    told = max(job["told"], ray.get(job["mailbox"].reached.remote()))
+    told = max(job["told"], queue.last_step())
     told = int(workers.maximum(torch.tensor(told, device=device)))
     return ValidationPlan(
         folder / FOLDER,
         config.validation.eval_behind,
         RayEvaluator(job["evaluator"], Gauges(run_of(folder))) if workers.rank == 0 else None,
-        lambda step, measured: sender.evaluated(step, dict(measured)),
+        lambda step, metrics: queue.send(ValidationEvent(step, dict(metrics))),
         told,
         digest_of(job["dev_sets"], config),
     )

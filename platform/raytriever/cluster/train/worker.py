@@ -14,7 +14,7 @@ from ray.train.torch import get_device
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raytriever.cluster.event_queue import Sender
+from raytriever.cluster.event_queue import CheckpointEvent, EventQueue, LogMessage, StatusMessage, StepEvent
 from raytriever.cluster.train.refresh import refresh_plan
 from raytriever.cluster.train.validation import validation_plan
 from raytriever.config import Config
@@ -65,44 +65,43 @@ def train_worker(job: Mapping[str, Any]) -> None:
     """Take part in training as far as the group may begin and this process is needed.
 
     Args:
-        job: see `train_on_cluster`, which makes it. What a user can mend is sent to its `mailbox` before it ends the
+        job: see `train_on_cluster`, which makes it. What a user can mend is sent to its `queue` before it ends the
             group.
     """
-    mailbox, config, device = job["mailbox"], job["config"], get_device()
+    queue, config, device = job["queue"], job["config"], get_device()
     # transformers may load DeepSpeed long before anything here does, and it would look for a GPU and say so.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    if not _may_begin(mailbox, device):
+    if not _may_begin(queue, device):
         return
-    sender = Sender(mailbox)
-    if not _stay(config, sender, device):
+    if not _stay(config, queue, device):
         return
     try:
-        _train(job, sender, device)
+        _train(job, queue, device)
     except UserError as mistake:
-        ray.get(mailbox.send.remote(mistake))
+        queue.flush(mistake)
         # Others may wait for this worker in a collective: only an error makes Ray end the whole group.
         if current_workers().size > 1:
             raise
 
 
-def _may_begin(mailbox: Any, device: torch.device) -> bool:
+def _may_begin(queue: EventQueue, device: torch.device) -> bool:
     """Whether this group trains: not after a mistake, nor where too many groups failed without getting further."""
     workers = current_workers()
-    begins = workers.rank == 0 and ray.get(mailbox.begin.remote())
+    begins = workers.rank == 0 and queue.may_start()
     return bool(workers.sum(torch.tensor(int(begins), device=device)))
 
 
-def _stay(config: Config, sender: Sender, device: torch.device) -> bool:
+def _stay(config: Config, queue: EventQueue, device: torch.device) -> bool:
     """Whether this process is among those that train; the others stand by until the group is resized."""
     workers, settings = current_workers(), config.training
     there, size = workers.size, settings.sharing(workers.size)
     if workers.rank == 0 and settings.workers[0] < settings.workers[1]:
         idle = f", {there - size} stand by: {settings.batch_size} does not divide by {there}" if size < there else ""
-        sender.notice(f"{size} worker{'s' if size > 1 else ''} of {settings.num_workers}{idle}")
+        queue.send(LogMessage(f"{size} worker{'s' if size > 1 else ''} of {settings.num_workers}{idle}"))
     return size == there or regroup(size, device)
 
 
-def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None:
+def _train(job: Mapping[str, Any], queue: EventQueue, device: torch.device) -> None:
     config: Config = job["config"]
     folder = Path(job["folder"])
     # Ray starts workers elsewhere; data sets and models may be named by relative paths.
@@ -116,7 +115,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
 
     def phase(text: str) -> None:
         if workers.rank == 0:
-            sender.phase(text)
+            queue.send(StatusMessage(text))
 
     phase("loading the encoder in the workers")
     retriever = load_retriever(config.model).to(device)
@@ -129,7 +128,7 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
     negatives = ray.get(job["negatives"])
     source = material.train(negatives)
     if material.teacher is not None and workers.rank == 0:
-        sender.notice(f"teacher: {Coverage.of(material.teacher, source.examples)}")
+        queue.send(LogMessage(f"teacher: {Coverage.of(material.teacher, source.examples)}"))
     phase("the first step, which compiles what all steps run")
     train(
         Assignment(
@@ -143,12 +142,12 @@ def _train(job: Mapping[str, Any], sender: Sender, device: torch.device) -> None
             device=device,
             workers=workers,
             folder=folder / "checkpoints",
-            listener=lambda step, measured: sender.step(step, dict(measured)),
-            notice=sender.notice,
-            heard=sender.settle,
+            listener=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
+            notice=lambda text: queue.send(LogMessage(text)),
+            heard=lambda step: queue.flush(CheckpointEvent(step)),
             data_digest=material.digest(negatives),
             refresh=refresh_plan(job, config, material, folder, workers, device),
-            validation=validation_plan(job, config, folder, workers, device, sender),
+            validation=validation_plan(job, config, folder, workers, device, queue),
         )
     )
     phase("writing the model")

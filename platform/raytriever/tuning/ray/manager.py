@@ -24,7 +24,7 @@ from raytriever.progress import Progress
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import STAGE, LastingTracker, Point
 from raytriever.tuning.ray.training_data import SweepMaterial, config_of
-from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialJob, TrialNews
+from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
 from raytriever.tuning.sampler import OPTUNA, Past, Sampler
 from raytriever.tuning.space import DEV_LOSS, short_name
 from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, best_of, write_trials
@@ -157,12 +157,12 @@ class Conductor:
                 except UserError as mistake:  # of these settings alone: others may be right
                     self._settle(number, FAILED, reason=str(mistake))
 
-    def hear(self, news: TrialNews) -> None:
-        """Take one item of a trial's news."""
+    def record(self, event: TrialEvent) -> None:
+        """Record one event of a trial."""
         with self._lock:
-            running = self._running.get(news.number)
-            if running is not None and news.item is not None:  # else it was stopped while this was under way
-                running.recorder.hear(news.item)
+            running = self._running.get(event.number)
+            if running is not None and event.event is not None:  # otherwise the trial was stopped in the meantime
+                running.recorder.record(event.event)
 
     def ended(self, number: int, result: Mapping[str, Any] | None, died: bool) -> None:
         """A trial is over: it reported its end, was stopped at a look, or lost its process too often."""

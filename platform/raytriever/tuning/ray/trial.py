@@ -16,7 +16,7 @@ import ray
 import torch
 from ray import tune
 
-from raytriever.cluster.event_queue import Evaluated, News, Saving, StepNews
+from raytriever.cluster.event_queue import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
 from raytriever.cluster.session import Workplace, gpus
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.trainer import train_on_cluster
@@ -33,7 +33,6 @@ from raytriever.tracking.steps import curve
 
 # What a trial reports to Tune in the end: how it ended, its figures, or why it failed.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
-_REFS_KEPT = 256
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ class TrialJob:
 
 
 @dataclass(frozen=True)
-class TrialNews:
-    """News of a trial, on their way to the driver; None behind the last of them."""
+class TrialEvent:
+    """Event of a trial, on its way to the driver; None after the last one."""
 
     number: int
-    item: News | None
+    event: Event | None
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,14 @@ class Circumstances:
     """What all trials of a sweep share.
 
     Args:
-        mailbox: of the driver.
+        queue: event queue of the driver.
         workplace: of the driver.
         beside: trials that share a node's cores.
         reported: what Tune hears of at every look; nothing where no trial is stopped early.
         metrics: whether the whole corpus is searched in the end, or the dev loss suffices.
     """
 
-    mailbox: Any
+    queue: EventQueue
     workplace: Workplace
     beside: int
     reported: str | None
@@ -98,7 +97,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     around.workplace.enter()
     folder = Path(job.folder)
     told = max((step for step, _ in curve(folder, "loss")), default=0)
-    voice = _Voice(job.number, around)
+    reporter = _TrialReporter(job.number, around)
     end: dict[str, Any]
     try:
         train_on_cluster(
@@ -107,7 +106,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
             tables[job.negatives],
             job.total_steps,
             folder,
-            voice.hear,
+            reporter.on_event,
             told,
             job.dev_sets,
             here=job.config.training.workers[1] == 1,
@@ -120,48 +119,38 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
         (folder / "error.txt").write_text(traceback.format_exc())
         first = str(error).strip().split("\n")[0]
         end = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
-    voice.close()
+    reporter.close()
     tune.report(end)
 
 
-class _Voice:
-    """Sends a trial's news to the driver, and tells Tune at every look."""
+class _TrialReporter:
+    """Sends a trial's events to the driver, and reports its validations to Tune."""
 
     def __init__(self, number: int, around: Circumstances) -> None:
-        self._number, self._mailbox, self._reported = number, around.mailbox, around.reported
-        self._refs: list[Any] = []
+        self._number, self._queue, self._watched = number, around.queue, around.reported
 
-    def hear(self, item: News) -> None:
-        """Pass an item on; comes back after a checkpoint's or a look's when the driver has kept all till then."""
-        news = TrialNews(self._number, item)
-        look = self._look(item)
-        if look or isinstance(item, Saving):
-            self.settle()
-            ray.get(self._mailbox.settle.remote(news))
+    def on_event(self, event: Event) -> None:
+        """Send an event. At a checkpoint and at a validation, return after the driver has stored all events."""
+        result = self._result(event)
+        if result or isinstance(event, CheckpointEvent):
+            self._queue.flush(TrialEvent(self._number, event))
         else:
-            self._refs.append(self._mailbox.send.remote(news))
-        if len(self._refs) > _REFS_KEPT:
-            done, self._refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
-            ray.get(done)
-        if look:
-            # Where Tune stops the trial this raises SystemExit, which ends the training that told of the look.
-            tune.report(look)
+            self._queue.send(TrialEvent(self._number, event))
+        if result:
+            # Where Tune stops the trial, this raises SystemExit, which ends the training that sent the event.
+            tune.report(result)
 
-    def _look(self, item: News) -> dict[str, float] | None:
-        """What Tune hears of a look."""
-        if self._reported is None or not isinstance(item, StepNews | Evaluated) or self._reported not in item.measured:
+    def _result(self, event: Event) -> dict[str, float] | None:
+        """Return the result that Tune compares trials by, or None if the event holds none."""
+        if self._watched is None or not isinstance(event, StepEvent | ValidationEvent):
             return None
-        return {STEP: item.step, self._reported: item.measured[self._reported]}
-
-    def settle(self) -> None:
-        """Come back when all that was sent has arrived."""
-        refs, self._refs = self._refs, []
-        ray.get(refs)
+        if self._watched not in event.metrics:
+            return None
+        return {STEP: event.step, self._watched: event.metrics[self._watched]}
 
     def close(self) -> None:
-        """Come back when the driver has heard all."""
-        self.settle()
-        ray.get(self._mailbox.settle.remote(TrialNews(self._number, None)))
+        """Return when the driver has handled all events."""
+        self._queue.flush(TrialEvent(self._number, None))
 
 
 def _measured(job: TrialJob) -> dict[str, float]:

@@ -21,7 +21,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 from ray.tune.search import Searcher
 
 from raytriever.activity import activity
-from raytriever.cluster.event_queue import listening
+from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import Workplace, gpus
 from raytriever.cluster.train.fit import FitThread
 from raytriever.tracking.steps import curve
@@ -172,9 +172,9 @@ def run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material:
     nodes = sum(node["Alive"] for node in ray.nodes())
     for name, value in _RAY_TUNE.items():
         os.environ.setdefault(name, value)
-    with listening(conductor.hear) as listener, TemporaryDirectory(prefix="raytriever-") as state:
+    with open_event_queue(conductor.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
         around = Circumstances(
-            listener.mailbox,
+            events.queue,
             Workplace(),
             math.ceil(plan.at_once / nodes),
             watched_metric(plan.base, search),
@@ -206,7 +206,7 @@ def run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material:
         fit.start()
         try:
             with activity(lambda seconds: f"{conductor.state()}: {seconds:.0f} s"):
-                fit.wait(listener.broken)
+                fit.wait(events.has_failed)
         finally:
             conductor.leave()
             fit.end(stop.tell)

@@ -1,0 +1,56 @@
+"""Restart policy: conditions under which a failed worker group may start again."""
+
+from __future__ import annotations
+
+import itertools
+
+from raytriever.cluster.event_queue import IDLE_RESTARTS, RestartPolicy
+
+
+def starts(restarts: RestartPolicy, step: int) -> bool:
+    """Start one group that reaches a step and fails. Return whether it could start."""
+    if not restarts.may_start():
+        return False
+    restarts.record_step(step)
+    restarts.record_failure(f"at {step}")
+    return True
+
+
+def test_a_run_that_makes_progress_may_always_restart() -> None:
+    restarts = RestartPolicy()
+    assert all(starts(restarts, step) for step in range(1, 1000))
+    assert restarts.may_start()
+    assert restarts.last_step == 999
+
+
+def test_a_step_that_always_fails_ends_the_run() -> None:
+    restarts = RestartPolicy()
+    # The first group makes progress; the others get no further than the first.
+    started = list(itertools.takewhile(bool, (starts(restarts, 7) for _ in range(100))))
+    assert len(started) == 1 + 1 + IDLE_RESTARTS
+    assert not restarts.may_start()
+    assert restarts.reason == "at 7"
+
+
+def test_repeated_steps_are_no_progress() -> None:
+    restarts = RestartPolicy(idle=2)
+    assert starts(restarts, 50)
+    assert [starts(restarts, step) for step in (40, 50, 45, 60)] == [True, True, True, False]
+
+
+def test_progress_resets_the_count_of_failures() -> None:
+    restarts = RestartPolicy(idle=1)
+    assert [starts(restarts, step) for step in (1, 1, 2, 2, 3, 3, 3, 3)] == [True] * 7 + [False]
+
+
+def test_a_resize_is_no_failure() -> None:
+    restarts = RestartPolicy(idle=0)
+    assert all(restarts.may_start() for _ in range(10))
+
+
+def test_repeated_reports_of_one_failure_count_once() -> None:
+    restarts = RestartPolicy(idle=1)
+    restarts.may_start()
+    for _ in range(5):
+        restarts.record_failure("node taken away")
+    assert restarts.may_start()

@@ -17,12 +17,12 @@ import pytrec_eval
 from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
-from raytriever.metrics.auc import auc, auc_interval, merged_pairs
+from raytriever.metrics.auc import auc_interval, merged_pairs, pooled_auc
 from raytriever.metrics.order import order_results
 from raytriever.metrics.ranking import measure_ranking
 from raytriever.metrics.relevance import Relevance
 from raytriever.metrics.significance import randomisation_test
-from raytriever.metrics.streaming_auc import ScoreCounts, streaming_auc
+from raytriever.metrics.streaming import ScoreCounts, streaming_auc
 
 QUERIES, RESULTS, DOCUMENTS, JUDGED = 10_000, 1_000, 1_000_000, 20
 NAMES = {
@@ -106,8 +106,8 @@ def pooled() -> dict[str, End]:
         theirs = rng.normal(30, 9, SCORES - positives).astype(dtype)
         labels = np.r_[np.ones(len(ours), bool), np.zeros(len(theirs), bool)]
         together = np.r_[ours, theirs]
-        apart = float(abs(auc(ours, theirs) - roc_auc_score(labels, together)))
-        taken = seconds(lambda a=ours, b=theirs: auc(a, b), 3)
+        apart = float(abs(pooled_auc(ours, theirs) - roc_auc_score(labels, together)))
+        taken = seconds(lambda a=ours, b=theirs: pooled_auc(a, b), 3)
         ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / taken
         found |= {
             f"AUC of 10^7 scores, {title} (s)": End(taken, "told", True),

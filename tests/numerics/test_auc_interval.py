@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import t as student
 
-from raytriever.metrics.auc import auc, auc_interval
+from raytriever.metrics.auc import auc_interval, pooled_auc
 from raytriever.metrics.inputs import MetricInputError
 
 
@@ -66,7 +66,7 @@ def test_only_the_clustered_error_is_that_of_repeated_draws_where_queries_have_l
     for _ in range(300):
         level = rng.normal(0, 2, 40)
         up, down = rng.normal(1, 1, 40) + level, rng.normal(0, 1, 800) + level[theirs]
-        areas.append(auc(up, down))
+        areas.append(pooled_auc(up, down))
         plain.append(auc_interval(up, down).standard_error)
         clustered.append(auc_interval(up, down, ours, theirs).standard_error)
     assert np.mean(clustered) == pytest.approx(np.std(areas), rel=0.12)

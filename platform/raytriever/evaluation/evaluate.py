@@ -24,7 +24,7 @@ from raytriever.evaluation.answers import accuracy_per_query, cutoff_of
 from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, judged_queries, own_documents
 from raytriever.index.exact.search import tie_order, top_k
 from raytriever.index.score import pair_scores
-from raytriever.metrics.auc import auc, auc_per_query
+from raytriever.metrics.auc import auc_per_query, pooled_auc
 from raytriever.metrics.ranking import measure_ranking
 from raytriever.metrics.relevance import Relevance
 
@@ -101,7 +101,7 @@ def evaluate(
     # A query all of whose documents are relevant has no AUC of its own.
     means = {name: float(np.nanmean(values)) for name, values in per_query.items()}
     if AUC in protocol.metrics:
-        means[AUC] = auc(pools[0], pools[1])
+        means[AUC] = pooled_auc(pools[0], pools[1])
     return Evaluation(
         queries,
         ranking[:, :kept],

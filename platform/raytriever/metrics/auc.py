@@ -1,7 +1,7 @@
 """Area under the ROC curve: of pooled scores, of each query, with a confidence interval, and as pseudo-values.
 
 The AUC is the Mann-Whitney U statistic, exact, ties by mid-rank. Intervals and pseudo-values take the scores of one
-query as a cluster (Obuchowski, 1997). Pools beyond memory: `streaming_auc.py`."""
+query as a cluster (Obuchowski, 1997). Pools beyond memory: `streaming.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence, check_
 MOST_PAIRS = 2**63
 
 
-def auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> float:
+def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> float:
     """The AUC of two pools of scores, 0 to 1; a tie counts half; NaN when either pool is empty.
 
     Args:

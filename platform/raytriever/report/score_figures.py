@@ -11,7 +11,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from numpy import ndarray
 
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.metrics.curves import ScoreHistograms, roc_curve, score_histograms
 from raytriever.metrics.proportions import wilson
 from raytriever.report.figures import COLOURS, WIDTH, label, lines, picture
@@ -49,7 +49,7 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
         axes = figure.add_subplot()
         for (name, pools), (colour, dash) in zip(_filled(systems).items(), lines(), strict=False):
             curve = roc_curve(pools.positive_scores, pools.negative_scores, ROC_POINTS)
-            area = auc(pools.positive_scores, pools.negative_scores)
+            area = pooled_auc(pools.positive_scores, pools.negative_scores)
             axes.plot(
                 curve.false_positive_rate,
                 curve.true_positive_rate,

@@ -15,7 +15,7 @@ from raytriever.evaluation.evaluate import Evaluation, evaluate_embeddings
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.protocol import Protocol, own_judgements
 from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
@@ -56,7 +56,7 @@ def test_pools_and_metrics_follow_the_protocol(depth: int, monkeypatch: pytest.M
     positives, negatives = literal_pools(queries @ documents.T, rows, {1: 9}, depth)
     np.testing.assert_allclose(np.sort(found.positive_scores), np.sort(positives), rtol=1e-5)
     np.testing.assert_allclose(np.sort(found.negative_scores), np.sort(negatives), rtol=1e-5)
-    assert found.metrics["auc"] == pytest.approx(auc(np.array(positives), np.array(negatives)))
+    assert found.metrics["auc"] == pytest.approx(pooled_auc(np.array(positives), np.array(negatives)))
     assert found.queries.tolist() == [0, 1, 2, 4]
     assert 9 not in found.ranking[1]
     assert found.ranking[0].tolist() == np.argsort(-(queries[0] @ documents.T))[: found.ranking.shape[1]].tolist()

@@ -22,7 +22,7 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, evaluated_models
 from raytriever.evaluation.results import check_output, read_results
 from raytriever.evaluation.systems import Encoders
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.models.config import ModelConfig
 from raytriever.storage import read_manifest
 from raytriever.tracking.tracker import DatasetRecord, Point
@@ -174,7 +174,7 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
             assert len(pools["positives"]) == 41
             assert pools["negative_queries"].max() == 39
         with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
-            found = auc(pools["positives"], pools["negatives"])
+            found = pooled_auc(pools["positives"], pools["negatives"])
         assert found == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
     told = json.loads((done.output / "per_query" / "forums.json").read_bytes())
     place = told["queries"].index("two/q128")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from raytriever.metrics.auc import auc, auc_per_query
+from raytriever.metrics.auc import auc_per_query, pooled_auc
 from raytriever.metrics.inputs import MetricInputError
 
 
@@ -21,7 +21,7 @@ def test_equals_sklearn_with_ties_and_scores_of_any_range(seed: int, positives: 
     up = rng.integers(-30, 60, positives).astype(np.float32)
     down = rng.integers(-60, 30, negatives).astype(np.float32)
     labels = np.r_[np.ones(positives), np.zeros(negatives)]
-    assert auc(up, down) == pytest.approx(roc_auc_score(labels, np.r_[up, down]), abs=1e-12)
+    assert pooled_auc(up, down) == pytest.approx(roc_auc_score(labels, np.r_[up, down]), abs=1e-12)
 
 
 @settings(deadline=None, max_examples=50)
@@ -31,25 +31,25 @@ def test_equals_sklearn_with_ties_and_scores_of_any_range(seed: int, positives: 
 )
 def test_equals_its_definition_for_any_float_infinities_included(up: list[float], down: list[float]) -> None:
     ours, theirs = np.array(up), np.array(down, np.float32)
-    assert auc(ours, theirs) == pytest.approx(written_out(ours, theirs.astype(np.float64)), abs=1e-12)
+    assert pooled_auc(ours, theirs) == pytest.approx(written_out(ours, theirs.astype(np.float64)), abs=1e-12)
 
 
 def test_scores_that_only_float64_tells_apart_are_told_apart() -> None:
-    assert auc(np.array([1 + 1e-12]), np.array([1.0], np.float32)) == 1
+    assert pooled_auc(np.array([1 + 1e-12]), np.array([1.0], np.float32)) == 1
 
 
 def test_ties_count_half() -> None:
-    assert auc(np.array([1.0]), np.array([1.0, 1.0, 0.0, 2.0])) == 0.5
-    assert auc(np.array([0.0]), np.array([-0.0])) == 0.5
+    assert pooled_auc(np.array([1.0]), np.array([1.0, 1.0, 0.0, 2.0])) == 0.5
+    assert pooled_auc(np.array([0.0]), np.array([-0.0])) == 0.5
 
 
 def test_an_empty_pool_has_no_area() -> None:
-    assert np.isnan(auc(np.array([]), np.array([1.0])))
+    assert np.isnan(pooled_auc(np.array([]), np.array([1.0])))
 
 
 def test_nan_is_told() -> None:
     with pytest.raises(MetricInputError, match="scores of negatives: 1 scores are NaN, the first at place 1"):
-        auc(np.array([1.0]), np.array([1.0, np.nan]))
+        pooled_auc(np.array([1.0]), np.array([1.0, np.nan]))
 
 
 @settings(deadline=None, max_examples=30)
@@ -60,7 +60,7 @@ def test_per_query_is_the_auc_of_each_querys_scores(seed: int) -> None:
     ours, theirs = rng.integers(0, 7, 12), rng.integers(0, 7, 60)
     found = auc_per_query(up, ours, down, theirs, 8)
     for query in range(8):
-        np.testing.assert_allclose(found[query], auc(up[ours == query], down[theirs == query]), equal_nan=True)
+        np.testing.assert_allclose(found[query], pooled_auc(up[ours == query], down[theirs == query]), equal_nan=True)
 
 
 @pytest.mark.parametrize("queries", [[1], [-1], [0, 0]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.metrics.auc import auc, auc_interval, auc_pseudo_values
+from raytriever.metrics.auc import auc_interval, auc_pseudo_values, pooled_auc
 from raytriever.metrics.inputs import MetricInputError
 
 Pools = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -25,7 +25,7 @@ def pools(seed: int, queries: int = 60) -> Pools:
 @pytest.mark.parametrize("seed", range(5))
 def test_their_mean_is_the_auc(seed: int) -> None:
     found = pools(seed)
-    assert auc_pseudo_values(*found, 60).mean() == pytest.approx(auc(found[0], found[1]), abs=1e-12)
+    assert auc_pseudo_values(*found, 60).mean() == pytest.approx(pooled_auc(found[0], found[1]), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,7 +47,7 @@ def test_a_query_whose_scores_move_moves_its_own_value_most() -> None:
 
 def test_a_query_without_scores_has_the_auc_itself() -> None:
     found = pools(1)
-    assert auc_pseudo_values(*found, 61)[60] == pytest.approx(auc(found[0], found[1]))
+    assert auc_pseudo_values(*found, 61)[60] == pytest.approx(pooled_auc(found[0], found[1]))
 
 
 def test_an_empty_pool_is_refused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_curve as sklearn_curve
 
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.metrics.curves import roc_curve, score_histograms
 from raytriever.metrics.inputs import MetricInputError
 
@@ -42,7 +42,7 @@ def test_with_a_point_for_every_score_it_is_the_whole_curve() -> None:
     false, true, _ = sklearn_curve(labels, finite, drop_intermediate=False)
     np.testing.assert_allclose(found.false_positive_rate, false)
     np.testing.assert_allclose(found.true_positive_rate, true)
-    assert np.trapezoid(found.true_positive_rate, found.false_positive_rate) == pytest.approx(auc(up, down))
+    assert np.trapezoid(found.true_positive_rate, found.false_positive_rate) == pytest.approx(pooled_auc(up, down))
 
 
 def test_the_band_holds_the_whole_true_curve_as_often_as_it_says() -> None:

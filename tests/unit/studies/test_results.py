@@ -12,7 +12,7 @@ import pytest
 
 from raytriever.errors import StorageError
 from raytriever.evaluation.paper_table import latex, markdown
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.report.figures import save_lines
 from raytriever.studies.claims import (
     DID_NOT,
@@ -239,7 +239,7 @@ def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> 
         "positive_queries": np.arange(6),
         "negative_queries": np.repeat(np.arange(6), 5),
     }
-    area = auc(pools["positives"], pools["negatives"])
+    area = pooled_auc(pools["positives"], pools["negatives"])
     values = [0.5, None, 1.0, 0.0, 0.25, 0.75]
     for name in ("per_query", "scores"):
         (tmp_path / name).mkdir()

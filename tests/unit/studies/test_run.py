@@ -12,7 +12,7 @@ import pytest
 
 from raytriever.config import Config, Curriculum, Stage, lay
 from raytriever.errors import ConfigError, StorageError
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, Drawing, Measured, PaperFigures, Study
 from raytriever.studies.run.arm import arm_folder, seeded
@@ -104,7 +104,7 @@ class Arms:
             "negative_queries": np.repeat(np.arange(20), 5),
         }
         np.savez_compressed(place / "scores" / f"letters.{name}.npz", **pools)
-        found = {"auc": auc(pools["positives"], pools["negatives"])}
+        found = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
         about = {"letters": {"queries": 20, "documents": 60, "split": "test"}}
         told = {"format": 1, "models": {name: {"letters": found}}, "about": about}
         (place / "results.json").write_text(json.dumps(told))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.metrics.auc import auc
+from raytriever.metrics.auc import pooled_auc
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.streaming_auc import ScoreCounts, streaming_auc
+from raytriever.metrics.streaming import ScoreCounts, streaming_auc
 
 SMALL = 4 * 2**20
 KINDS = ("cosines", "dots", "tied", "wild", "double")
@@ -40,7 +40,7 @@ def test_within_the_bound(seed: int, kind: str, parts: int, merged: bool) -> Non
             counts.merge(others)
         else:
             counts.add(positives, negatives)
-    exact = auc(*(np.concatenate(pool) for pool in zip(*pools, strict=True)))
+    exact = pooled_auc(*(np.concatenate(pool) for pool in zip(*pools, strict=True)))
     found = streaming_auc(counts)
     assert (found.positives, found.negatives) == (3_000 * parts, 30_000 * parts)
     assert abs(found.value - exact) <= found.error_bound + 1e-15
@@ -50,7 +50,7 @@ def test_within_the_bound(seed: int, kind: str, parts: int, merged: bool) -> Non
 def test_with_room_for_every_float_it_is_exact_and_else_it_is_not() -> None:
     rng = np.random.default_rng(0)
     positives, negatives = (rng.uniform(1.0, 1.5, size).astype(np.float32) for size in (20_000, 50_000))
-    exact, found = auc(positives, negatives), {}
+    exact, found = pooled_auc(positives, negatives), {}
     for budget in (SMALL, 32 * 2**20, 128 * 2**20):
         counts = ScoreCounts(budget)
         counts.add(positives, negatives)
@@ -76,7 +76,7 @@ def test_the_bound_holds_where_all_pairs_of_a_bin_are_in_order(way: str) -> None
         other.add(*part)
         counts.merge(other)
     found = streaming_auc(counts)
-    error = auc(np.r_[around[0], high], np.r_[around[1], low]) - found.value
+    error = pooled_auc(np.r_[around[0], high], np.r_[around[1], low]) - found.value
     assert 1e-4 < error <= found.error_bound
 
 

@@ -17,7 +17,7 @@ import pytrec_eval
 from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
-from raytriever.metrics.auc import auc_interval, merged_pairs, pooled_auc
+from raytriever.metrics.auc import auc_interval, count_ordered_pairs, pooled_auc
 from raytriever.metrics.order import order_results
 from raytriever.metrics.ranking import measure_ranking
 from raytriever.metrics.relevance import Relevance
@@ -139,7 +139,7 @@ def stream(scores: int, spread: float, shift: float) -> tuple[float, float, floa
         taken += seconds(lambda a=positives, b=negatives: counts.add(a, b))
         positives = none
         negatives.sort()
-        pairs += int(merged_pairs(ordered, negatives))
+        pairs += int(count_ordered_pairs(ordered, negatives))
     found = streaming_auc(counts)
     error = abs(found.value - pairs / (2 * found.positives * found.negatives))
     # Not `ru_maxrss`, which a process begins with at its parent's.

@@ -23,7 +23,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.evaluation.corpus_sample import part_of_corpus
+from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE
@@ -80,7 +80,7 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
 def measured_on(others: int) -> RetrievalDataset:
     """The test split and a part of the corpus."""
     dataset = open_dataset("pydocs", ["test"])
-    return part_of_corpus(dataset, "test", others, 0, lambda whole: Bm25Index(whole.passages()))
+    return sample_corpus(dataset, "test", others, 0, lambda whole: Bm25Index(whole.passages()))
 
 
 def cut(embeddings: ndarray, width: int) -> ndarray:

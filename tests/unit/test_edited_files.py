@@ -17,7 +17,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import read_results
-from raytriever.evaluation.significance import best_of_rows
+from raytriever.evaluation.significance import read_best_rows
 from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison
@@ -119,7 +119,7 @@ def compared(folder: Path, to: Path) -> None:
 
 def tables(folder: Path) -> None:
     results = read_results(folder)
-    result_tables(results["models"], results.get("significance", []), best_of_rows(results.get("best", [])))
+    result_tables(results["models"], results.get("significance", []), read_best_rows(results.get("best", [])))
     threshold_table(results.get("calibration") or [])
 
 

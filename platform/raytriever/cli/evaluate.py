@@ -34,35 +34,35 @@ def main(words: list[str]) -> None:
     lock_output(arguments, output)
 
     from raytriever.cluster.evaluation import evaluate_in_session
-    from raytriever.evaluation.datasets import named, sets_of
-    from raytriever.evaluation.job import evaluation_text
-    from raytriever.evaluation.pooled_scores import read_aims
+    from raytriever.evaluation.datasets import describe_datasets, with_mteb_task
+    from raytriever.evaluation.job import format_results
+    from raytriever.evaluation.pooled_scores import parse_aims
     from raytriever.evaluation.protocol import Protocol, read_metrics
-    from raytriever.evaluation.request import EvaluationJob, baselines_of, evaluated_models, pinned_models, with_suite
+    from raytriever.evaluation.request import EvaluationJob, add_suite, choose_baselines, pin_models, read_models
     from raytriever.evaluation.results import RESULTS
     from raytriever.tracking.mlflow_tracker import tracking_uri
     from raytriever.tracking.spool import open_beside
 
     if not arguments.datasets and not config.suite:
         raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
-    models = pinned_models(evaluated_models(arguments.models, model))
+    models = pin_models(read_models(arguments.models, model))
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     job = EvaluationJob(
         models=models,
-        sets=[named(one) for one in sets_of(arguments.datasets, config.split)],
-        baselines=baselines_of(arguments.baseline, models),
+        datasets=[with_mteb_task(one) for one in describe_datasets(arguments.datasets, config.split)],
+        baselines=choose_baselines(arguments.baseline, models),
         protocol=protocol,
-        aims=read_aims(arguments.calibrate),
+        aims=parse_aims(arguments.calibrate),
         calibration_split=config.calibration_split,
         precision=training.precision,
         max_bad_rows=data.max_bad_rows,
     )
     if config.suite:
-        job = with_suite(job, Path(config.data_root) if config.data_root else None, warn)
+        job = add_suite(job, Path(config.data_root) if config.data_root else None, warn)
     results = evaluate_in_session(
         job, encoding, output, arguments.fresh, lambda: open_beside(tracking_uri(), output, warn), warn
     )
-    show(evaluation_text(results))
+    show(format_results(results))
     show(f"\n{output / RESULTS}")
 
 

@@ -49,7 +49,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
 
-    from raytriever.evaluation.tables import metrics_table, outcome_notes
+    from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory
     from raytriever.experiment.train import run_experiment
     from raytriever.tracking.mlflow_tracker import tracking_uri
@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
     config = curriculum.base
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
     show(metrics_table(rows))
-    show(outcome_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
+    show(training_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
     if finished.quarantined:
         show(finished.quarantined)
     show("\nGo on with:")

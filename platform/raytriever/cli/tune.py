@@ -40,7 +40,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
 
-    from raytriever.evaluation.tables import metrics_table, outcome_notes
+    from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory
     from raytriever.terminal import plain_table
     from raytriever.tuning.ray.sweep import run_sweep
@@ -56,7 +56,7 @@ def main(words: list[str]) -> None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
         show(metrics_table(rows))
-        show(outcome_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
+        show(training_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
         best = command_line("python", "jobs/train.py", "--config", swept.path / "best.yaml", "--output")
         show(f"\nGo on with:\n  {best} DIR")
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")

@@ -13,7 +13,7 @@ from raytriever.cluster.gauges import Gauges, tell_evaluation, watched_encoding
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.encoding.config import EncodeConfig
 from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.request import EvaluationJob, Say
+from raytriever.evaluation.request import EvaluationJob
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Workers
 from raytriever.report.evaluation import write_evaluation_report
@@ -22,7 +22,12 @@ from raytriever.tracking.tracker import Tracker
 
 
 def evaluate_in_session(
-    job: EvaluationJob, config: EncodeConfig, output: Path, fresh: bool, tracker: Callable[[], Tracker], say: Say
+    job: EvaluationJob,
+    config: EncodeConfig,
+    output: Path,
+    fresh: bool,
+    tracker: Callable[[], Tracker],
+    log: Callable[[str], None],
 ) -> Results:
     """`run_evaluation` by this process, or by the actors that `config` asks for, with the same figures.
 
@@ -37,10 +42,10 @@ def evaluate_in_session(
         workers = _workers(pool, Gauges(output.name)) if pool else Workers()
         told: list[Gauges] = []
 
-        def hear(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
+        def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
             told.append(tell_evaluation(output.name, model, dataset, metrics))
 
-        return run_evaluation(job, output, fresh, tracker, say, workers, write_evaluation_report, hear)
+        return run_evaluation(job, output, fresh, tracker, log, workers, write_evaluation_report, on_result)
 
 
 def _workers(pool: ActorPool, gauges: Gauges) -> Workers:

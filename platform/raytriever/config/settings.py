@@ -66,9 +66,9 @@ def check_config(config: Config) -> None:
     _check_teacher(config)
     check_validation(config.validation, config.training)
     if config.training.best_metric != DEV_LOSS:
-        from raytriever.evaluation.protocol import deciding_metric  # numpy, which the command line can do without
+        from raytriever.evaluation.protocol import read_best_metric  # numpy, which the command line can do without
 
-        deciding_metric(config.training.best_metric)
+        read_best_metric(config.training.best_metric)
 
 
 def _check_splits(data: DataConfig) -> None:

@@ -20,7 +20,7 @@ from raytriever.mining.bm25 import Bm25Index
 DEPTH = 100
 
 
-def part_of_corpus(
+def sample_corpus(
     dataset: RetrievalDataset, split: str, others: int, seed: int, index_of: Callable[[RetrievalDataset], Bm25Index]
 ) -> RetrievalDataset:
     """The data set with all documents that the split judges and `others` further ones, in their order.

@@ -20,7 +20,7 @@ CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 
 
 @dataclass(frozen=True)
-class EvaluationSet:
+class EvaluationDataset:
     """One row of an evaluation.
 
     Args:
@@ -54,19 +54,19 @@ class EvaluationSet:
         """Where the data set is, of a divided one the folder of its parts."""
         return os.path.dirname(self.places[0]) if self.is_divided else self.places[0]
 
-    def called(self, name: str) -> EvaluationSet:
+    def called(self, name: str) -> EvaluationDataset:
         """Return the data set under another name."""
         return replace(
             self, name=name, parts=self.parts if self.is_divided else {name: next(iter(self.parts.values()))}
         )
 
 
-def sets_of(sources: Sequence[str], split: str) -> list[EvaluationSet]:
+def describe_datasets(sources: Sequence[str], split: str) -> list[EvaluationDataset]:
     """The data sets that were named, one by one; nothing is opened."""
     return [_set_of(source, split) for source in sources]
 
 
-def distinct_sets(sets: Sequence[EvaluationSet]) -> list[EvaluationSet]:
+def rename_duplicates(sets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
     """Return the data sets with names that differ in tables and file names.
 
     Of data sets with one name each has the folders before it in its name, as far as they differ, and a number where
@@ -90,7 +90,7 @@ def distinct_sets(sets: Sequence[EvaluationSet]) -> list[EvaluationSet]:
     return [one if one.name == name else one.called(name) for one, name in zip(sets, unique, strict=True)]
 
 
-def check_file_names(models: Sequence[str], sets: Sequence[EvaluationSet]) -> None:
+def check_file_names(models: Sequence[str], sets: Sequence[EvaluationDataset]) -> None:
     """Refuse names of which two different pairs would give one file: `a` on `b.c`, and `a.b` on `c`.
 
     Raises:
@@ -111,7 +111,7 @@ def check_file_names(models: Sequence[str], sets: Sequence[EvaluationSet]) -> No
                 writers[file] = writer
 
 
-def parts_of(source: str) -> list[str]:
+def find_parts(source: str) -> list[str]:
     """The places of a divided data set's parts: folders, or names of `ir_datasets`; none for one that is whole."""
     if source.startswith(IR_DATASETS):
         return _forums(source.removeprefix(IR_DATASETS))
@@ -121,16 +121,16 @@ def parts_of(source: str) -> list[str]:
     return sorted(str(one) for one in folder.iterdir() if _counts(one) and _is_beir(one))
 
 
-def _set_of(source: str, split: str) -> EvaluationSet:
+def _set_of(source: str, split: str) -> EvaluationDataset:
     there = expanded(source)
     if there.exists():
         name = safe_name(Path(os.path.abspath(there)).name)
     else:
         name = safe_name(source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0])
-    places = parts_of(source)
+    places = find_parts(source)
     if not places:
-        return EvaluationSet(name, {name: source}, split)
-    return EvaluationSet(name, dict(zip(unique_names(distinct_names(places)), places, strict=True)), split)
+        return EvaluationDataset(name, {name: source}, split)
+    return EvaluationDataset(name, dict(zip(unique_names(distinct_names(places)), places, strict=True)), split)
 
 
 def _forums(name: str) -> list[str]:
@@ -191,12 +191,14 @@ BEIR = {
 }
 
 
-def named(one: EvaluationSet) -> EvaluationSet:
+def with_mteb_task(one: EvaluationDataset) -> EvaluationDataset:
     """The same with its name in MTEB, where it bears that of a data set of the suite."""
     return replace(one, task=BEIR[one.name].task) if one.name in BEIR else one
 
 
-def beir_suite(root: Path | None, opens: Callable[[EvaluationSet], None]) -> tuple[list[EvaluationSet], list[str]]:
+def beir_suite(
+    root: Path | None, opens: Callable[[EvaluationDataset], None]
+) -> tuple[list[EvaluationDataset], list[str]]:
     """The data sets of the suite that are there, in the order of BEIR's tables.
 
     Args:
@@ -211,7 +213,7 @@ def beir_suite(root: Path | None, opens: Callable[[EvaluationSet], None]) -> tup
         reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
         for source in _places(root, name, member):
             try:
-                [one] = sets_of([source], member.split)
+                [one] = describe_datasets([source], member.split)
                 one = replace(one, name=name, task=member.task, parts=_renamed(one, name))
                 opens(one)
             except UserError as error:
@@ -224,7 +226,7 @@ def beir_suite(root: Path | None, opens: Callable[[EvaluationSet], None]) -> tup
     return found, missing
 
 
-def _renamed(one: EvaluationSet, name: str) -> dict[str, str]:
+def _renamed(one: EvaluationDataset, name: str) -> dict[str, str]:
     return one.parts if one.is_divided else dict.fromkeys([name], next(iter(one.parts.values())))
 
 

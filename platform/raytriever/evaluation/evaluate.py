@@ -21,7 +21,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.answers import accuracy_per_query, cutoff_of
-from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, judged_queries, own_documents
+from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, own_documents, select_judged_queries
 from raytriever.index.exact.search import tie_order, top_k
 from raytriever.index.score import pair_scores
 from raytriever.metrics.auc import auc_per_query, pooled_auc
@@ -72,7 +72,7 @@ def evaluate(
         DataError: no query of the split has a relevant document, or answers are asked for and there are none.
     """
     protocol = protocol or Protocol()
-    queries, relevance = judged_queries(dataset, split, protocol)
+    queries, relevance = select_judged_queries(dataset, split, protocol)
     own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
     positive = (relevance.scores >= protocol.level) & (relevance.documents != own[relevance.queries])
     positive &= relevance.documents < len(dataset.documents)  # the others have no score

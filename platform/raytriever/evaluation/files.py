@@ -16,12 +16,12 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.measurements import MeasuredPart, MeasuredSet
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.paper_table import latex, markdown, paper_tables
 from raytriever.evaluation.pooled_scores import calibration_table
-from raytriever.evaluation.protocol import Protocol, absent_line, judged_queries
+from raytriever.evaluation.protocol import Protocol, format_absent, select_judged_queries
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
-from raytriever.evaluation.significance import best_of_rows, marks_of
+from raytriever.evaluation.significance import collect_marks, read_best_rows
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
@@ -51,7 +51,7 @@ MAIN = "ndcg_at_10"
 ENGLISH, UNDETERMINED = "eng-Latn", "und-Zyyy"
 
 
-def mteb_content(measured: MeasuredSet, model: str, protocol: Protocol, seconds: float | None = None) -> str:
+def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, seconds: float | None = None) -> str:
     """The text of `mteb/NAME/DATASET.json`, at every cutoff of MTEB that the ranking reaches.
 
     Args:
@@ -75,9 +75,9 @@ def mteb_content(measured: MeasuredSet, model: str, protocol: Protocol, seconds:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _scores(part: MeasuredPart, model: str, split: str, protocol: Protocol) -> dict[str, float]:
+def _scores(part: PartMeasurement, model: str, split: str, protocol: Protocol) -> dict[str, float]:
     evaluation = part.evaluations[model]
-    _, relevance = judged_queries(part.dataset, split, protocol)
+    _, relevance = select_judged_queries(part.dataset, split, protocol)
     names = [f"{family}_at_{k}" for family in FAMILIES for k in CUTOFFS if k <= protocol.kept]
     values = measure_ranking(evaluation.ranking, relevance, names, protocol.level)
     return {name: mean(values[name], relevance, protocol.level) for name in names}
@@ -87,14 +87,14 @@ TOP, RELEVANT, CHARACTERS = 5, 3, 300
 _MOST_BYTES = 4 << 30  # a million queries of ten models
 
 
-def per_query_content(measured: MeasuredSet, protocol: Protocol) -> str:
+def per_query_content(measured: DatasetMeasurement, protocol: Protocol) -> str:
     """The text of the file; queries of a divided data set stand part by part, their ids as `PART/ID`."""
     models = list(measured.parts[0].evaluations)
     whole: dict[str, Any] = {"queries": [], "texts": [], "relevant": []}
     whole["models"] = {model: {"metrics": {}, "top": []} for model in models}
     for part in measured.parts:
         dataset = part.dataset
-        queries, relevance = judged_queries(dataset, measured.about.split, protocol)
+        queries, relevance = select_judged_queries(dataset, measured.about.split, protocol)
         prefix = f"{part.name}/" if measured.about.is_divided else ""
         whole["queries"] += [prefix + dataset.queries.ids[query] for query in queries.tolist()]
         whole["texts"] += [str(dataset.queries.texts[query]) for query in queries.tolist()]
@@ -179,7 +179,7 @@ def _relevant(
     return [[[*_excerpt(dataset, document), -grade] for grade, document in sorted(rows)[:RELEVANT]] for rows in found]
 
 
-def _top(part: MeasuredPart, evaluation: Evaluation, grades: dict[tuple[int, int], int]) -> list[list[list[Any]]]:
+def _top(part: PartMeasurement, evaluation: Evaluation, grades: dict[tuple[int, int], int]) -> list[list[list[Any]]]:
     rows = []
     for query, (ranking, scores) in enumerate(
         zip(evaluation.ranking[:, :TOP].tolist(), evaluation.scores[:, :TOP].tolist(), strict=True)
@@ -203,7 +203,9 @@ def _numbers(values: ndarray) -> list[float | None]:
     return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
-def write_set(folder: Path, measured: MeasuredSet, protocol: Protocol, seconds: Mapping[str, float]) -> None:
+def write_dataset_files(
+    folder: Path, measured: DatasetMeasurement, protocol: Protocol, seconds: Mapping[str, float]
+) -> None:
     """Write what belongs to one data set: TREC runs, queries, pooled scores, MTEB's form.
 
     Args:
@@ -228,13 +230,15 @@ def write_set(folder: Path, measured: MeasuredSet, protocol: Protocol, seconds: 
     write_atomically(folder / "per_query" / f"{name}.json", per_query_content(measured, protocol))
 
 
-def write_whole(folder: Path, results: Results, asked: Mapping[str, Any], split: str, baselines: Sequence[str]) -> None:
+def write_summary_files(
+    folder: Path, results: Results, asked: Mapping[str, Any], split: str, baselines: Sequence[str]
+) -> None:
     """Write what is over all data sets: `results.json`, `table.md`, `table.tex`."""
-    marks, best = marks_of(results.significance), best_of_rows(results.best)
+    marks, best = collect_marks(results.significance), read_best_rows(results.best)
     tables = paper_tables(results.models, marks, split, baselines, best)
     text = markdown(tables)
     for name, about in results.about.items():
-        text += "".join(f"\n{name}: {line}\n" for line in [absent_line(about), *bm25_warnings(about)] if line)
+        text += "".join(f"\n{name}: {line}\n" for line in [format_absent(about), *bm25_warnings(about)] if line)
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
     if results.missing:

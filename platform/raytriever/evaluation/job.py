@@ -17,10 +17,10 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import plan_embeddings
-from raytriever.evaluation.datasets import EvaluationSet, check_file_names, distinct_sets
+from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import write_set, write_whole
-from raytriever.evaluation.measurements import MeasuredPart, MeasuredSet, Measurements
+from raytriever.evaluation.files import write_dataset_files, write_summary_files
+from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
 from raytriever.evaluation.pooled_scores import (
     auc_lines,
     auc_points,
@@ -29,10 +29,16 @@ from raytriever.evaluation.pooled_scores import (
     calibration_rows,
     calibration_table,
 )
-from raytriever.evaluation.protocol import Protocol, absent_count, absent_line, metric_title, own_judgements
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, Say, open_set
+from raytriever.evaluation.protocol import Protocol, count_absent, count_own_judgements, format_absent, metric_title
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, open_parts
 from raytriever.evaluation.results import Results, bm25_warnings, check_output
-from raytriever.evaluation.significance import best_models, best_rows, marks_of, significance_points, significance_rows
+from raytriever.evaluation.significance import (
+    best_models,
+    best_rows,
+    collect_marks,
+    significance_points,
+    significance_rows,
+)
 from raytriever.evaluation.systems import DenseSystem, Encoders, Workers, evaluate_bm25
 from raytriever.evaluation.tables import metrics_table
 from raytriever.mining.analyser import Analysis, analyser_line
@@ -42,9 +48,9 @@ from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
 
-def evaluation_text(results: Results) -> str:
+def format_results(results: Results) -> str:
     """A table for each data set, marks of significance in it, then thresholds and what is to be known of it all."""
-    marks = marks_of(results.significance)
+    marks = collect_marks(results.significance)
     blocks = []
     for dataset, about in results.about.items():
         rows = {model: found[dataset] for model, found in results.models.items()}
@@ -52,7 +58,7 @@ def evaluation_text(results: Results) -> str:
         here = {(model, metric): mark for (name, model, metric), mark in marks.items() if name == dataset}
         over = f", the mean over {len(about['parts'])} parts" if "parts" in about else ""
         table = metrics_table(rows, titles, here)
-        lines = [f"\n{about['split']} split of {dataset}{over}", table, absent_line(about), *bm25_warnings(about)]
+        lines = [f"\n{about['split']} split of {dataset}{over}", table, format_absent(about), *bm25_warnings(about)]
         blocks.append("\n".join(filter(None, lines)))
     notes = [_systems_note(results)] if len(results.systems) > 1 else []
     if any("analyser" in system for system in results.systems.values()):
@@ -87,10 +93,10 @@ def run_evaluation(
     output: Path,
     fresh: bool,
     tracker: Callable[[], Tracker],
-    say: Say,
+    log: Callable[[str], None],
     workers: Workers | None = None,
     report: Callable[[Path], None] | None = None,
-    hear: Callable[[str, str, Mapping[str, float]], None] | None = None,
+    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> Results:
     """Evaluate; everything is opened and checked before the first text is encoded.
 
@@ -99,52 +105,52 @@ def run_evaluation(
         output: the directory of the evaluation; results of the same command are replaced.
         fresh: whether those of another one are, too.
         tracker: opens the run that keeps the results.
-        say: hears what is being done.
+        log: called with a line for each step of the work.
         workers: who encodes and searches.
         report: makes figures and a page of the directory, before it is committed.
-        hear: hears a model, a data set and its metrics as soon as they are known.
+        on_result: called with a model, a data set and its metrics as soon as they are measured.
 
     Raises:
         UserError: something a user can mend; see `errors`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
-    job = replace(job, sets=distinct_sets(job.sets))
-    check_file_names([model.name for model in job.models], job.sets)
+    job = replace(job, datasets=rename_duplicates(job.datasets))
+    check_file_names([model.name for model in job.models], job.datasets)
     asked = job.asked(precision)
     check_output(output, asked, fresh)
     check_writable(output)
-    opened = [open_set(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.sets]
+    opened = [open_parts(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.datasets]
     encoders = Encoders(job.models, precision, device)
     results = Results(missing=list(job.missing), systems=encoders.systems)
     values: dict[str, dict[str, dict[str, ndarray]]] = {model.name: {} for model in job.models}
-    kept = Measurements.of(output, say)
+    kept = MeasurementStore.of(output, log)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as aside:
-            for one, datasets in zip(job.sets, opened, strict=True):
+            for one, datasets in zip(job.datasets, opened, strict=True):
                 said = f"{sum(len(dataset.documents) for dataset in datasets):,} documents, split {one.split}"
-                say(f"{one.name}: {said} ({precision} on {device})")
-                if own := sum(own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
+                log(f"{one.name}: {said} ({precision} on {device})")
+                if own := sum(count_own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
                     found = f"{own} queries are judged relevant to the document with their own id, which is left out"
-                    say(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
+                    log(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
                 bm25 = _analyses(job, one, datasets)
                 for label, analysis in bm25.items():
                     if analysis["warning"]:
-                        say(f"{label}: {analysis['warning']}")
+                        log(f"{label}: {analysis['warning']}")
                 seconds: dict[str, float] = {}
                 parts = [
                     _measure(job, one, name, dataset, encoders, workers or Workers(), kept, seconds)
                     for name, dataset in zip(one.parts, datasets, strict=True)
                 ]
-                measured = MeasuredSet(one, parts)
-                write_set(aside, measured, job.protocol, seconds)
+                measured = DatasetMeasurement(one, parts)
+                write_dataset_files(aside, measured, job.protocol, seconds)
                 _take(results, measured, values, job.protocol)
                 if bm25:
                     results.about[one.name]["bm25"] = bm25
-                if hear is not None:
+                if on_result is not None:
                     for model in job.models:
-                        hear(model.name, one.name, results.models[model.name][one.name])
+                        on_result(model.name, one.name, results.models[model.name][one.name])
                 results.auc_intervals += auc_rows(measured)
                 results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
                 for part in parts:
@@ -155,7 +161,7 @@ def run_evaluation(
                 run.describe(_used(asked, encoders, device), _record(measured), {STAGE: "evaluate"})
             results.significance = significance_rows(values, job.baselines)
             results.best = best_rows(best_models(results.models, values))
-            write_whole(aside, results, asked, job.sets[0].split, job.baselines)
+            write_summary_files(aside, results, asked, job.datasets[0].split, job.baselines)
             if report is not None:
                 report(aside)
         kept.remove()
@@ -165,16 +171,16 @@ def run_evaluation(
 
 def _measure(
     job: EvaluationJob,
-    one: EvaluationSet,
+    one: EvaluationDataset,
     name: str,
     dataset: RetrievalDataset,
     encoders: Encoders,
     workers: Workers,
-    kept: Measurements,
+    kept: MeasurementStore,
     seconds: dict[str, float],
-) -> MeasuredPart:
+) -> PartMeasurement:
     """Measure all models on a part of a data set; what an earlier call measured is not measured again."""
-    part = MeasuredPart(name, dataset, {})
+    part = PartMeasurement(name, dataset, {})
     label = one.label(name)
     choosing = replace(job.protocol, metrics=("auc",))
     for model in job.models:
@@ -195,7 +201,7 @@ def _measure(
     return part
 
 
-def _analyses(job: EvaluationJob, one: EvaluationSet, datasets: Sequence[RetrievalDataset]) -> dict[str, Any]:
+def _analyses(job: EvaluationJob, one: EvaluationDataset, datasets: Sequence[RetrievalDataset]) -> dict[str, Any]:
     """What BM25's analyser makes of each part, where BM25 is measured."""
     if all(model.config is not None for model in job.models):
         return {}
@@ -243,7 +249,7 @@ class _System:
 
 
 def _take(
-    results: Results, measured: MeasuredSet, values: dict[str, dict[str, dict[str, ndarray]]], protocol: Protocol
+    results: Results, measured: DatasetMeasurement, values: dict[str, dict[str, dict[str, ndarray]]], protocol: Protocol
 ) -> None:
     """What stays of a data set when its files are written."""
     about, name = measured.about, measured.about.name
@@ -254,7 +260,7 @@ def _take(
             for part in measured.parts:
                 results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
     first = next(iter(measured.parts[0].evaluations))
-    counts = [absent_count(part.dataset, about.split, protocol) for part in measured.parts]
+    counts = [count_absent(part.dataset, about.split, protocol) for part in measured.parts]
     results.about[name] = {
         "queries": sum(len(part.evaluations[first].queries) for part in measured.parts),
         "documents": sum(len(part.dataset.documents) for part in measured.parts),
@@ -275,7 +281,7 @@ def _used(asked: Mapping[str, Any], encoders: Encoders, device: torch.device) ->
     return {**asked, "models": models, "device": device.type}
 
 
-def _record(measured: MeasuredSet) -> DatasetRecord:
+def _record(measured: DatasetMeasurement) -> DatasetRecord:
     counts: dict[str, int] = {}
     for part in measured.parts:
         for name, count in part.dataset.counts().items():

@@ -1,4 +1,4 @@
-"""Measurements of an evaluation: the models' results on one data set, and the store that keeps them until the end.
+"""MeasurementStore of an evaluation: the models' results on one data set, and the store that keeps them until the end.
 
 Each model on each data set is written to `OUTPUT.unfinished` as soon as it is measured. The same command continues
 after the last of them."""
@@ -19,17 +19,17 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.datasets import EvaluationSet
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.significance import tested_values
+from raytriever.evaluation.significance import testable_values
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
 
 
 @dataclass(frozen=True)
-class MeasuredPart:
+class PartMeasurement:
     """A data set that is one whole, or a part of one.
 
     Args:
@@ -46,13 +46,13 @@ class MeasuredPart:
 
 
 @dataclass(frozen=True)
-class MeasuredSet:
+class DatasetMeasurement:
     """One row of an evaluation, measured."""
 
-    about: EvaluationSet
-    parts: list[MeasuredPart]
+    about: EvaluationDataset
+    parts: list[PartMeasurement]
 
-    def label(self, part: MeasuredPart) -> str:
+    def label(self, part: PartMeasurement) -> str:
         """The part's name in file names: the data set's own where it is one whole."""
         return self.about.label(part.name)
 
@@ -68,7 +68,7 @@ class MeasuredSet:
         """
         counts = [len(part.evaluations[model].queries) for part in self.parts]
         weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
-        rows = [tested_values(part.evaluations[model]) for part in self.parts]
+        rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def pools(self, model: str) -> ScoredPools:
@@ -112,21 +112,21 @@ _EXPECTED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Measurements:
+class MeasurementStore:
     """The measurements of one evaluation.
 
     Args:
         folder: `OUTPUT.unfinished`.
-        say: is called with a line for each measurement that an earlier call made.
+        log: is called with a line for each measurement that an earlier call made.
     """
 
     folder: Path
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
     @classmethod
-    def of(cls, output: Path, say: Callable[[str], None]) -> Measurements:
+    def of(cls, output: Path, log: Callable[[str], None]) -> MeasurementStore:
         """The measurements next to an evaluation's directory."""
-        return cls(output.with_name(output.name + UNFINISHED), say)
+        return cls(output.with_name(output.name + UNFINISHED), log)
 
     def get(
         self,
@@ -149,7 +149,7 @@ class Measurements:
         digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
         place = self.folder / safe_name(f"{model}.{dataset}.{split}")
         if (kept := _read(place, digest)) is not None:
-            self.say(f"{dataset}, {split}: {model} was measured before, see {place}")
+            self.log(f"{dataset}, {split}: {model} was measured before, see {place}")
             return kept
         evaluation, seconds = measure()
         about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}

@@ -10,7 +10,7 @@ from typing import Any
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError
-from raytriever.evaluation.measurements import MeasuredSet
+from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.evaluation.tables import markdown_cell
 from raytriever.metrics.auc import auc_interval
@@ -18,7 +18,7 @@ from raytriever.metrics.calibration import Achieved, Aim, CalibrationRow, calibr
 from raytriever.tracking.tracker import Point
 
 
-def auc_rows(measured: MeasuredSet) -> list[dict[str, Any]]:
+def auc_rows(measured: DatasetMeasurement) -> list[dict[str, Any]]:
     """Return a row for each model, where the AUC was measured; none for a data set of several parts.
 
     The AUC of several parts is a mean over them and has no interval.
@@ -88,7 +88,7 @@ SHARES = {
 FEW_QUERIES = 30
 
 
-def read_aims(words: Sequence[str]) -> list[tuple[Aim, float]]:
+def parse_aims(words: Sequence[str]) -> list[tuple[Aim, float]]:
     """`precision=0.9`, `recall=0.8` and the like; raises `ConfigError` for what is no share of these."""
     found: list[tuple[Aim, float]] = []
     for word in words:
@@ -105,7 +105,9 @@ def read_aims(words: Sequence[str]) -> list[tuple[Aim, float]]:
 
 
 @activity("choosing the thresholds")
-def calibration_rows(measured: MeasuredSet, split: str, aims: Sequence[tuple[Aim, float]]) -> list[dict[str, Any]]:
+def calibration_rows(
+    measured: DatasetMeasurement, split: str, aims: Sequence[tuple[Aim, float]]
+) -> list[dict[str, Any]]:
     """A row for each model and aim.
 
     Args:

@@ -66,7 +66,7 @@ class Protocol:
         return max(self.kept, int(np.bincount(relevant, minlength=1).max()))
 
 
-def judged_queries(
+def select_judged_queries(
     dataset: RetrievalDataset, split: str, protocol: Protocol
 ) -> tuple[Int64[ndarray, " queries"], Relevance]:
     """The queries of a split that have a relevant document, as positions, and all that is judged for them.
@@ -91,13 +91,13 @@ def judged_queries(
     return queries, Relevance(owners, documents, np.concatenate([rows.scores, lost.scores]), len(queries))
 
 
-def absent_count(dataset: RetrievalDataset, split: str, protocol: Protocol) -> dict[str, int]:
+def count_absent(dataset: RetrievalDataset, split: str, protocol: Protocol) -> dict[str, int]:
     """Count the relevant documents that are not in the corpus, all relevant ones, and queries with absent ones only.
 
     Returns:
         `{"absent_relevant", "relevant", "unanswerable_queries"}`.
     """
-    queries, relevance = judged_queries(dataset, split, protocol)
+    queries, relevance = select_judged_queries(dataset, split, protocol)
     relevant = relevance.scores >= protocol.level
     there = relevant & (relevance.documents < len(dataset.documents))
     return {
@@ -107,8 +107,8 @@ def absent_count(dataset: RetrievalDataset, split: str, protocol: Protocol) -> d
     }
 
 
-def absent_line(counts: Mapping[str, Any]) -> str:
-    """Describe `absent_count` in one line; an empty text where every relevant document is in the corpus."""
+def format_absent(counts: Mapping[str, Any]) -> str:
+    """Describe `count_absent` in one line; an empty text where every relevant document is in the corpus."""
     if not counts.get("absent_relevant"):
         return ""
     alone = counts["unanswerable_queries"]
@@ -119,9 +119,9 @@ def absent_line(counts: Mapping[str, Any]) -> str:
     return f"{line}; {alone:,} queries have no other and score 0." if alone else f"{line}."
 
 
-def own_judgements(dataset: RetrievalDataset, split: str, protocol: Protocol) -> int:
+def count_own_judgements(dataset: RetrievalDataset, split: str, protocol: Protocol) -> int:
     """How many queries are judged relevant to the document with their own id, which is not to be found."""
-    queries, relevance = judged_queries(dataset, split, protocol)
+    queries, relevance = select_judged_queries(dataset, split, protocol)
     own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
     return int(((relevance.scores >= protocol.level) & (relevance.documents == own[relevance.queries])).sum())
 
@@ -173,7 +173,7 @@ def read_metrics(words: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def deciding_metric(best_metric: str) -> str:
+def read_best_metric(best_metric: str) -> str:
     """The one metric that `--best-metric` means, by its name here: `recall_at_5` for `r_at_5`.
 
     Raises:

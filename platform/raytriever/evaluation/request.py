@@ -13,9 +13,9 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.answers import check_answers
-from raytriever.evaluation.datasets import EvaluationSet, beir_suite
+from raytriever.evaluation.datasets import EvaluationDataset, beir_suite
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
-from raytriever.evaluation.protocol import Protocol, judged_queries
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.metrics.calibration import Aim
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import check_revision, commit_of
@@ -32,7 +32,7 @@ class EvaluatedModel:
     config: ModelConfig | None
 
 
-def evaluated_models(given: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
+def read_models(given: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
     """Models as the command line names them: `bm25`, a place, or `NAME=PLACE`.
 
     Args:
@@ -60,7 +60,7 @@ def evaluated_models(given: Sequence[str], settings: ModelConfig) -> list[Evalua
     ]
 
 
-def pinned_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
+def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """The same with hub models' revisions as commits, so that results say what was measured.
 
     Raises:
@@ -80,7 +80,7 @@ def pinned_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     ]
 
 
-def baselines_of(given: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
+def choose_baselines(given: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
     """The names of the models that the others are compared with; the first model where none is given.
 
     Raises:
@@ -99,16 +99,13 @@ def baselines_of(given: Sequence[str], models: Sequence[EvaluatedModel]) -> list
     return found
 
 
-Say = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class EvaluationJob:
     """What is to be measured, all of it checked by those who made it.
 
     Args:
         models: at least one.
-        sets: the data sets.
+        datasets: the data sets.
         baselines: names of the models that the others are compared with.
         protocol: what is measured.
         aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
@@ -119,7 +116,7 @@ class EvaluationJob:
     """
 
     models: Sequence[EvaluatedModel]
-    sets: Sequence[EvaluationSet]
+    datasets: Sequence[EvaluationDataset]
     baselines: Sequence[str]
     protocol: Protocol = field(default_factory=Protocol)
     aims: Sequence[tuple[Aim, float]] = ()
@@ -132,7 +129,7 @@ class EvaluationJob:
         """What decides the results, as `results.json` keeps it."""
         return {
             "models": {model.name: asdict(model.config) if model.config else BM25 for model in self.models},
-            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.sets},
+            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
             "baselines": list(self.baselines),
             **asdict(self.protocol),
             "metrics": list(self.protocol.metrics),
@@ -141,7 +138,7 @@ class EvaluationJob:
             "precision": precision,
         }
 
-    def splits(self, one: EvaluationSet) -> list[str]:
+    def splits(self, one: EvaluationDataset) -> list[str]:
         """The splits of a data set that are opened.
 
         Raises:
@@ -154,8 +151,8 @@ class EvaluationJob:
         return [one.split, *([self.calibration_split] if self.aims else [])]
 
 
-def open_set(
-    one: EvaluationSet, splits: Sequence[str], protocol: Protocol, max_bad_rows: float
+def open_parts(
+    one: EvaluationDataset, splits: Sequence[str], protocol: Protocol, max_bad_rows: float
 ) -> list[RetrievalDataset]:
     """The parts of a data set, each with queries to be measured in each split.
 
@@ -166,27 +163,27 @@ def open_set(
     for place in one.parts.values():
         dataset = open_dataset(place, splits, max_bad_rows=max_bad_rows, run=in_processes)
         for split in splits:
-            queries, _ = judged_queries(dataset, split, protocol)
+            queries, _ = select_judged_queries(dataset, split, protocol)
             if split == one.split and protocol.wants_answers:
                 check_answers(dataset, split, queries)
         found.append(dataset)
     return found
 
 
-def with_suite(job: EvaluationJob, root: Path | None, say: Say) -> EvaluationJob:
+def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None]) -> EvaluationJob:
     """The job over the data sets of BEIR too, those that are there; what is missing is said, and told in the results.
 
     Raises:
         DataError: none is there.
     """
 
-    def opens(one: EvaluationSet) -> None:
-        open_set(one, job.splits(one), job.protocol, job.max_bad_rows)
+    def opens(one: EvaluationDataset) -> None:
+        open_parts(one, job.splits(one), job.protocol, job.max_bad_rows)
 
     found, missing = beir_suite(root, opens)
     for line in missing:
-        say(f"MISSING: {line}")
+        log(f"MISSING: {line}")
     if not found:
         where = f"--data-root {root}" if root else "--suite beir"
         raise DataError("no data set of the suite is there", where, "give --data-root, the folder that holds them")
-    return replace(job, sets=[*job.sets, *found], missing=missing)
+    return replace(job, datasets=[*job.datasets, *found], missing=missing)

@@ -78,7 +78,7 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
     return rows
 
 
-def marks_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], str]:
+def collect_marks(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], str]:
     """The marks of (data set, model, metric), those of the first baseline first."""
     found: dict[tuple[str, str, str], str] = {}
     for row in rows:
@@ -87,7 +87,7 @@ def marks_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], st
     return found
 
 
-def tested_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " queries"]]:
+def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " queries"]]:
     """Return the values a query of every metric that can be tested, the pooled AUC by pseudo-values."""
     values = dict(evaluation.per_query)
     if np.isfinite(evaluation.metrics.get(AUC, np.nan)):
@@ -154,7 +154,7 @@ def best_rows(best: Best) -> list[dict[str, Any]]:
     return [{"dataset": name, "metric": metric, "models": list(found)} for (name, metric), found in best.items()]
 
 
-def best_of_rows(rows: Sequence[Mapping[str, Any]]) -> Best:
+def read_best_rows(rows: Sequence[Mapping[str, Any]]) -> Best:
     """Return what `best_rows` made rows of."""
     return {(row["dataset"], row["metric"]): list(row["models"]) for row in rows}
 

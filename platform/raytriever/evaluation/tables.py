@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.evaluation.names import unique_names
-from raytriever.evaluation.protocol import absent_line
+from raytriever.evaluation.protocol import format_absent
 from raytriever.metrics.significance import LEVEL
 from raytriever.mining.analyser import analyser_line
 from raytriever.terminal import one_line
@@ -58,13 +58,11 @@ def difference_lines(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str
     for name, row in zip(names, rows, strict=True):
         outcome = "significant" if row["p_holm"] < LEVEL else "not significant"
         interval = f"95 % {row['low']:+.4f} to {row['high']:+.4f}"
-        lines.append(
-            f"  {name:<{width}}  {row['difference']:+.4f}  {interval}  {probability_text(row['p'])}  {outcome}"
-        )
+        lines.append(f"  {name:<{width}}  {row['difference']:+.4f}  {interval}  {format_p_value(row['p'])}  {outcome}")
     return "\n".join(lines)
 
 
-def outcome_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Describe what training changed, and what the figures leave out; for below the table of a finished run.
 
     Args:
@@ -72,7 +70,7 @@ def outcome_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
         names: of `before` and `after`, in print.
     """
     rows = [row for row in figures.get("significance", ()) if (row["model"], row["against"]) == ("after", "before")]
-    lines = [absent_line(figures.get("judged", {}))]
+    lines = [format_absent(figures.get("judged", {}))]
     if rows:
         lines.append(
             f"Difference of {names['after']} - {names['before']}, {rows[0]['queries']:,} queries, paired t-test:"
@@ -83,7 +81,7 @@ def outcome_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     return "\n".join(filter(None, lines))
 
 
-def probability_text(p: float) -> str:
+def format_p_value(p: float) -> str:
     """Return a p-value in print: `p 0.0312`, `p < 0.0001`."""
     return "p < 0.0001" if p < 1e-4 else f"p {p:.4f}"
 

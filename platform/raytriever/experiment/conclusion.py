@@ -9,7 +9,7 @@ from pathlib import Path
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import dump_config
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.protocol import AUC, Protocol, absent_count
+from raytriever.evaluation.protocol import AUC, Protocol, count_absent
 from raytriever.evaluation.significance import significance_points
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import Opened
@@ -17,7 +17,7 @@ from raytriever.experiment.stages import chosen
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.report.evaluation import PER_QUERY
-from raytriever.report.training import outcome_tests, write_outcome
+from raytriever.report.training import training_tests, write_training_report
 from raytriever.tracking.steps import curve
 from raytriever.tracking.tracker import Point, Tracker
 
@@ -41,8 +41,8 @@ def conclude(
         began: `time.monotonic()` when the command began.
     """
     base, dataset = opened.curriculum.base, opened.dataset
-    tests, analysis = outcome_tests(dataset, found), Analysis.of(dataset.passages())
-    write_outcome(
+    tests, analysis = training_tests(dataset, found), Analysis.of(dataset.passages())
+    write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
         base.data.test_split,
@@ -63,7 +63,7 @@ def conclude(
         for system, values in rows.items()
         for name, value in values.items()
     ]
-    absent = absent_count(dataset, base.data.test_split, Protocol())
+    absent = count_absent(dataset, base.data.test_split, Protocol())
     points += significance_points(tests, steps, now, several=False)
     points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - began, steps, now))

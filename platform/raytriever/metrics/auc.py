@@ -31,10 +31,10 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
     """
     if not len(positives) or not len(negatives):
         return float("nan")
-    return int(merged_pairs(*sorted_pools(positives, negatives))) / (2 * len(positives) * len(negatives))
+    return int(count_ordered_pairs(*sort_pools(positives, negatives))) / (2 * len(positives) * len(negatives))
 
 
-def sorted_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
+def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
     """Both pools checked, ascending, and of one type."""
     above, below = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
     check_pairs(len(above), len(below))
@@ -51,7 +51,7 @@ def check_pairs(positives: int, negatives: int) -> None:
 
 
 @numba.njit(cache=True)
-def merged_pairs(positives, negatives):  # type: ignore[no-untyped-def]
+def count_ordered_pairs(positives, negatives):  # type: ignore[no-untyped-def]
     """Twice the number of pairs in order plus the number of ties, from ascending pools."""
     total = np.uint64(0)
     below = not_above = 0
@@ -104,7 +104,7 @@ def _auc_of_each(positives, positive_starts, negatives, negative_starts):  # typ
         above = np.sort(positives[positive_starts[query] : positive_starts[query + 1]])
         below = np.sort(negatives[negative_starts[query] : negative_starts[query + 1]])
         if len(above) and len(below):
-            found[query] = merged_pairs(above, below) / (2.0 * len(above) * len(below))
+            found[query] = count_ordered_pairs(above, below) / (2.0 * len(above) * len(below))
     return found
 
 
@@ -165,7 +165,7 @@ def auc_interval(
         raise MetricInputError("a pool without scores", "AUC interval", "give positives and negatives")
     if (positive_queries is None) != (negative_queries is None):
         raise MetricInputError("queries of one pool only", "AUC interval", "name those of both pools, or of neither")
-    above, below = sorted_pools(positives, negatives)
+    above, below = sort_pools(positives, negatives)
     of_positives = places(above, below) / (2.0 * len(below))
     of_negatives = 1 - places(below, above) / (2.0 * len(above))
     area = float(of_positives.mean())
@@ -257,7 +257,7 @@ def auc_pseudo_values(
         raise MetricInputError("a pool without scores", "AUC pseudo-values", "give positives and negatives")
     check_queries(positive_queries, positives, "scores of positives")
     check_queries(negative_queries, negatives, "scores of negatives")
-    above, below = sorted_pools(positives, negatives)
+    above, below = sort_pools(positives, negatives)
     of_positives = places(above, below) / (2.0 * len(below))
     of_negatives = 1 - places(below, above) / (2.0 * len(above))
     area = float(of_positives.mean())

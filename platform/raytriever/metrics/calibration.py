@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from raytriever.metrics.auc import sorted_pools
+from raytriever.metrics.auc import sort_pools
 from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.proportions import wilson, wilson_by_query
 
@@ -61,7 +61,7 @@ def choose_threshold(
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "want a precision or recall above 0, at most 1")
     if not len(positives):
         raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    above, below = sorted_pools(positives, negatives)
+    above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
     taken = true + len(below) - np.searchsorted(below, scores)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 
-from raytriever.metrics.auc import sorted_pools
+from raytriever.metrics.auc import sort_pools
 from raytriever.metrics.inputs import MetricInputError, check_confidence, scores_of
 
 
@@ -49,7 +49,7 @@ def roc_curve(
     check_confidence(confidence)
     if points < 1 or not len(positives) or not len(negatives):
         raise MetricInputError("a curve without points or a pool without scores", "ROC curve", "give some of each")
-    above, below = sorted_pools(positives, negatives)
+    above, below = sort_pools(positives, negatives)
     kept = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, kept) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, kept) / len(below)]

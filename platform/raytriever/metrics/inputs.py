@@ -53,7 +53,7 @@ def check_confidence(confidence: float) -> None:
         raise MetricInputError(f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, as 0.95")
 
 
-def paired_values(system: ndarray, baseline: ndarray) -> Float64[ndarray, " queries"]:
+def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, " queries"]:
     """The differences of two systems' per-query values.
 
     Raises:

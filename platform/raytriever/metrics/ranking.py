@@ -14,11 +14,11 @@ from jaxtyping import Bool
 from numpy import ndarray
 
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.relevance import PerQuery, Placed, Ranking, Relevance, share
+from raytriever.metrics.relevance import JudgedRanks, PerQuery, Ranking, Relevance, share
 from raytriever.options import did_you_mean
 
 
-def ndcg(placed: Placed, cutoff: int | None) -> PerQuery:
+def ndcg(placed: JudgedRanks, cutoff: int | None) -> PerQuery:
     """nDCG among the `cutoff` best (all for None), 0 to 1; 0 without a document of grade 1 or more."""
     gained = placed.grades > 0
     order = np.lexsort((-placed.grades, placed.queries))
@@ -29,11 +29,11 @@ def ndcg(placed: Placed, cutoff: int | None) -> PerQuery:
     return share(_dcg(placed, placed.ranks, gained & placed.within(cutoff)), _dcg(placed, ideal, best))
 
 
-def _dcg(placed: Placed, ranks: np.ndarray, counted: np.ndarray) -> PerQuery:
+def _dcg(placed: JudgedRanks, ranks: np.ndarray, counted: np.ndarray) -> PerQuery:
     return placed.totals(counted, placed.grades / np.log2(ranks + 2.0))
 
 
-def mrr(placed: Placed, cutoff: int | None) -> PerQuery:
+def mrr(placed: JudgedRanks, cutoff: int | None) -> PerQuery:
     """The reciprocal rank of the first relevant document among the `cutoff` best (all for None), 0 to 1."""
     found = placed.relevant & placed.within(cutoff)
     first = np.full(len(placed.lengths), np.inf)
@@ -41,12 +41,12 @@ def mrr(placed: Placed, cutoff: int | None) -> PerQuery:
     return 1 / first
 
 
-def recall(placed: Placed, cutoff: int | None) -> PerQuery:
+def recall(placed: JudgedRanks, cutoff: int | None) -> PerQuery:
     """Relevant documents among the `cutoff` best (all for None) over all relevant ones, 0 to 1; 0 without any."""
     return share(placed.totals(placed.relevant & placed.within(cutoff)), placed.relevant_counts)
 
 
-def average_precision(placed: Placed, cutoff: int | None) -> PerQuery:
+def average_precision(placed: JudgedRanks, cutoff: int | None) -> PerQuery:
     """Average precision among the `cutoff` best (all for None), 0 to 1; 0 without a relevant document."""
     found = placed.relevant & placed.within(cutoff)
     queries, ranks = placed.queries[found], placed.ranks[found]
@@ -57,23 +57,23 @@ def average_precision(placed: Placed, cutoff: int | None) -> PerQuery:
     return share(reached, placed.relevant_counts)
 
 
-def precision(placed: Placed, cutoff: int) -> PerQuery:
+def precision(placed: JudgedRanks, cutoff: int) -> PerQuery:
     """Relevant documents among the `cutoff` best over `cutoff`, 0 to 1."""
     return placed.totals(placed.relevant & placed.within(cutoff)) / cutoff
 
 
-def success(placed: Placed, cutoff: int) -> PerQuery:
+def success(placed: JudgedRanks, cutoff: int) -> PerQuery:
     """Return 1 for a query with a relevant document among its `cutoff` best, else 0."""
     return (placed.totals(placed.relevant & placed.within(cutoff)) > 0).astype(float)
 
 
-def r_precision(placed: Placed, cutoff: int | None = None) -> PerQuery:
+def r_precision(placed: JudgedRanks, cutoff: int | None = None) -> PerQuery:
     """The share of the R best that is relevant, 0 to 1; 0 without a relevant document. There is no cutoff to give."""
     early = placed.ranks < placed.relevant_counts[placed.queries]
     return share(placed.totals(placed.relevant & early), placed.relevant_counts)
 
 
-def judged(placed: Placed, cutoff: int) -> PerQuery:
+def judged(placed: JudgedRanks, cutoff: int) -> PerQuery:
     """Judged documents among the `cutoff` best, 0 to 1; 0 without results."""
     found = np.minimum(placed.lengths, cutoff).astype(np.float64)
     return share(placed.totals(placed.within(cutoff)), found)
@@ -93,7 +93,7 @@ def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
 class RankingMetric:
     """A metric, its name in print, and whether its name has a cutoff."""
 
-    measure: Callable[[Placed, Any], PerQuery]
+    measure: Callable[[JudgedRanks, Any], PerQuery]
     title: str
     cutoff: Literal["always", "maybe", "never"]
 
@@ -147,7 +147,7 @@ def measure_ranking(
         level: the grade from which on a document is relevant in all of them but nDCG.
     """
     metrics = {name: ranking_metric(name) for name in names}
-    placed = relevance.placed(ranking, level)
+    placed = relevance.find_ranks(ranking, level)
     return {name: metric.measure(placed, cutoff) for name, (metric, cutoff) in metrics.items()}
 
 

@@ -41,7 +41,7 @@ class Relevance:
     scores: Int64[ndarray, " judgements"]
     query_count: int
 
-    def placed(self, ranking: Ranking, level: int = 1) -> Placed:
+    def find_ranks(self, ranking: Ranking, level: int = 1) -> JudgedRanks:
         """Find each judged document in its query's ranking.
 
         Args:
@@ -64,11 +64,11 @@ class Relevance:
         row = _place(np.ascontiguousarray(ranking, np.int64), starts, documents, ranks, lengths)
         if row >= 0:
             raise MetricInputError("a document stands there twice", f"ranking of query {row}", "rank each once")
-        return Placed(queries, grades, ranks, lengths, level)
+        return JudgedRanks(queries, grades, ranks, lengths, level)
 
     def gains(self, ranking: Ranking) -> Gains:
         """The grade of each ranked document, 0 where it is unjudged, not relevant, or padding (-1)."""
-        placed = self.placed(ranking)
+        placed = self.find_ranks(ranking)
         gains = np.zeros(ranking.shape, np.float32)
         found = placed.ranks < ranking.shape[1]
         gains[placed.queries[found], placed.ranks[found]] = np.maximum(placed.grades[found], 0)
@@ -89,7 +89,7 @@ class Relevance:
 
 
 @dataclass(frozen=True)
-class Placed:
+class JudgedRanks:
     """Where a ranking has the judged documents; judgements stand by query.
 
     Args:

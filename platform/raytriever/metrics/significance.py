@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 from scipy.special import gammaln, stdtr, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, paired_values
+from raytriever.metrics.inputs import MetricInputError, check_confidence, paired_differences
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarra
     Raises:
         MetricInputError: the values are not paired, not finite, or of fewer than two queries.
     """
-    differences = paired_values(system, baseline)
+    differences = paired_differences(system, baseline)
     degrees = len(differences) - 1
     statistic = _ratio(differences) * np.sqrt(len(differences))
     return TTest(float(statistic), float(2 * stdtr(degrees, -abs(statistic))), degrees)
@@ -60,7 +60,7 @@ def difference_interval(
         MetricInputError: as `paired_t_test`, or the confidence is not between 0 and 1.
     """
     check_confidence(confidence)
-    differences = paired_values(system, baseline)
+    differences = paired_differences(system, baseline)
     mean, count = float(differences.mean()), len(differences)
     half = float(stdtrit(count - 1, (1 + confidence) / 2) * differences.std(ddof=1) / np.sqrt(count))
     return mean - half, mean + half
@@ -72,7 +72,7 @@ def effect_size(system: Float64[ndarray, " queries"], baseline: Float64[ndarray,
     Raises:
         MetricInputError: the values are not paired, not finite, or of fewer than two queries.
     """
-    differences = paired_values(system, baseline)
+    differences = paired_differences(system, baseline)
     half = (len(differences) - 1) / 2
     # Γ(0) is infinite: of two queries nothing is left of the estimate.
     correction = np.exp(gammaln(half) - gammaln(half - 0.5)) / np.sqrt(half) if half > 0.5 else 0.0
@@ -118,7 +118,7 @@ def randomisation_test(
     Raises:
         MetricInputError: the values are not paired, not finite, or of fewer than two queries; there are no draws.
     """
-    differences = paired_values(system, baseline)
+    differences = paired_differences(system, baseline)
     if draws < 1:
         raise MetricInputError(f"{draws} draws", "randomisation test", "give at least 1")
     differences = differences[differences != 0]

@@ -13,9 +13,9 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import absent_line
+from raytriever.evaluation.protocol import format_absent
 from raytriever.evaluation.results import bm25_warnings, read_results
-from raytriever.evaluation.significance import best_of_rows
+from raytriever.evaluation.significance import read_best_rows
 from raytriever.mining.analyser import analyser_line
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_thresholds
@@ -68,7 +68,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
         title,
         [*about_lines(results["about"]), *map(str, results.get("missing", ()))],
         [
-            *result_tables(models, significance, best_of_rows(results.get("best") or ())),
+            *result_tables(models, significance, read_best_rows(results.get("best") or ())),
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
         ],
@@ -172,7 +172,7 @@ def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
         measured = (
             f"{one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
         )
-        lines.append(" ".join(filter(None, [f"{name}: {measured}", absent_line(one), *bm25_warnings(one)])))
+        lines.append(" ".join(filter(None, [f"{name}: {measured}", format_absent(one), *bm25_warnings(one)])))
     if any(one.get("bm25") for one in about.values()):
         lines.append(f"{analyser_line()}.")
     return lines

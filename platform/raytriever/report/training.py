@@ -10,13 +10,13 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.datasets import EvaluationSet
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import per_query_content, write_run
-from raytriever.evaluation.measurements import MeasuredPart, MeasuredSet
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import Protocol, absent_count, absent_line, metric_title
-from raytriever.evaluation.significance import best_models, significance_rows, tested_values
+from raytriever.evaluation.protocol import Protocol, count_absent, format_absent, metric_title
+from raytriever.evaluation.significance import best_models, significance_rows, testable_values
 from raytriever.mining.analyser import analyser_line
 from raytriever.report.evaluation import PER_QUERY, read_queries
 from raytriever.report.figures import save_curves
@@ -29,7 +29,7 @@ Curve = Sequence[tuple[int, float]]
 
 
 @activity("drawing the figures and the report")
-def write_outcome(
+def write_training_report(
     folder: Path,
     title: str,
     split: str,
@@ -54,7 +54,7 @@ def write_outcome(
         dev_losses: by step.
         dev_metrics: what checkpoints were worth on dev data, by step and metric; drawn where there are any.
         config_yaml: the resolved settings, shown on the page.
-        tests: rows of `outcome_tests`, shown on the page.
+        tests: rows of `training_tests`, shown on the page.
         warning: of BM25's figures, shown on the page; may be empty.
     """
     for name, evaluation in found.items():
@@ -75,9 +75,9 @@ def write_outcome(
         "loss": "Loss",
         **({"dev": "Checkpoints on dev data, as they were evaluated during training"} if drawn else {}),
     }
-    measured = MeasuredSet(
-        EvaluationSet(dataset.name, {dataset.name: dataset.name}, split),
-        [MeasuredPart(dataset.name, dataset, dict(found))],
+    measured = DatasetMeasurement(
+        EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
+        [PartMeasurement(dataset.name, dataset, dict(found))],
     )
     per_query = per_query_content(measured, Protocol())
     write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
@@ -90,7 +90,7 @@ def write_outcome(
                 None,
                 [
                     f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
-                    absent_line(absent_count(dataset, split, Protocol())),
+                    format_absent(count_absent(dataset, split, Protocol())),
                     f"{analyser_line()}. {warning}".strip(),
                 ],
             )
@@ -103,10 +103,10 @@ def write_outcome(
     write_page(folder / "report.html", page)
 
 
-def outcome_tests(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
+def training_tests(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
     """Test every system against `before`; see `significance_rows`."""
     return significance_rows(_values(dataset, found), ["before"])
 
 
 def _values(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    return {name: {dataset.name: tested_values(evaluation)} for name, evaluation in found.items()}
+    return {name: {dataset.name: testable_values(evaluation)} for name, evaluation in found.items()}

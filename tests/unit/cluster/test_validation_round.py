@@ -62,19 +62,19 @@ def saved(config: Config, folder: Path, spoilt: bool = False) -> Path:
     return folder / "step-4"
 
 
-def sets_of(config: Config, own: RetrievalDataset) -> tuple[DevSet, ...]:
+def describe_datasets(config: Config, own: RetrievalDataset) -> tuple[DevSet, ...]:
     return open_dev_sets(config, own, in_this_process, lambda line: None)
 
 
 def checked(config: Config, own: RetrievalDataset) -> None:
     """As a run looks at it before it begins."""
     check_config(config)
-    sets_of(config, own)
+    describe_datasets(config, own)
 
 
 def test_a_checkpoint_is_worth_what_its_model_is(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:
     checkpoint = saved(config, tmp_path)
-    validations = Validations(config, sets_of(config, own), tmp_path / "evaluations")
+    validations = Validations(config, describe_datasets(config, own), tmp_path / "evaluations")
     record = validations.run(4, checkpoint)
     model = ModelConfig(str(tmp_path / "model"))
     expected = evaluate_retriever(own, "dev", model, load_for_encoding(model, "fp32", torch.device("cpu"))).metrics
@@ -95,7 +95,7 @@ def test_of_several_data_sets_the_mean_decides(
     other = tmp_path / "other"
     other.symlink_to(tiny_dataset)
     config = replace(config, validation=ValidationConfig(eval_datasets=f"own,{other}#test", eval_corpus=50))
-    sets = sets_of(config, own)
+    sets = describe_datasets(config, own)
     assert [(one.name, one.split) for one in sets] == [("letters", "dev"), ("other", "test")]
     measured = Validations(config, sets, tmp_path / "evaluations").run(4, saved(config, tmp_path)).measured
     for name in ("ndcg_at_5", "auc"):
@@ -118,14 +118,14 @@ def test_relevant_documents_that_are_not_in_the_corpus_count(
     training = replace(config.training, best_metric="recall_at_200")
     own = open_dataset(folder, ["train", "dev"], max_bad_rows=0.1)
     config = replace(config, training=training)
-    validations = Validations(config, sets_of(config, own), tmp_path / "evaluations")
+    validations = Validations(config, describe_datasets(config, own), tmp_path / "evaluations")
     # Everything is found but q100's only relevant document, and one of the two of q101.
     assert validations.run(4, saved(config, tmp_path)).value == pytest.approx(30.5 / 32)
 
 
 def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="embeddings are not finite, the first of text 'what is"):
-        Validations(config, sets_of(config, own), tmp_path).run(4, saved(config, tmp_path, spoilt=True))
+        Validations(config, describe_datasets(config, own), tmp_path).run(4, saved(config, tmp_path, spoilt=True))
     assert not read_records(tmp_path)
     assert not list(tmp_path.glob(".model-*"))
 
@@ -162,7 +162,7 @@ def test_an_empty_dev_split_is_refused(config: Config, tiny_dataset: Path, tmp_p
     (folder / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t0\n")
     config = replace(config, validation=ValidationConfig(eval_datasets=str(folder)))
     with pytest.raises(DataError, match=r"no query has a relevant document.*empty, split 'dev'|empty, split 'dev'"):
-        sets_of(config, open_dataset(tiny_dataset, ["dev"]))
+        describe_datasets(config, open_dataset(tiny_dataset, ["dev"]))
 
 
 def test_choosing_by_what_is_measured_is_told(config: Config, own: RetrievalDataset) -> None:

@@ -18,13 +18,13 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.statistics import describe
-from raytriever.evaluation.corpus_sample import part_of_corpus
-from raytriever.evaluation.datasets import sets_of
+from raytriever.evaluation.corpus_sample import sample_corpus
+from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.files import write_run
-from raytriever.evaluation.job import evaluation_text, run_evaluation
+from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, evaluated_models
+from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import evaluate_bm25
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
@@ -117,8 +117,8 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
         def finish(self, status: str) -> None: ...
 
     job = EvaluationJob(
-        evaluated_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        sets_of([str(folder)], "test"),
+        read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        describe_datasets([str(folder)], "test"),
         ["bm25"],
         Protocol((*TREC, "auc")),
         precision="fp32",
@@ -130,7 +130,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
         "3 of 34 relevant documents are not in the corpus. They count as not found, as in trec_eval; 1 queries have no "
         "other and score 0."
     )
-    assert line in evaluation_text(results)
+    assert line in format_results(results)
     assert about_lines(results.about)[0].endswith(line)
     assert f"letters: {line}" in (output / "table.md").read_text()
     told = json.loads((output / "results.json").read_bytes())
@@ -177,7 +177,7 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
     dataset = open_dataset(folder, ["train", "dev", "test"], max_bad_rows=SHARE)
     for split in ("train", "dev"):
         assert np.array_equal(dataset.absent[split].queries, np.unique(dataset.judgements[split].queries))
-    small = part_of_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
+    small = sample_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
     assert len(small.documents) == 31 + 3
     found = evaluate_bm25(small, "test", Bm25Index(small.passages()), Protocol(tuple(TREC)))
     write_run(tmp_path / "run.trec", found, small, "tag")

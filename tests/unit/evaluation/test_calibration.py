@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.evaluation.datasets import EvaluationSet
-from raytriever.evaluation.job import evaluation_text
-from raytriever.evaluation.measurements import MeasuredSet
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.job import format_results
+from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.pooled_scores import (
     auc_lines,
     auc_points,
@@ -39,7 +39,7 @@ def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
         ]
         part = SimpleNamespace(choosing={"m": evaluations[0]}, evaluations={"m": evaluations[1]})
         return calibration_rows(
-            MeasuredSet(EvaluationSet("d", {"d": "d"}, "test"), [part]), "dev", [("precision", wanted)]
+            DatasetMeasurement(EvaluationDataset("d", {"d": "d"}, "test"), [part]), "dev", [("precision", wanted)]
         )
 
     [few] = rows_of([0.9] * 4, [0.9] + [0.1] * 29, 1.0)
@@ -62,7 +62,7 @@ def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
     assert "| 0 of 30 = 0.000 (0.000 to 0.114) | none | none |" in text
     assert "| out of reach | 0.500 at best | - | - | - | - |" in text
     assert "- d, m, precision 1: Few answers" in text
-    assert text in evaluation_text(Results(calibration=[few, none, out]))
+    assert text in format_results(Results(calibration=[few, none, out]))
     page = threshold_table([few, none, out])[0]
     assert "Few answers: 1 of 30" in page.note
     assert page.rows[0][5] == Cell("1 of 30 = 0.033 (0.006 to 0.167)", 1 / 30)
@@ -70,7 +70,7 @@ def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
 
 
 def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() -> None:
-    def measured(positives: list[float], negatives: list[float]) -> MeasuredSet:
+    def measured(positives: list[float], negatives: list[float]) -> DatasetMeasurement:
         evaluation = SimpleNamespace(
             queries=np.arange(len(positives)),
             positive_scores=np.array(positives),
@@ -79,8 +79,8 @@ def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() 
             negative_queries=np.arange(len(negatives)),
             metrics={"auc": 0.5},
         )
-        return MeasuredSet(
-            EvaluationSet("d", {"d": "d"}, "test"), [SimpleNamespace(evaluations={"m": evaluation}, choosing={})]
+        return DatasetMeasurement(
+            EvaluationDataset("d", {"d": "d"}, "test"), [SimpleNamespace(evaluations={"m": evaluation}, choosing={})]
         )
 
     [few] = auc_rows(measured([1.0] * 49 + [-1.0], [0.0] * 50))
@@ -95,7 +95,7 @@ def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() 
     assert lines[1].startswith("d, m: AUC 1.0000 (95 %: 0.9050 to 1.0000). All pairs are in one order.")
     assert lines[2].startswith("d, m: AUC 1.0000. There is no interval")
     assert [point.name for point in auc_points([one, apart], 0, 0)] == ["m/d/auc_low", "m/d/auc_high"]
-    text = evaluation_text(Results(auc_intervals=[few, apart, one]))
+    text = format_results(Results(auc_intervals=[few, apart, one]))
     assert all(line in text for line in lines)
     page = auc_table([few, apart, {**one, "low": None, "high": None}])[0]
     assert [row[6] for row in page.rows] == [few["note"], apart["note"], one["note"]]

@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.corpus_sample import part_of_corpus
+from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.mining.bm25 import Bm25Index
 
 
@@ -28,7 +28,7 @@ def ids(dataset: RetrievalDataset) -> list[str]:
 
 def test_judged_documents_stay_and_others_come_by_rank_and_by_seed(dataset: RetrievalDataset) -> None:
     judged = {dataset.documents.ids[int(place)] for place in dataset.judgements["dev"].documents}
-    part = part_of_corpus(dataset, "dev", 20, 3, index_of)
+    part = sample_corpus(dataset, "dev", 20, 3, index_of)
     assert len(ids(part)) == len(set(ids(part))) == len(judged) + 20
     assert judged <= set(ids(part))
     # In the order of the whole, each with its own texts and judgements.
@@ -44,7 +44,7 @@ def test_judged_documents_stay_and_others_come_by_rank_and_by_seed(dataset: Retr
     assert pairs[0] == pairs[1]
     assert np.array_equal(part.positives("dev").queries, dataset.positives("dev").queries)
     # Half of them are what BM25 ranks first; the other half is drawn.
-    again, other = (part_of_corpus(dataset, "dev", 20, seed, index_of) for seed in (3, 4))
+    again, other = (sample_corpus(dataset, "dev", 20, seed, index_of) for seed in (3, 4))
     assert ids(again) == ids(part)
     same = set(ids(other)) & set(ids(part)) - judged
     assert 10 <= len(same) < 20
@@ -54,6 +54,6 @@ def test_where_the_corpus_has_no_more_it_is_the_whole(dataset: RetrievalDataset)
     def nobody(dataset: RetrievalDataset) -> Bm25Index:
         raise AssertionError("no index is needed")
 
-    assert part_of_corpus(dataset, "dev", 128, 0, nobody) is dataset
-    alone = part_of_corpus(dataset, "dev", 0, 0, nobody)
+    assert sample_corpus(dataset, "dev", 128, 0, nobody) is dataset
+    alone = sample_corpus(dataset, "dev", 0, 0, nobody)
     assert len(alone.documents) == 32

@@ -15,11 +15,11 @@ import pytest
 import pytrec_eval
 
 from raytriever.errors import ConfigError, ModelError, StorageError
-from raytriever.evaluation.datasets import sets_of
-from raytriever.evaluation.job import evaluation_text, run_evaluation
+from raytriever.evaluation.datasets import describe_datasets
+from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, evaluated_models
+from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.results import check_output, read_results
 from raytriever.evaluation.systems import Encoders
 from raytriever.metrics.auc import pooled_auc
@@ -80,8 +80,8 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
     graded = ["q128\td128\t2", "q128\td3\t1", "q128\td4\t0", *few.read_text().split("\n")[2:9]]
     few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
     job = EvaluationJob(
-        evaluated_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        sets_of([str(tiny_dataset), str(forums)], "test"),
+        read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        describe_datasets([str(tiny_dataset), str(forums)], "test"),
         ["bm25"],
         Protocol(METRICS),
         aims=[("recall", 0.8), ("precision", 1.0)],
@@ -272,7 +272,7 @@ def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
 def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -> None:
     import torch
 
-    models = evaluated_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
+    models = read_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
     cpu = torch.device("cpu")
     both, one = (Encoders(models, "fp32", cpu, kept) for kept in (2**30, 1))
     assert both["a"] is both["a"]
@@ -291,15 +291,15 @@ def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: 
     config = AutoConfig.from_pretrained(tiny_encoder)
     config.hidden_size = 16
     AutoModel.from_config(config).save_pretrained(narrow)
-    models = evaluated_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
-    job = replace(done.job, models=models, baselines=["wide"], sets=done.job.sets[:1], aims=())
+    models = read_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
+    job = replace(done.job, models=models, baselines=["wide"], datasets=done.job.datasets[:1], aims=())
     results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
     # Each is searched by itself: that widths differ changes nobody's figures, and is told.
     assert results.models["wide"]["letters"] == read_results(done.output)["models"]["tiny"]["letters"]
     assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
     assert {row["model"] for row in results.significance} == {"narrow"}
     assert [results.systems[name]["width"] for name in ("wide", "narrow")] == [32, 16]
-    text = evaluation_text(results)
+    text = format_results(results)
     assert "wide: width 32" in text
     assert "narrow: width 16" in text
 
@@ -311,8 +311,8 @@ def test_embeddings_that_are_not_finite_are_told_in_a_line(done: Done, tiny_enco
     weights = load_file(broken / "model.safetensors")
     weights["embeddings.LayerNorm.weight"][:] = np.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    models = evaluated_models([str(broken)], ModelConfig())
-    changed = replace(done.job, models=models, baselines=["broken"], sets=done.job.sets[:1])
+    models = read_models([str(broken)], ModelConfig())
+    changed = replace(done.job, models=models, baselines=["broken"], datasets=done.job.datasets[:1])
     before = (done.output / "results.json").read_bytes()
     with pytest.raises(ModelError, match=r"not finite, the first of text '\w+ is"):
         done.again(Kept(), fresh=True, changed=changed)

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.evaluation.datasets import sets_of
+from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.measurements import MEASURED, Measurements
+from raytriever.evaluation.measurements import MEASURED, MeasurementStore
 from raytriever.evaluation.protocol import Protocol
-from raytriever.evaluation.request import EvaluationJob, evaluated_models
+from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import Workers
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import Tracker
@@ -45,8 +45,8 @@ class Unheard(Tracker):
 def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., None] | None = None) -> list[str]:
     """Measure BM25 and an encoder, with thresholds; returns the lines that were said."""
     job = EvaluationJob(
-        evaluated_models(["bm25", f"tiny={encoder}"], ModelConfig()),
-        sets_of([str(dataset)], "test"),
+        read_models(["bm25", f"tiny={encoder}"], ModelConfig()),
+        describe_datasets([str(dataset)], "test"),
         ["bm25"],
         Protocol(("ndcg_at_10", "map_at_100", "auc", "query_auc")),
         aims=[("recall", 0.8)],
@@ -118,7 +118,7 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
         {"auc": 0.1 + 0.2, "query_auc": np.nan},
     )
     lines: list[str] = []
-    kept, asked = Measurements.of(tmp_path / "out", lines.append), []
+    kept, asked = MeasurementStore.of(tmp_path / "out", lines.append), []
 
     def measure() -> tuple[Evaluation, float]:
         asked.append(1)

@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.datasets import BEIR, EvaluationSet, beir_suite, check_file_names, distinct_sets, sets_of
-from raytriever.evaluation.job import evaluation_text, run_evaluation
+from raytriever.evaluation.datasets import (
+    BEIR,
+    EvaluationDataset,
+    beir_suite,
+    check_file_names,
+    describe_datasets,
+    rename_duplicates,
+)
+from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.pooled_scores import read_aims
-from raytriever.evaluation.protocol import deciding_metric, metric_title, read_metrics
-from raytriever.evaluation.request import EvaluationJob, baselines_of, evaluated_models
-from raytriever.evaluation.significance import marks_of, significance_rows
+from raytriever.evaluation.pooled_scores import parse_aims
+from raytriever.evaluation.protocol import metric_title, read_best_metric, read_metrics
+from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
+from raytriever.evaluation.significance import collect_marks, significance_rows
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
 
@@ -47,7 +54,7 @@ def test_metrics_in_the_words_users_know() -> None:
 
 def test_a_metric_without_a_cutoff_has_that_of_the_run_files() -> None:
     assert read_metrics("map,mrr,ndcg,recall,map@100") == ("map_at_100", "mrr_at_100", "ndcg_at_100", "recall_at_100")
-    assert deciding_metric("map") == "map_at_100"
+    assert read_best_metric("map") == "map_at_100"
     assert metric_title("map") == "MAP"  # of results that an earlier version wrote
 
 
@@ -56,7 +63,9 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "corpus.jsonl").touch()
     given = ["a/letters", "b/letters", "forums", "hf://x/forums-one", "c d", "c_d"]
-    sets = distinct_sets(sets_of([str(tmp_path / one) if "://" not in one else one for one in given], "test"))
+    sets = rename_duplicates(
+        describe_datasets([str(tmp_path / one) if "://" not in one else one for one in given], "test")
+    )
     names = [one.name for one in sets]
     assert names == [
         "a_letters",
@@ -69,11 +78,13 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
     assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
     assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
     with pytest.raises(ConfigError, match="two data sets are called 'letters'; give them one by one"):
-        distinct_sets(sets_of([str(tmp_path / "a" / "letters"), str(tmp_path / "b" / ".." / "a" / "letters")], "test"))
-    models = evaluated_models(["org/a b", "org/a_b", "runs/one/model"], ModelConfig())
+        rename_duplicates(
+            describe_datasets([str(tmp_path / "a" / "letters"), str(tmp_path / "b" / ".." / "a" / "letters")], "test")
+        )
+    models = read_models(["org/a b", "org/a_b", "runs/one/model"], ModelConfig())
     assert len({model.name for model in models}) == 3
     with pytest.raises(ConfigError, match="two models are called 'x'"):
-        evaluated_models(["x=org/a", "org/x"], ModelConfig())
+        read_models(["x=org/a", "org/x"], ModelConfig())
     assert unique_names(["a", "a", "a-2", "a"]) == ["a", "a-3", "a-2", "a-4"]
 
 
@@ -95,13 +106,13 @@ def test_two_results_that_would_be_one_file_are_refused(
     models: list[str], sets: list[str] | dict[str, list[str]], line: str
 ) -> None:
     parts = sets if isinstance(sets, dict) else {name: [name] for name in sets}
-    named = [EvaluationSet(name, {one: f"/{one}" for one in own}, "test") for name, own in parts.items()]
-    job = EvaluationJob(evaluated_models([f"{name}=org/{name}" for name in models], ModelConfig()), named, [])
+    named = [EvaluationDataset(name, {one: f"/{one}" for one in own}, "test") for name, own in parts.items()]
+    job = EvaluationJob(read_models([f"{name}=org/{name}" for name in models], ModelConfig()), named, [])
     if not line:
         check_file_names(models, named)
         return
     with pytest.raises(ConfigError) as told:
-        run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, say=pytest.fail)
+        run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, log=pytest.fail)
     remedy = "give one of them another name, a model by NAME=MODEL, or evaluate them one by one"
     assert str(told.value) == f"--model, --datasets: {line}; {remedy}"
 
@@ -126,21 +137,21 @@ def test_a_mistake_in_a_metric(words: str, told: str) -> None:
 
 def test_models_and_their_names() -> None:
     given = ["bm25", "runs/one/model", "runs/two/model", "org/e5-base", "CL=runs/one", "other/e5-base"]
-    models = evaluated_models(given, ModelConfig(query_prefix="query: "))
+    models = read_models(given, ModelConfig(query_prefix="query: "))
     assert [model.name for model in models] == ["bm25", "one", "two", "org_e5-base", "CL", "other_e5-base"]
     assert models[0].config is None
     assert models[4].config == ModelConfig("runs/one", query_prefix="query: ")
-    assert baselines_of([], models) == ["bm25"]
-    assert baselines_of(["CL", "runs/two/model"], models) == ["CL", "two"]
+    assert choose_baselines([], models) == ["bm25"]
+    assert choose_baselines(["CL", "runs/two/model"], models) == ["CL", "two"]
     for wrong, told in (
         (["Cl"], "did you mean 'CL'"),
         (["CL", "CL"], "one model or two"),
         (["a"], "none of the models"),
     ):
         with pytest.raises(ConfigError, match=told):
-            baselines_of(wrong, models)
+            choose_baselines(wrong, models)
     with pytest.raises(ConfigError, match="two models are called 'minilm'; call one otherwise: OTHER=minilm"):
-        evaluated_models(["minilm", "minilm"], ModelConfig())
+        read_models(["minilm", "minilm"], ModelConfig())
 
 
 def test_short_names_tell_apart() -> None:
@@ -150,10 +161,10 @@ def test_short_names_tell_apart() -> None:
 
 
 def test_aims() -> None:
-    assert read_aims(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
+    assert parse_aims(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
     for wrong in ("precision", "precision=0", "recall=1.1", "f1=0.5", "recall=nan", "recall=x"):
         with pytest.raises(ConfigError, match=r"write precision=0\.9 or recall=0\.8"):
-            read_aims([wrong])
+            parse_aims([wrong])
 
 
 def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:
@@ -162,13 +173,13 @@ def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:
     for name, file in (("tex", "corpus.jsonl.gz"), ("android", "corpus.jsonl")):
         (tmp_path / "cqadupstack" / name / file).touch()
     (tmp_path / "cqadupstack" / "README.md").touch()
-    [one] = sets_of([f"{tmp_path}/cqadupstack/tex/.."], "test")
+    [one] = describe_datasets([f"{tmp_path}/cqadupstack/tex/.."], "test")
     assert (one.name, list(one.parts), one.is_divided) == ("cqadupstack", ["android", "tex"], True)
-    [whole] = sets_of([str(tmp_path / "cqadupstack" / "tex")], "test")
+    [whole] = describe_datasets([str(tmp_path / "cqadupstack" / "tex")], "test")
     assert (whole.name, whole.is_divided) == ("tex", False)
-    assert sets_of(["hf://datasets/org/my (1)@main"], "test")[0].name == "my__1_"
+    assert describe_datasets(["hf://datasets/org/my (1)@main"], "test")[0].name == "my__1_"
     pytest.importorskip("ir_datasets")
-    [forums] = sets_of(["ir_datasets:beir/cqadupstack"], "test")
+    [forums] = describe_datasets(["ir_datasets:beir/cqadupstack"], "test")
     assert (forums.name, len(forums.parts), forums.parts["tex"]) == (
         "cqadupstack",
         12,
@@ -181,7 +192,7 @@ def test_of_the_suite_what_is_missing_is_told(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     tried = []
 
-    def opens(one: EvaluationSet) -> None:
+    def opens(one: EvaluationDataset) -> None:
         tried.extend(one.parts.values())
         if one.name not in ("scifact", "msmarco", "webis-touche2020"):
             raise DataError("not there", one.name)
@@ -223,8 +234,8 @@ def test_tests_are_against_each_baseline_and_corrected_over_data_sets() -> None:
     # Each is significant by itself, neither of two.
     assert rows[0]["p"] == pytest.approx(0.0338, abs=1e-4)
     assert rows[0]["p_holm"] == pytest.approx(2 * rows[0]["p"])
-    assert not any(marks_of(rows).values())
-    marks = marks_of(rows_for(2.2, -20))
+    assert not any(collect_marks(rows).values())
+    marks = collect_marks(rows_for(2.2, -20))
     assert [marks[name, "model", "map"] for name in ("d0", "d1")] == ["+", "-"]
     assert [marks[name, "base", "map"] for name in ("d0", "d1")] == ["◇", "◆"]
 
@@ -240,7 +251,7 @@ def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatc
     (folder / "queries.jsonl").write_text(queries)
     rows = "".join(f"q{i}\td{i}\t1\n" for i in range(9))
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-    job = EvaluationJob(evaluated_models(["bm25"], ModelConfig()), sets_of([str(folder)], "test"), ["bm25"])
+    job = EvaluationJob(read_models(["bm25"], ModelConfig()), describe_datasets([str(folder)], "test"), ["bm25"])
     said: list[str] = []
     tracker = type("Unheard", (), {name: lambda *_: None for name in ("describe", "log", "log_file", "finish")})
     results = run_evaluation(job, tmp_path / "out", False, tracker, said.append)
@@ -248,7 +259,7 @@ def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatc
     assert analysis["stemmer"] == "Snowball, English"
     assert analysis["warning"].startswith(f"BM25 finds {analysis['tokens_per_document']:.1f} tokens per document of 1")
     files = [(tmp_path / "out" / name).read_text() for name in ("results.json", "table.md")]
-    text, page = evaluation_text(results), "\n".join(about_lines(results.about))
+    text, page = format_results(results), "\n".join(about_lines(results.about))
     for shown in (text, page, "\n".join(said), *files):
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text

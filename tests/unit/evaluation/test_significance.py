@@ -12,12 +12,12 @@ from scipy.stats import ttest_rel
 
 from raytriever.evaluation.significance import (
     best_models,
-    best_of_rows,
     best_rows,
+    read_best_rows,
     significance_points,
     significance_rows,
 )
-from raytriever.evaluation.tables import metrics_table, outcome_notes
+from raytriever.evaluation.tables import metrics_table, training_notes
 from raytriever.metrics.significance import difference_interval, holm, paired_t_test
 from raytriever.mining.analyser import analyser_line
 
@@ -60,7 +60,7 @@ def test_only_what_is_above_every_other_model_by_more_than_noise_is_best() -> No
     assert ("d1", "ndcg_at_10") not in best
     assert ("d2", "ndcg_at_10") not in best
     assert best[None, "ndcg_at_10"] == ["b", "c"]
-    assert best_of_rows(best_rows(best)) == best
+    assert read_best_rows(best_rows(best)) == best
 
 
 def test_the_largest_p_value_counts_after_holms_correction() -> None:
@@ -94,7 +94,7 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     rows = significance_rows(values, ["before"])
     names = {"before": "encoder before", "after": "encoder after"}
     judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
-    first, head, changed, same = outcome_notes({"significance": rows, "judged": judged}, names).splitlines()
+    first, head, changed, same = training_notes({"significance": rows, "judged": judged}, names).splitlines()
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
     assert head == "Difference of encoder after - encoder before, 50 queries, paired t-test:"
     found = {row["metric"]: row for row in rows if row["model"] == "after"}
@@ -104,8 +104,8 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     )
     assert same.endswith(f"p {found['auc']['p']:.4f}  not significant")
     analyser = {"warning": "BM25 finds 2.0 tokens per document."}
-    assert outcome_notes({"bm25_analyser": analyser}, names).splitlines() == [analyser_line(), analyser["warning"]]
-    assert outcome_notes({}, names) == ""  # of a run of an earlier version
+    assert training_notes({"bm25_analyser": analyser}, names).splitlines() == [analyser_line(), analyser["warning"]]
+    assert training_notes({}, names) == ""  # of a run of an earlier version
     points = {point.name: point.value for point in significance_points(rows, 7, 0, several=False)}
     assert points["significance/after-before/ndcg_at_10_p"] == one["p_holm"]
     assert points["significance/after-before/ndcg_at_10_low"] == one["low"]

@@ -16,7 +16,7 @@ from raytriever.data.prepare.pipeline import Runner
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, deciding_metric, judged_queries
+from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, read_best_metric, select_judged_queries
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.config import OWN
@@ -50,7 +50,7 @@ def dev_protocol(best_metric: str) -> Protocol:
     """
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     if best_metric != DEV_LOSS:
-        metrics = tuple(dict.fromkeys((*metrics, deciding_metric(best_metric))))
+        metrics = tuple(dict.fromkeys((*metrics, read_best_metric(best_metric))))
     return Protocol(metrics=metrics)
 
 
@@ -101,7 +101,7 @@ def digest_of(sets: tuple[DevSet, ...], config: Config) -> str:
 
 def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metric: str) -> None:
     where = f"--best-metric {best_metric}"
-    queries, relevance = judged_queries(dataset, split, protocol)
+    queries, relevance = select_judged_queries(dataset, split, protocol)
     if protocol.wants_answers:
         try:
             check_answers(dataset, split, queries)
@@ -110,7 +110,7 @@ def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metri
             raise ConfigError(
                 told, where, "give another metric, or add answers.jsonl (docs/reference/formats.md)"
             ) from error
-    if best_metric != DEV_LOSS and deciding_metric(best_metric) in (AUC, QUERY_AUC):
+    if best_metric != DEV_LOSS and read_best_metric(best_metric) in (AUC, QUERY_AUC):
         scored = (relevance.scores >= protocol.level) & (relevance.documents < len(dataset.documents))
         relevant = np.bincount(relevance.queries[scored], minlength=len(queries))
         if (relevant >= len(dataset.documents)).all():

@@ -30,9 +30,9 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
-from raytriever.evaluation.corpus_sample import part_of_corpus
+from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.evaluate import evaluate_embeddings
-from raytriever.evaluation.protocol import deciding_metric
+from raytriever.evaluation.protocol import read_best_metric
 from raytriever.losses.engine.workers import Workers
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
@@ -84,7 +84,7 @@ class Validations:
             measured |= {f"{DEV}{one}/{name}": value for one, row in rows.items() for name, value in row.items()}
         measured = {name: value for name, value in measured.items() if value == value}  # no AUC without negatives
         best = self._config.training.best_metric
-        value = float("nan") if best == DEV_LOSS else metrics[deciding_metric(best)]
+        value = float("nan") if best == DEV_LOSS else metrics[read_best_metric(best)]
         record = Record(step, value, {**measured, "evaluation_seconds": time.monotonic() - began})
         write_record(self._folder, record)
         return record
@@ -97,7 +97,7 @@ class Validations:
         for one in self._sets:
             dataset = open_dataset(one.place, [one.split])
             if most is not None:
-                dataset = part_of_corpus(dataset, one.split, most, seed, lambda all: Bm25Index(all.passages()))
+                dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index(all.passages()))
             found[one.name] = (dataset, one.split)
         return found
 

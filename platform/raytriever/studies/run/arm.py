@@ -23,7 +23,7 @@ from raytriever.cluster.session import gpus
 from raytriever.config import Config, Curriculum, dump_config, lay
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError, UserError
-from raytriever.evaluation.datasets import EvaluationSet
+from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol
@@ -67,12 +67,12 @@ def measure(
         config = ModelConfig(model=model, query_length=queries, passage_length=passages)
         job = EvaluationJob(
             models=[EvaluatedModel(name, None if model == BM25 else config)],
-            sets=[EvaluationSet(place.name, {place.name: one.dataset}, one.split)],
+            datasets=[EvaluationDataset(place.name, {place.name: one.dataset}, one.split)],
             baselines=[name],
             protocol=Protocol(one.metrics, level=one.level, drop_own=one.drop_own),
             precision=precision,
         )
-        run_evaluation(job, place, fresh=True, tracker=_Unheard, say=lambda line: None)
+        run_evaluation(job, place, fresh=True, tracker=_Unheard, log=lambda line: None)
     metrics = read_results(place)["models"].get(arm.name, {}).get(place.name)
     if metrics is None:
         raise StorageError(f"holds nothing of {arm.name}", str(place), f"remove {place}; it is measured again")

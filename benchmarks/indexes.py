@@ -19,7 +19,7 @@ import torch
 from numpy import ndarray
 
 from ends import End, parser, report
-from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.graph import mark_reachable
 from raytriever.index.approximate.index import ApproximateIndex
@@ -40,7 +40,9 @@ def built(
     indexes, ends = {}, {}
     for kind in kinds:
         began = perf_counter()
-        indexes[kind] = build_index(Rows.of(documents), IndexConfig(index=kind), training, 0, torch.get_num_threads())
+        indexes[kind] = build_index(
+            DocumentVectors.of(documents), IndexConfig(index=kind), training, 0, torch.get_num_threads()
+        )
         seconds = perf_counter() - began
         wanted = kind == "roargraph"
         ends[f"{kind}: build (s)"] = End(
@@ -133,7 +135,7 @@ def main() -> None:
         queries = getattr(drawn, name)
         sets[name] = queries, top_k(queries, drawn.documents, K, order)[1]
     kinds = [kind for kind in INDEXES if kind not in ("flat", *given.skip)]
-    small = Rows.of(drawn.documents[:1_000])
+    small = DocumentVectors.of(drawn.documents[:1_000])
     build_index(small, IndexConfig(index="roargraph"), drawn.training[:500], 0, 1).search(drawn.shifted, K)  # compiles
     indexes, ends = built(drawn.documents, drawn.training, kinds)
     if "roargraph" in indexes:

@@ -120,10 +120,10 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.cluster.encoding import ActorPool, in_actors
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import embed, plan_embeddings
+    from raytriever.encoding.corpus import encode_store, plan_embeddings
     from raytriever.encoding.loading import load_for_encoding
-    from raytriever.encoding.shards import in_this_process, tokenisation_of
-    from raytriever.encoding.writer import EmbeddingWork
+    from raytriever.encoding.shards import encode_in_process, tokenisation_of
+    from raytriever.encoding.writer import StoreWriter
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
 
@@ -137,10 +137,10 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     found: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
     with TemporaryDirectory() as folder, ray_session(threads):
         for turn in range(ROUNDS):
-            for name, run in {"alone": in_this_process, "pool": in_actors(ActorPool(1, 1, threads))}.items():
-                work = EmbeddingWork(Path(folder) / f"{name}{turn}", plan)
+            for name, run in {"alone": encode_in_process, "pool": in_actors(ActorPool(1, 1, threads))}.items():
+                work = StoreWriter(Path(folder) / f"{name}{turn}", plan)
                 began = time.perf_counter()
-                store = embed(work, config, retriever, dataset, run)
+                store = encode_store(work, config, retriever, dataset, run)
                 ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
                 found[name].append((len(store) - plan.shard_rows) / (ends[-1] - ends[0]))
                 if name == "pool":
@@ -219,10 +219,10 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.cluster.encoding import ActorPool, in_actors
     from raytriever.cluster.search import SearchPool, search_in_actors
     from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.corpus import embed, plan_embeddings
+    from raytriever.encoding.corpus import encode_store, plan_embeddings
     from raytriever.encoding.loading import load_for_encoding
     from raytriever.encoding.shards import tokenisation_of
-    from raytriever.encoding.writer import EmbeddingWork
+    from raytriever.encoding.writer import StoreWriter
     from raytriever.models.config import ModelConfig
 
     cache = Path(os.environ["RAYTRIEVER_CACHE"])
@@ -235,8 +235,8 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
         ray.init(address="local", num_cpus=4, log_to_driver=False, **memory)
         before = process.memory_info().rss
         with watching("MapBatches(_Actor)") as peak:
-            work = EmbeddingWork(cache / kind, plan)
-            store = embed(work, config, retriever, dataset, in_actors(ActorPool(2, 2)))
+            work = StoreWriter(cache / kind, plan)
+            store = encode_store(work, config, retriever, dataset, in_actors(ActorPool(2, 2)))
         found[f"{kind} grown"], found[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
         ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
         found[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])

@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from ends import End, parser, report
 from raytriever.index.exact import scan
-from raytriever.index.exact.search import top_k, top_k_of_parts
+from raytriever.index.exact.search import top_k, top_k_of_blocks
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000
@@ -109,11 +109,11 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     """Measure the cost of a corpus in shards and of float32 arithmetic, in processor seconds."""
     parts = [(first, documents[first : first + SHARD]) for first in range(0, DOCUMENTS, SHARD)]
     whole = top_k(queries, documents, K, ties)
-    cut = top_k_of_parts(queries, parts, K, ties)
+    cut = top_k_of_blocks(queries, parts, K, ties)
     same = all(one.tobytes() == other.tobytes() for one, other in zip(whole, cut, strict=True))
     ends = {f"shards of {SHARD:,}: same bytes": End(float(same), "1", same)}
     _, base = timed(lambda: top_k(queries, documents, K, ties))
-    _, took = timed(lambda: top_k_of_parts(queries, parts, K, ties))
+    _, took = timed(lambda: top_k_of_blocks(queries, parts, K, ties))
     ends[f"shards of {SHARD:,}: processor seconds / whole (x)"] = End(took / base, "told", True)
     chosen = scan.quick_precision
     scan.quick_precision = lambda device: "fp32"

@@ -17,10 +17,10 @@ import pytest
 from raytriever.cluster.encoding import ActorPool, in_actors
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.corpus import embed, plan_embeddings
+from raytriever.encoding.corpus import encode_store, plan_embeddings
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.store import shard_folder
-from raytriever.encoding.writer import EmbeddingWork
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
@@ -64,7 +64,7 @@ class Case:
         """For a store of that name, by an encoder that is killed by the poison."""
         from deadly_encoder import LoadDeadly
 
-        work = EmbeddingWork(self.folder / name, self.plan)
+        work = StoreWriter(self.folder / name, self.plan)
         work.begin()
         load = LoadDeadly(str(self.model), poison, self.folder / f"{name}.deaths", seconds)
         return ShardEncoder(work, load, str(self.dataset.place))
@@ -79,8 +79,8 @@ def case(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_actors_write_what_one_process_writes(session: None, case: Case) -> None:
     for name, run in {"alone": None, "actors": in_actors(POOL)}.items():
         more = {} if run is None else {"run": run}
-        work = EmbeddingWork(case.folder / name, case.plan)
-        embed(work, case.config, case.retriever, case.dataset, **more)
+        work = StoreWriter(case.folder / name, case.plan)
+        encode_store(work, case.config, case.retriever, case.dataset, **more)
     assert case.files("alone") == case.files("actors")
     assert len(list(case.folder.glob("actors/shards/*"))) == 6
 
@@ -98,7 +98,9 @@ def test_a_text_that_kills_is_left_out_after_three_deaths(session: None, case: C
     assert "%" in entry["raw"]
     embeddings = store.array()
     assert not embeddings[SKULL].any()
-    whole = embed(EmbeddingWork(case.folder / "alone", case.plan), case.config, case.retriever, case.dataset).array()
+    whole = encode_store(
+        StoreWriter(case.folder / "alone", case.plan), case.config, case.retriever, case.dataset
+    ).array()
     others = [row for row in range(DOCUMENTS) if row != SKULL]
     # The batch of the text that is left out has a row less, which may change the last bits.
     assert abs(embeddings[others] - whole[others]).max() < 2e-6

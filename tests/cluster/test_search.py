@@ -16,7 +16,7 @@ from raytriever.cluster import search
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.cluster.session import ray_session
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ConfigError, ModelError
 from raytriever.search.exact import search_store
 
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> EmbeddingStore:
         model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
         similarity="dot", precision="fp32", dtype="fp32", rows=ROWS, width=WIDTH, shard_rows=2_000,
     )  # fmt: skip
-    work = EmbeddingWork(tmp_path / "store", plan)
+    work = StoreWriter(tmp_path / "store", plan)
     work.begin()
     embeddings = np.random.default_rng(0).integers(-2, 3, (ROWS, WIDTH)).astype(np.float32)
     for number in range(plan.shards):

@@ -9,7 +9,7 @@ import numpy as np
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.records import ORIGINS
 from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.miner import Mined
+from raytriever.mining.miner import MiningResult
 from raytriever.mining.scorers import Embeddings
 
 Pairs = list[tuple[int, int]]
@@ -35,7 +35,7 @@ def whole_numbers(rng: np.random.Generator, rows: int) -> np.ndarray:
     return rng.integers(-2, 3, (rows, 4)).astype(np.float32)
 
 
-def rows_of(mined: Mined) -> dict[int, list[tuple[int, int]]]:
+def rows_of(mined: MiningResult) -> dict[int, list[tuple[int, int]]]:
     """(document, rank) by query."""
     found: dict[int, list[tuple[int, int]]] = {}
     columns = (mined.table.queries, mined.table.documents, mined.table.ranks)

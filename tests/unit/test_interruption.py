@@ -39,8 +39,8 @@ try_each(compute, ["text"])
 """,
     "texts encoded one by one": """
 from endless import compute
-from raytriever.encoding.crashes import find_killers
-find_killers(compute, [None], "passage")
+from raytriever.encoding.crashes import find_fatal_texts
+find_fatal_texts(compute, [None], "passage")
 """,
 }
 

@@ -19,13 +19,13 @@ from numpy import ndarray
 from raytriever.annotation.config import BM25, DENSE
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.run_files import read_run
-from raytriever.encoding.corpus import embed_corpus, open_given
+from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact.search import tie_order
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.filters import normalised
+from raytriever.mining.filters import normalise
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.search.exact import search_store
@@ -74,7 +74,7 @@ def find_candidates(
         apart: dict[str, int] = {}
         for document in ranked:
             if dataset.documents.ids[document] != own:
-                apart.setdefault(normalised(passages[document]), document)
+                apart.setdefault(normalise(passages[document]), document)
         merged.append(list(apart.values()))
     return merged
 
@@ -106,7 +106,7 @@ def _by_encoder(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision(precision, device)
     retriever = load_for_encoding(model, chosen, device)
-    documents = open_given(embeddings, model, retriever, dataset) if embeddings else None
+    documents = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     say(f"{dataset.name}: encoding with {model.model} ({chosen} on {device})")
     documents = documents or embed_corpus(model, retriever, dataset)
     vectors = encode_texts(retriever, [dataset.queries.texts[query] for query in queries], "query", "queries")

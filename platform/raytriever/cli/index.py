@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     if not output.exists():  # a finished index is only read
         lock_output(arguments, output)
 
-    from raytriever.search.approximate import IndexJob, answers, measured, run_index
+    from raytriever.search.approximate import IndexJob, format_answers, format_measurements, run_index
 
     job = IndexJob(
         data.dataset,
@@ -56,9 +56,9 @@ def main(words: list[str]) -> None:
         f"{index.finder.bytes / 1e6:,.1f} MB beside the {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if arguments.split:
-        show("\n" + measured(found, arguments.split))
+        show("\n" + format_measurements(found, arguments.split))
     if arguments.query:
-        show("\n" + answers(found, arguments.query, arguments.top))
+        show("\n" + format_answers(found, arguments.query, arguments.top))
     show(f"\n{output}")
 
 

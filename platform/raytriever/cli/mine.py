@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.mining.job import MiningJob, counts_table, run_mining
+    from raytriever.mining.job import MiningJob, format_counts, run_mining
 
     job = MiningJob(
         data.dataset,
@@ -65,7 +65,7 @@ def main(words: list[str]) -> None:
         Path(arguments.embeddings) if arguments.embeddings is not None else None,
     )
     mined, quarantined = run_mining(job, output, warn)
-    show(counts_table(mined))
+    show(format_counts(mined))
     short, none = int((mined.found < mined.wanted).sum()), int((mined.found == 0).sum())
     show(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
     if quarantined:

@@ -28,12 +28,12 @@ from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import QuarantineReport
 from raytriever.encoding.config import EncodeConfig
-from raytriever.encoding.corpus import Runner, embed, plan_embeddings
+from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
 from raytriever.encoding.encode import TOKEN_BUDGET
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import ShardEncoder, in_this_process, tokenisation_of
+from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingWork
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
 from raytriever.locking import Claim, claims, join
 from raytriever.models.config import ModelConfig
@@ -158,12 +158,12 @@ def run_encoding(
         # Another number of tokens a batch gives other last bits: a store is of one, however often it is gone on with.
         tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
-        work = EmbeddingWork(output.absolute(), plan)
+        work = StoreWriter(output.absolute(), plan)
         work.check()
         who = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         say(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {who}")
-        run: Runner = watched_encoding(in_actors(pool) if pool else in_this_process, Gauges(output.name))
-        store = embed(work, model, retriever, opened, run)
+        run: Runner = watched_encoding(in_actors(pool) if pool else encode_in_process, Gauges(output.name))
+        store = encode_store(work, model, retriever, opened, run)
     left_out = QuarantineReport.read(store.path)
     return Encoded(store, str(left_out) if left_out.total else None)
 

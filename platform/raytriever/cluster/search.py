@@ -27,9 +27,9 @@ from raytriever.activity import activity
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
 from raytriever.index.exact.search import best_keys
-from raytriever.index.ranking import NONE, Order, merge_keys
+from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.index.score import refuse_not_finite
-from raytriever.search.exact import check_fits, searchable_parts
+from raytriever.search.exact import check_fits, searchable_blocks
 
 ANSWER_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
@@ -71,7 +71,7 @@ def search_in_actors(
     # Here, where the positions are those of all queries.
     refuse_not_finite(np.isfinite(queries).all(axis=1), "query", np.arange(len(queries)))
     _check_room(pool)
-    order = Order.of(ties)
+    order = TieOrder.of(ties)
     k = min(k, len(ties))
     best = np.full((len(queries), max(k, 0)), NONE)
     remote = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus, max_restarts=RESTARTS, max_task_retries=RESTARTS)(
@@ -111,7 +111,7 @@ def _check_room(pool: SearchPool) -> None:
 
 
 def _answers(
-    actors: list[Any], queries: ndarray, k: int, order: Order, exclude: ndarray | None
+    actors: list[Any], queries: ndarray, k: int, order: TieOrder, exclude: ndarray | None
 ) -> Iterator[tuple[slice, UInt64[ndarray, "batch k"]]]:
     """Which queries, and an actor's best documents for them, as they come."""
     held = ray.put(order)
@@ -140,8 +140,8 @@ class _Searcher:
         self._path, self._shards = Path(path), shards
         self._store: EmbeddingStore | None = None
 
-    def search(self, asked: tuple[ndarray, ndarray | None], k: int, order: Order) -> UInt64[ndarray, "batch k"]:
+    def search(self, asked: tuple[ndarray, ndarray | None], k: int, order: TieOrder) -> UInt64[ndarray, "batch k"]:
         """The k best of its documents for each query, as keys."""
         self._store = self._store or EmbeddingStore.open(self._path)
         queries, exclude = asked
-        return best_keys(queries, searchable_parts(self._store, self._shards), k, order, exclude)
+        return best_keys(queries, searchable_blocks(self._store, self._shards), k, order, exclude)

@@ -20,9 +20,9 @@ import torch
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import Corpus, ShardEncoder, in_this_process
+from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_process
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork, shard_rows
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
 from raytriever.locking import owner_of
 from raytriever.models.config import ModelConfig
@@ -39,7 +39,7 @@ Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
 def embed_corpus(
-    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, run: Runner = in_this_process
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, run: Runner = encode_in_process
 ) -> EmbeddingStore:
     """All passages of a data set in the cache, encoded now or found there.
 
@@ -58,13 +58,13 @@ def embed_corpus(
     store = _store_of(plan, place)
     if store is None:
         with one_writer(place, wait=True, report=warn):
-            work = EmbeddingWork(place, plan)
+            work = StoreWriter(place, plan)
             if not work.is_ours():  # the name is the plan's: what is there instead is damage
                 warn(f"{place}: is torn or changed; encoding again")
                 shutil.rmtree(place)
             elif (place / MANIFEST).exists():
                 warn(f"{place}: is torn or changed; encoding again what is not whole")
-            store = embed(work, config, retriever, dataset, run)
+            store = encode_store(work, config, retriever, dataset, run)
     os.utime(place)
     _prune(folder, keep=place)
     return store
@@ -83,7 +83,7 @@ def plan_embeddings(
     directory = resolve_model(config.model, config.revision)
     files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
-    description, corpus = retriever.description, Corpus(dataset, side)
+    description, corpus = retriever.description, SideTexts(dataset, side)
     prefix, length = (
         (description.query_prefix, description.query_length)
         if side == "query"
@@ -109,12 +109,12 @@ def plan_embeddings(
     )
 
 
-def embed(
-    work: EmbeddingWork,
+def encode_store(
+    work: StoreWriter,
     config: ModelConfig,
     retriever: Retriever,
     dataset: RetrievalDataset,
-    run: Runner = in_this_process,
+    run: Runner = encode_in_process,
 ) -> EmbeddingStore:
     """The store of a plan: found whole, gone on with, or made.
 
@@ -132,7 +132,7 @@ def embed(
         return store
     work.begin()
     plan = work.plan
-    corpus = Corpus(dataset, plan.side)
+    corpus = SideTexts(dataset, plan.side)
     missing = work.missing()
     there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
     load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
@@ -180,7 +180,9 @@ _DIFFERS = {
 }
 
 
-def open_given(path: Path, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> EmbeddingStore:
+def open_matching_store(
+    path: Path, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset
+) -> EmbeddingStore:
     """A finished store of a data set's passages, made by a retriever in whatever arithmetic and storage.
 
     Args:

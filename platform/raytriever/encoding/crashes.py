@@ -1,7 +1,7 @@
 """Find the texts at which an encoder's process dies.
 
 Before each batch an encoder writes the batch number to a mark file, so the next process knows at which batch the
-last one died. `find_killers` then encodes the texts of that batch one by one in a child process; a text that killed
+last one died. `find_fatal_texts` then encodes the texts of that batch one by one in a child process; a text that killed
 two of them has had its three tries. Each such text costs two processes."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Left(TypedDict):
 
 
 @dataclass
-class Mark:
+class CrashRecord:
     """What dying processes leave of a shard.
 
     Args:
@@ -50,12 +50,12 @@ class Mark:
     killers: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path, number: int) -> Mark:
+    def of(cls, folder: Path, number: int) -> CrashRecord:
         """The mark of a shard as it was left in the folder of marks, or a new one."""
         return cls.read(folder / f"{number:06d}.json")
 
     @classmethod
-    def read(cls, file: Path) -> Mark:
+    def read(cls, file: Path) -> CrashRecord:
         """What the file says, if it is there."""
         mark = cls(file)
         with suppress(OSError, StorageError):
@@ -101,7 +101,7 @@ _DEATHS = 2  # of these processes, by one text
 MOST = 16  # what kills more often than this is not the texts
 
 
-def find_killers(load: Callable[[], Retriever], contents: Sequence[ndarray], side: Side) -> dict[int, str]:
+def find_fatal_texts(load: Callable[[], Retriever], contents: Sequence[ndarray], side: Side) -> dict[int, str]:
     """The places of the texts that kill, and how.
 
     Args:

@@ -21,9 +21,9 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.encoding.crashes import LOADING, Mark, find_killers
+from raytriever.encoding.crashes import LOADING, CrashRecord, find_fatal_texts
 from raytriever.encoding.encode import batches, check_finite, encode_contents, token_budget
-from raytriever.encoding.writer import WORK, EmbeddingWork
+from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.retriever import Retriever, Side
 from raytriever.models.tokenisation import content_tokenizer_json
@@ -31,7 +31,7 @@ from raytriever.models.tokenisation import content_tokenizer_json
 TRIES = 3
 
 
-class Corpus:
+class SideTexts:
     """The texts and the contents of one side of a data set, by position."""
 
     def __init__(self, dataset: RetrievalDataset, side: Side) -> None:
@@ -61,7 +61,7 @@ class ShardEncoder:
         done: hears how many texts were encoded.
     """
 
-    work: EmbeddingWork
+    work: StoreWriter
     load: Callable[[], Retriever]
     place: str
     done: Callable[[int], None] | None = None
@@ -72,9 +72,9 @@ class ShardEncoder:
         return self.load()
 
     @cached_property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> SideTexts:
         """Opened when first asked for."""
-        return Corpus(open_dataset(self.place, []), self.work.plan.side)
+        return SideTexts(open_dataset(self.place, []), self.work.plan.side)
 
     def __call__(self, number: int) -> None:
         """Encode and commit one shard.
@@ -86,7 +86,7 @@ class ShardEncoder:
         if self.work.is_whole(number):
             return  # by one who died before it could tell
         rows = plan.rows_of(number)
-        mark = Mark.of(self.work.path / WORK, number)
+        mark = CrashRecord.of(self.work.path / WORK, number)
         with mark.at(LOADING):
             if mark.deaths.count(LOADING) >= TRIES:
                 raise ModelError(f"{TRIES} processes died loading it", plan.model, "free some memory")
@@ -105,12 +105,12 @@ class ShardEncoder:
             self.work.write(number, embeddings, {rows.start + row: why for row, why in mark.killers.items()})
         mark.remove()
 
-    def _examine(self, mark: Mark, contents: list[ndarray], budget: int, rows: range) -> None:
+    def _examine(self, mark: CrashRecord, contents: list[ndarray], budget: int, rows: range) -> None:
         """Find the texts that kill in the batches at which processes died."""
         side = self.corpus.side
         parts = batches([len(ids) for ids in self.retriever.assemble(contents, side)], budget)
         for batch in mark.unexamined(len(parts)):
-            found = find_killers(self.load, [contents[row] for row in parts[batch]], side)
+            found = find_fatal_texts(self.load, [contents[row] for row in parts[batch]], side)
             mark.killers |= {parts[batch][place]: why for place, why in found.items()}
             mark.examined.append(batch)
         for batch in mark.examined:
@@ -122,7 +122,7 @@ class ShardEncoder:
                 )
 
 
-def in_this_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
     """The runner that needs nothing."""
     encoder.done = advance
     for number in missing:

@@ -161,7 +161,7 @@ class EmbeddingStore:
         length = min(of, len(self) - number * of)
         return read_embeddings(shard_folder(self.path, number), (length, self.width), rows)
 
-    def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Each shard as its first row and its embeddings: memory-mapped, or decoded when its turn comes."""
         for number, first in enumerate(range(0, len(self), self.meta["shard_rows"])):
             with disk_errors(self.path, reading=True):
@@ -188,7 +188,7 @@ class EmbeddingStore:
     def array(self) -> Float32[ndarray, "rows width"]:
         """All embeddings in memory, 4 bytes a component."""
         found = np.empty((len(self), self.width), np.float32)
-        for first, part in self.parts():
+        for first, part in self.blocks():
             found[first : first + len(part)] = part
         return found
 

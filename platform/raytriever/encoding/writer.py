@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from raytriever.data.digests import check_directory
 from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
-from raytriever.encoding.crashes import Mark
+from raytriever.encoding.crashes import CrashRecord
 from raytriever.encoding.store import (
     KIND,
     PLAN,
@@ -107,7 +107,7 @@ def shard_rows(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class EmbeddingWork:
+class StoreWriter:
     """The directory of a store that is being made; sent to the processes that make it."""
 
     path: Path
@@ -143,7 +143,7 @@ class EmbeddingWork:
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
             (self.path / WORK).mkdir(exist_ok=True)
             for file in (self.path / WORK).glob("*.json"):
-                Mark.read(file).forgive_loading()
+                CrashRecord.read(file).forgive_loading()
         if not there:
             write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
 

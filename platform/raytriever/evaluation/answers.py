@@ -11,7 +11,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.metrics.ranking import accuracy
 from raytriever.metrics.relevance import PerQuery
-from raytriever.mining.filters import holds_answer, normalised
+from raytriever.mining.filters import contains_answer, normalise
 
 ACCURACY = "accuracy_at_"
 
@@ -58,9 +58,9 @@ def accuracy_per_query(
     assert answers is not None
     hits = np.zeros((len(queries), max(cutoffs)), bool)
     for row, query in enumerate(queries.tolist()):
-        wanted = [normalised(answer) for answer in answers.of(query)]
+        wanted = [normalise(answer) for answer in answers.of(query)]
         for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
-            if document >= 0 and holds_answer(normalised(dataset.passage_text(document)), wanted):
+            if document >= 0 and contains_answer(normalise(dataset.passage_text(document)), wanted):
                 hits[row, rank] = True
                 break
     return {f"{ACCURACY}{cutoff}": accuracy(hits, cutoff) for cutoff in cutoffs}

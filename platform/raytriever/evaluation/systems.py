@@ -18,7 +18,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import Runner, embed_corpus
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import in_this_process
+from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import Protocol
@@ -87,7 +87,7 @@ StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, n
 class Workers:
     """Who encodes and who searches; by default this process."""
 
-    encode: Runner = in_this_process
+    encode: Runner = encode_in_process
     search: StoreSearch = search_store
 
 

@@ -22,7 +22,7 @@ from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.experiment.opening import Opened, OpenStage, used_config
 from raytriever.experiment.recorder import Recorder
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.miner import hard_negatives
+from raytriever.mining.miner import build_negatives_table
 from raytriever.storage import MANIFEST, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, closing
 from raytriever.training.config import DEV_LOSS
@@ -58,7 +58,7 @@ def find_negatives(
     if not data.negatives_per_query:
         return None
     tables = [
-        hard_negatives(dataset, data, "" if place else data.negatives_table, partial(index_of, dataset))
+        build_negatives_table(dataset, data, "" if place else data.negatives_table, partial(index_of, dataset))
         for place, dataset in enumerate(datasets)
     ]
     for dataset, table in zip(datasets, tables, strict=True):

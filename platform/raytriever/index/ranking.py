@@ -24,14 +24,14 @@ _HALF, _SIGN = np.uint64(32), np.uint64(31)
 
 
 @dataclass(frozen=True)
-class Order:
+class TieOrder:
     """The order of equal scores: each document's place in it, and the document at each place."""
 
-    places: UInt32[ndarray, " documents"]
+    ranks: UInt32[ndarray, " documents"]
     documents: Int64[ndarray, " documents"]
 
     @classmethod
-    def of(cls, ties: Int64[ndarray, " documents"]) -> Order:
+    def of(cls, ties: Int64[ndarray, " documents"]) -> TieOrder:
         """From `tie_order`, or any numbers that ascend in the order wanted.
 
         Raises:

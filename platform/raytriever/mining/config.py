@@ -68,7 +68,7 @@ class MiningConfig:
         return tuple(name.strip() for name in self.method.split(","))
 
     @property
-    def holds_to_scores(self) -> bool:
+    def has_score_bounds(self) -> bool:
         """Whether a candidate may be removed for its score."""
         return any(bound is not None for bound in (self.max_score, self.absolute_margin, self.relative_margin))
 
@@ -77,7 +77,7 @@ class MiningConfig:
         """The rank at which a ranking ends."""
         if self.range_max is not None:
             return self.range_max
-        some_go = self.holds_to_scores or self.drop_answers or self.sampling_strategy == "random"
+        some_go = self.has_score_bounds or self.drop_answers or self.sampling_strategy == "random"
         return self.range_min + self.num_negatives * (CANDIDATES if some_go else 1)
 
 

@@ -22,14 +22,14 @@ from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """A text without what does not tell passages apart: NFKC, case folded, runs of white space as one blank."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
 
 
-def holds_answer(passage: str, answers: Iterable[str]) -> bool:
+def contains_answer(passage: str, answers: Iterable[str]) -> bool:
     """Whether one of the answers stands in the passage; all of them `normalised`. An empty answer stands nowhere.
 
     No cased letter or digit may stand beside an end of the answer that is one itself.
@@ -58,7 +58,7 @@ RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Known:
+class ExcludedDocuments:
     """Of query i: `documents[offsets[i]:offsets[i + 1]]`, each once, and beside them why (`RELEVANT` and so on)."""
 
     offsets: Int64[ndarray, " queries+1"]
@@ -73,7 +73,7 @@ class Known:
         query_groups: Int64[ndarray, " queries"],
         document_groups: Int64[ndarray, " documents"],
         own: Int64[ndarray, " asked"],
-    ) -> Known:
+    ) -> ExcludedDocuments:
         """Collect them.
 
         Args:
@@ -144,7 +144,7 @@ NO_CANDIDATE = -1
 Verdicts = Int8[ndarray, "queries ranks"]
 
 
-def open_verdicts(
+def initial_verdicts(
     found: Int64[ndarray, "queries places"],
     known: tuple[Int64[ndarray, "queries most"], Int8[ndarray, "queries most"]],
     first: int,
@@ -156,7 +156,7 @@ def open_verdicts(
 
     Args:
         found: documents of each query, best first, -1 for none.
-        known: documents that must not be negatives and why, filled up with -1; see `Known.padded`.
+        known: documents that must not be negatives and why, filled up with -1; see `ExcludedDocuments.padded`.
         first: ranks before it are passed over.
         end: the rank at which the ranking ends.
     """
@@ -171,7 +171,7 @@ def open_verdicts(
     return reasons, ranks
 
 
-def hold_to_scores(
+def apply_score_bounds(
     verdicts: Verdicts,
     scores: Float32[ndarray, "queries places"],
     lowest: Float32[ndarray, " queries"],
@@ -219,6 +219,6 @@ def is_candidate(verdicts: Verdicts) -> Bool[ndarray, "queries places"]:
     return verdicts != NO_CANDIDATE
 
 
-def tally(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
+def count_verdicts(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
     """How many candidates got each verdict."""
     return np.bincount(verdicts[is_candidate(verdicts)], minlength=len(REASONS))

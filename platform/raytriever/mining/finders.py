@@ -16,9 +16,9 @@ from numpy import ndarray
 from raytriever.data.dataset import NegativeRows, Positives
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.draws import words
-from raytriever.index.exact.search import top_k, top_k_of_parts
+from raytriever.index.exact.search import top_k, top_k_of_blocks
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.filters import Known
+from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.scorers import Embeddings
 
 # What a draw is for; see `data.draws.words`.
@@ -27,7 +27,7 @@ DOCUMENTS, CHOICE = 11, 12
 Found = tuple[Int64[ndarray, "block places"], Float32[ndarray, "block places"]]
 
 
-class Finder(Protocol):
+class CandidateFinder(Protocol):
     """Finds documents for queries, given by their places in the split.
 
     `scale` names the scale that its scores are of; it is empty where they are of none.
@@ -54,11 +54,11 @@ class Bm25Finder:
 
     index: Bm25Index
     texts: Sequence[str]
-    known: Known
+    known: ExcludedDocuments
     scale: str = "bm25"
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Found:
-        """See `Finder`."""
+        """See `CandidateFinder`."""
         k = depth + int(self.known.counts[rows].max(initial=0))
         scores, documents = self.index.search([self.texts[row] for row in rows], k)
         documents[scores <= 0] = -1
@@ -71,14 +71,14 @@ class DenseFinder:
 
     embeddings: Embeddings
     ties: Int64[ndarray, " documents"]
-    known: Known
+    known: ExcludedDocuments
     scale: str = "encoder"
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Found:
-        """See `Finder`."""
+        """See `CandidateFinder`."""
         k = depth + int(self.known.counts[rows].max(initial=0))
-        scores, documents = top_k_of_parts(
-            self.embeddings.queries[rows], self.embeddings.documents.parts(), k, self.ties
+        scores, documents = top_k_of_blocks(
+            self.embeddings.queries[rows], self.embeddings.documents.blocks(), k, self.ties
         )
         return documents, scores
 
@@ -93,11 +93,11 @@ class CrossQueryFinder:
     queries: Float32[ndarray, "split_queries width"]
     positives: Positives
     ties: Int64[ndarray, " split_queries"]
-    known: Known
+    known: ExcludedDocuments
     scale: str = ""
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Found:
-        """See `Finder`; its scores are those of the similar queries."""
+        """See `CandidateFinder`; its scores are those of the similar queries."""
         wanted = depth + int(self.known.counts[rows].max(initial=0))
         k = 2 * wanted
         while True:
@@ -126,7 +126,7 @@ class GoldFinder:
     scale: str = ""
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Found:
-        """See `Finder`; all of them, whatever `depth` is."""
+        """See `CandidateFinder`; all of them, whatever `depth` is."""
         place = np.full(int(max(self.queries.max(initial=0), self.negatives.queries.max(initial=0))) + 1, -1)
         place[self.queries[rows]] = np.arange(len(rows))
         row = np.where(self.negatives.origins == ORIGINS.index("gold"), place[self.negatives.queries], -1)
@@ -143,11 +143,11 @@ class RandomFinder:
     keys: UInt64[ndarray, " split_queries"]
     seed: int
     round: int
-    known: Known
+    known: ExcludedDocuments
     scale: str = ""
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Found:
-        """See `Finder`."""
+        """See `CandidateFinder`."""
         # Drawn with repetition, which in a small corpus would not end: there every document gets a word.
         whole = 8 * depth >= self.size
         columns = np.arange(self.size if whole else 2 * (depth + int(self.known.counts[rows].max(initial=0))))

@@ -13,14 +13,14 @@ from raytriever.data.negatives import write_negatives
 from raytriever.data.prepare.open import fetched, open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.prepare.prepared import splits_of
-from raytriever.encoding.corpus import embed_corpus, open_given
+from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import BY_ENCODER, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
-from raytriever.mining.miner import REPEATED, Mined, check_data, mine
+from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
@@ -54,7 +54,7 @@ class MiningJob:
     embeddings: Path | None = None
 
 
-def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tuple[Mined, str | None]:
+def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tuple[MiningResult, str | None]:
     """Mine, and commit the table to `output`.
 
     Returns:
@@ -79,7 +79,7 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
     embeddings = documents = None
     if set(BY_ENCODER) & set(job.mining.methods):
         retriever = load_for_encoding(job.model, precision, device)
-        documents = open_given(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
+        documents = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
         say(f"{dataset.name}: encoding {'queries ' * bool(documents)}with {job.model.model} ({precision} on {device})")
         queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
         documents = documents or embed_corpus(job.model, retriever, dataset)
@@ -101,7 +101,7 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
     return mined, str(dataset.quarantine) if dataset.quarantine.total else None
 
 
-def counts_table(mined: Mined) -> str:
+def format_counts(mined: MiningResult) -> str:
     """How many candidates each method had, why how many went, and how many are kept: a column a method."""
     there = {why for told in mined.counts.values() for why in told}
     rows = ["candidates", *(why for why in (*REASONS[1:], REPEATED) if why in there), "kept"]
@@ -118,7 +118,7 @@ def _open(job: MiningJob, say: Callable[[str], None]) -> RetrievalDataset:
     return open_dataset(place, [job.split, *splits_of(fetched(place) or Path(place))])
 
 
-def _told(mined: Mined) -> str:
+def _told(mined: MiningResult) -> str:
     """The counts in one line."""
     return "; ".join(
         f"{method}: {', '.join(f'{name} {count:,}' for name, count in told.items())}"

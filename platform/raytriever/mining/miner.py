@@ -6,9 +6,9 @@
 3. Of the rest the first, or drawn ones, are kept. Draws follow from (seed, round, query id).
 4. The methods' negatives become one table; a document that two of them keep for a query is in it once.
 
-`hard_negatives` makes the table of a training run: of the table that the user names and the rows of the data set; of
-BM25's where these have none, or where the mix asks for some of BM25's. No Ray: the table is the same after encoding and
-in the middle of training."""
+`build_negatives_table` makes the table of a training run: the table that the user names, the rows of the data set, and
+BM25's negatives if these have none or the mix asks for them. No Ray: the table is the same after encoding and during
+training."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from raytriever.mining.filters import (
     NO_EMBEDDING,
     REASONS,
     RELEVANT,
+    apply_score_bounds,
     choose,
-    hold_to_scores,
-    holds_answer,
-    open_verdicts,
-    tally,
+    contains_answer,
+    count_verdicts,
+    initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, Finder
+from raytriever.mining.finders import CHOICE, CandidateFinder
+from raytriever.mining.inputs import MiningInputs
 from raytriever.mining.scorers import Embeddings, Judge
-from raytriever.mining.sources import Sources
 from raytriever.progress import Progress
 
 # Candidates of a block: some hundred megabytes of positions, scores, ranks and verdicts.
@@ -51,12 +51,12 @@ BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
-class Filtering:
+class CandidateFilter:
     """Runs a method's candidates through the filters."""
 
     dataset: RetrievalDataset
     config: MiningConfig
-    sources: Sources
+    sources: MiningInputs
     seed: int
     round: int
 
@@ -73,7 +73,7 @@ class Filtering:
                 cells = (end + known.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
                 rows = order[start : start + max(1, int(np.searchsorted(cells, BLOCK, side="right")))]
                 found, scores = finder(rows, min(end, len(self.dataset.documents)))
-                verdicts, ranks = open_verdicts(found, known.padded(rows), first, end)
+                verdicts, ranks = initial_verdicts(found, known.padded(rows), first, end)
                 if len(self.sources.left_out):  # what kills the encoder would kill the training, too
                     verdicts[(verdicts == KEPT) & np.isin(found, self.sources.left_out)] = NO_EMBEDDING
                 scores = self._judge(finder, rows, found, scores, verdicts)
@@ -82,7 +82,7 @@ class Filtering:
                     keys = self.sources.keys[rows]
                     draws = words(self.seed, np.full(len(rows), self.round), keys, CHOICE, np.arange(found.shape[1]))
                 choose(verdicts, config.num_negatives, draws)
-                counts += tally(verdicts)
+                counts += count_verdicts(verdicts)
                 row, place = np.nonzero(verdicts == KEPT)
                 kept.append((rows[row], found[row, place], ranks[row, place], scores[row, place]))
                 start += len(rows)
@@ -99,7 +99,7 @@ class Filtering:
         return self.config.range_min, self.config.depth
 
     def _judge(
-        self, finder: Finder, rows: ndarray, found: ndarray, scores: ndarray, verdicts: ndarray
+        self, finder: CandidateFinder, rows: ndarray, found: ndarray, scores: ndarray, verdicts: ndarray
     ) -> Float32[ndarray, "block places"]:
         """Remove what holds an answer or scores too high; the scores of what is left, on the table's scale."""
         config, scale = self.config, self.sources.scale
@@ -107,11 +107,13 @@ class Filtering:
             self._drop_answers(rows, found, verdicts)
         if scale.name and scale.name != finder.scale:
             scores = scale.pairs(rows, np.where(verdicts == KEPT, found, -1))
-        if config.holds_to_scores:
+        if config.has_score_bounds:
             documents, reasons = self.sources.known.padded(rows)
             of_positives = scale.pairs(rows, np.where(reasons == RELEVANT, documents, -1))
             lowest = np.fmin.reduce(of_positives, axis=1)
-            hold_to_scores(verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin)
+            apply_score_bounds(
+                verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin
+            )
         return scores
 
     def _drop_answers(self, rows: ndarray, found: ndarray, verdicts: ndarray) -> None:
@@ -120,7 +122,7 @@ class Filtering:
             if not answers:
                 continue
             for column in np.flatnonzero(verdicts[place] == KEPT):
-                if holds_answer(self.sources.passage(int(found[place, column])), answers):
+                if contains_answer(self.sources.passage(int(found[place, column])), answers):
                     verdicts[place, column] = ANSWER
 
 
@@ -128,7 +130,7 @@ REPEATED = "found by another method too"
 
 
 @dataclass(frozen=True)
-class Mined:
+class MiningResult:
     """What mining found.
 
     Args:
@@ -168,7 +170,7 @@ def mine(
     judge: Judge | None = None,
     seed: int = 0,
     round: int = 0,
-) -> Mined:
+) -> MiningResult:
     """Mine the negatives of the queries of a split.
 
     Args:
@@ -188,8 +190,8 @@ def mine(
     """
     check_data(dataset, split, config)
     positives = dataset.positives(split)
-    sources = Sources(dataset, positives, config, embeddings, bm25, judge, seed, round)
-    filtering = Filtering(dataset, config, sources, seed, round)
+    sources = MiningInputs(dataset, positives, config, embeddings, bm25, judge, seed, round)
+    filtering = CandidateFilter(dataset, config, sources, seed, round)
     parts, counts = [], {}
     for method in config.methods:
         kept, reasons = filtering.run(method)
@@ -207,7 +209,7 @@ def mine(
             removed[REPEATED] = int(reasons[KEPT]) - stands
         told[method] = {"candidates": int(reasons.sum()), **removed, "kept": stands}
     found = np.diff(table.offsets)[positives.queries]
-    return Mined(table, told, config.num_negatives * len(config.methods), found, sources.scale.name)
+    return MiningResult(table, told, config.num_negatives * len(config.methods), found, sources.scale.name)
 
 
 def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:
@@ -232,7 +234,7 @@ DEPTH = 30
 _BM25 = ORIGINS.index("bm25")
 
 
-def hard_negatives(
+def build_negatives_table(
     dataset: RetrievalDataset, config: DataConfig, table: str, bm25: Callable[[], Bm25Index]
 ) -> NegativesTable:
     """The negatives table of one data set.

@@ -36,7 +36,7 @@ class DocumentEmbeddings(Protocol):
         """Documents that have no embedding, because they kill the encoder's process."""
         ...
 
-    def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """The embeddings in order, each part with its first position."""
         ...
 
@@ -46,7 +46,7 @@ class DocumentEmbeddings(Protocol):
 
 
 @dataclass(frozen=True)
-class HeldEmbeddings:
+class ArrayEmbeddings:
     """Embeddings that are an array already, in memory or mapped."""
 
     array: Float32[ndarray, "documents width"]
@@ -59,7 +59,7 @@ class HeldEmbeddings:
         """None."""
         return np.empty(0, dtype=np.int64)
 
-    def parts(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """One part."""
         yield 0, self.array
 
@@ -78,10 +78,10 @@ class Embeddings:
     @classmethod
     def of(cls, queries: ndarray, documents: ndarray) -> Embeddings:
         """From arrays."""
-        return cls(queries, HeldEmbeddings(documents))
+        return cls(queries, ArrayEmbeddings(documents))
 
 
-class Scale(Protocol):
+class PairScorer(Protocol):
     """Scores pairs; `name` is told in the table's manifest."""
 
     @property
@@ -97,7 +97,7 @@ class Scale(Protocol):
 
 
 @dataclass(frozen=True)
-class EncoderScale:
+class EncoderScorer:
     """Dot products, those that a search finds; NaN for a document that has no embedding."""
 
     embeddings: Embeddings
@@ -106,7 +106,7 @@ class EncoderScale:
     def pairs(
         self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
     ) -> Float32[ndarray, "block any"]:
-        """See `Scale`."""
+        """See `PairScorer`."""
         found = np.full(documents.shape, np.nan, dtype=np.float32)
         of, place = np.nonzero((documents >= 0) & ~np.isin(documents, self.embeddings.documents.left_out))
         step = max(1, _GATHERED // self.embeddings.queries.shape[1])
@@ -121,7 +121,7 @@ class EncoderScale:
 
 
 @dataclass(frozen=True)
-class Bm25Scale:
+class Bm25Scorer:
     """BM25's scores; `texts` are the split's queries."""
 
     index: Bm25Index
@@ -131,12 +131,12 @@ class Bm25Scale:
     def pairs(
         self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
     ) -> Float32[ndarray, "block any"]:
-        """See `Scale`."""
+        """See `PairScorer`."""
         return self.index.scores_of([self.texts[row] for row in rows], documents)
 
 
 @dataclass(frozen=True)
-class JudgeScale:
+class JudgeScorer:
     """A judge's scores; `texts` are the split's queries, `passages` all documents."""
 
     judge: Judge
@@ -147,7 +147,7 @@ class JudgeScale:
     def pairs(
         self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
     ) -> Float32[ndarray, "block any"]:
-        """See `Scale`; raises `ModelError` where a score is not finite."""
+        """See `PairScorer`; raises `ModelError` where a score is not finite."""
         found = np.full(documents.shape, np.nan, dtype=np.float32)
         of, place = np.nonzero(documents >= 0)
         for start in range(0, len(of), _READ):
@@ -161,7 +161,7 @@ class JudgeScale:
 
 
 @dataclass(frozen=True)
-class NoScale:
+class NullScorer:
     """Nobody scores anything."""
 
     name: str = ""

@@ -20,15 +20,15 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.encoding.corpus import embed_corpus, open_given
+from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError
-from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig, check_index
 from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import columns, count, measure
+from raytriever.index.approximate.measure import format_columns, format_count, measure
 from raytriever.index.approximate.store import read_index, read_meta, write_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
@@ -69,7 +69,7 @@ class IndexJob:
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexResult:
     """An index in memory, with what made it; `seconds` is what building took, None where it stood already."""
 
     index: ApproximateIndex
@@ -83,7 +83,7 @@ class Indexed:
         return _queries(self.retriever, self.dataset, split)
 
 
-def run_index(job: IndexJob, output: Path, say: Say) -> Indexed:
+def run_index(job: IndexJob, output: Path, say: Say) -> IndexResult:
     """Build the index and commit it to `output`, or open it there.
 
     Raises:
@@ -101,7 +101,7 @@ def run_index(job: IndexJob, output: Path, say: Say) -> Indexed:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
     retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
-    store = open_given(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
+    store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)
     meta = _meta(job, dataset, store, trained)
     if stands:
@@ -113,7 +113,7 @@ def run_index(job: IndexJob, output: Path, say: Say) -> Indexed:
             )
         index = read_index(output)
         index = replace(index, effort=job.config.effort or index.effort)
-        return Indexed(index, dataset, retriever, store, None)
+        return IndexResult(index, dataset, retriever, store, None)
     training = _queries(retriever, dataset, trained) if trained else None
     rows = _rows(store, dataset)
     say(f"{dataset.name}: building {job.config.index} over {len(rows.embeddings):,} passages")
@@ -121,13 +121,13 @@ def run_index(job: IndexJob, output: Path, say: Say) -> Indexed:
     index = build_index(rows, job.config, training, job.seed, torch.get_num_threads())
     seconds = perf_counter() - began
     write_index(output, index, job.config.index, meta)
-    return Indexed(index, dataset, retriever, store, seconds)
+    return IndexResult(index, dataset, retriever, store, seconds)
 
 
-def _rows(store: EmbeddingStore, dataset: RetrievalDataset) -> Rows:
+def _rows(store: EmbeddingStore, dataset: RetrievalDataset) -> DocumentVectors:
     kept = np.setdiff1d(np.arange(len(store)), np.array(store.meta["left_out"], np.int64))
     embeddings = store.array() if len(kept) == len(store) else store.read(kept)
-    return Rows(embeddings, kept, tie_order(dataset.documents.ids))
+    return DocumentVectors(embeddings, kept, tie_order(dataset.documents.ids))
 
 
 def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
@@ -158,7 +158,7 @@ def _meta(job: IndexJob, dataset: RetrievalDataset, store: EmbeddingStore, train
 CUTOFFS = (10, 100)
 
 
-def answers(indexed: Indexed, query: str, top: int) -> str:
+def format_answers(indexed: IndexResult, query: str, top: int) -> str:
     """The best passages for a query, with their scores, as text."""
     embedding = encode_texts(indexed.retriever, [query], "query", "query")
     scores, found = indexed.index.search(embedding, top)
@@ -173,7 +173,7 @@ def answers(indexed: Indexed, query: str, top: int) -> str:
     return "\n".join(lines)
 
 
-def measured(indexed: Indexed, split: str) -> str:
+def format_measurements(indexed: IndexResult, split: str) -> str:
     """Recall against exact search, candidates and queries a second on one thread, as a table.
 
     Raises:
@@ -184,6 +184,6 @@ def measured(indexed: Indexed, split: str) -> str:
     for k in CUTOFFS:
         _, true = search_store(indexed.store, queries, k, index.ties)
         point = measure(index, queries, true, index.effort)
-        rows.append([f"{k}", f"{point.recall:.4f}", count(point.candidates), count(point.qps)])
+        rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates a query", "queries/s, 1 thread"]
-    return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + columns(head, rows)
+    return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + format_columns(head, rows)

@@ -17,7 +17,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import tie_order, top_k, top_k_of_parts
+from raytriever.index.exact.search import tie_order, top_k, top_k_of_blocks
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.storage import disk_errors
@@ -31,13 +31,13 @@ def search_store(
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """`index.exact.top_k_of_parts` over a store, one shard in memory at a time.
+    """`index.exact.top_k_of_blocks` over a store, one shard in memory at a time.
 
     Raises:
         ModelError: `ties` are of another number of documents, or queries of another width.
     """
     check_fits(store, queries, ties)
-    return top_k_of_parts(queries, searchable_parts(store), k, ties, exclude)
+    return top_k_of_blocks(queries, searchable_blocks(store), k, ties, exclude)
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
@@ -60,7 +60,7 @@ def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
         )
 
 
-def searchable_parts(
+def searchable_blocks(
     store: EmbeddingStore, shards: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
     """Shards by number, all by default, as first row and embeddings; a shard is cut where a row has no embedding."""

@@ -19,7 +19,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import EmbeddingWork
+from raytriever.encoding.writer import StoreWriter
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -38,7 +38,7 @@ class Pool:
     def __init__(self, snapshot: Snapshot, most: int = 99) -> None:
         self.snapshot, self.most, self.rows = snapshot, most, 0
 
-    def __call__(self, work: EmbeddingWork, load: SnapshotLoader, place: str, missing: list[int]) -> None:
+    def __call__(self, work: StoreWriter, load: SnapshotLoader, place: str, missing: list[int]) -> None:
         encode = ShardEncoder(work, partial(load, self.snapshot), place)
         for number in missing:
             if not self.most:

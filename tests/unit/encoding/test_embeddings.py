@@ -13,10 +13,10 @@ import pytest
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding import corpus as module
-from raytriever.encoding.corpus import embed, embed_corpus, plan_embeddings
+from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.store import EmbeddingStore, shard_folder
-from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -57,15 +57,15 @@ def test_what_is_written_is_read(
     error: float,
     bytes_a_row: int,
 ) -> None:
-    work = EmbeddingWork(tmp_path / "store", replace(plan, dtype=dtype))
-    made = embed(work, config, retriever, dataset)
+    work = StoreWriter(tmp_path / "store", replace(plan, dtype=dtype))
+    made = encode_store(work, config, retriever, dataset)
     store = EmbeddingStore.open(tmp_path / "store")
     assert store.meta == made.meta
     assert (len(store), store.width) == (160, 32)
     expected = encode_texts(retriever, dataset.passages(), "passage")
     # Batches differ, so the last bits may.
     np.testing.assert_allclose(store.array(), expected, atol=error + 2e-6)
-    assert [(first, len(part)) for first, part in store.parts()] == [(0, 48), (48, 48), (96, 48), (144, 16)]
+    assert [(first, len(part)) for first, part in store.blocks()] == [(0, 48), (48, 48), (96, 48), (144, 16)]
     rows = np.array([159, 3, 3, 47, 48])
     assert (store.read(rows) == store.array()[rows]).all()
     files = read_manifest(store.path)["files"]
@@ -78,8 +78,8 @@ def test_what_is_written_is_read(
 def test_only_what_is_missing_or_torn_is_made_again(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
-    work = EmbeddingWork(tmp_path / "store", plan)
-    whole = embed(work, config, retriever, dataset)
+    work = StoreWriter(tmp_path / "store", plan)
+    whole = encode_store(work, config, retriever, dataset)
     before = {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}
     stamps = {number: shard_folder(whole.path, number).stat().st_mtime_ns for number in range(4)}
     torn = shard_folder(whole.path, 1) / "embeddings.npy"
@@ -89,7 +89,7 @@ def test_only_what_is_missing_or_torn_is_made_again(
     with pytest.raises(StorageError, match="never completed"):
         EmbeddingStore.open(whole.path)
     assert work.missing() == [1, 3]
-    embed(work, config, retriever, dataset)
+    encode_store(work, config, retriever, dataset)
     assert {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()} == before
     assert {n for n, stamp in stamps.items() if shard_folder(whole.path, n).stat().st_mtime_ns == stamp} == {0, 2}
 
@@ -97,7 +97,7 @@ def test_only_what_is_missing_or_torn_is_made_again(
 def test_a_byte_that_changed_is_noticed(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
-    store = embed(EmbeddingWork(tmp_path / "store", plan), config, retriever, dataset)
+    store = encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
     file = shard_folder(store.path, 2) / "embeddings.npy"
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
@@ -109,11 +109,11 @@ def test_a_byte_that_changed_is_noticed(
 def test_a_directory_of_something_else_is_left_alone(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
-    embed(EmbeddingWork(tmp_path / "store", plan), config, retriever, dataset)
+    encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
     before = {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()}
-    other = EmbeddingWork(tmp_path / "store", replace(plan, length=9))
+    other = StoreWriter(tmp_path / "store", replace(plan, length=9))
     with pytest.raises(StorageError, match="holds something else"):
-        embed(other, config, retriever, dataset)
+        encode_store(other, config, retriever, dataset)
     assert {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()} == before
 
 
@@ -122,24 +122,24 @@ def test_another_number_of_tokens_a_batch_is_another_store(
 ) -> None:
     for tokens in (64, 4_096):
         plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", tokens)
-        embed(EmbeddingWork(tmp_path / str(tokens), plan), config, retriever, dataset)
+        encode_store(StoreWriter(tmp_path / str(tokens), plan), config, retriever, dataset)
     one, other = (EmbeddingStore.open(tmp_path / name) for name in ("64", "4096"))
     assert one.meta["key"] != other.meta["key"]
     # Matrices of another size may be multiplied in another order, which decides the last bits.
     np.testing.assert_allclose(one.array(), other.array(), atol=2e-6)
     with pytest.raises(StorageError, match="holds something else"):
-        embed(EmbeddingWork(one.path, plan), config, retriever, dataset)
+        encode_store(StoreWriter(one.path, plan), config, retriever, dataset)
 
 
 def test_the_tokens_of_a_preparation_give_what_the_texts_give(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    from raytriever.encoding.shards import Corpus, tokenisation_of
+    from raytriever.encoding.shards import SideTexts, tokenisation_of
 
     prepared = open_dataset(tiny_dataset, [], tokenisation=tokenisation_of(retriever))
     assert prepared.tokens is not None
     for side in ("passage", "query"):
-        found, expected = (Corpus(each, side).contents(retriever, range(5, 90)) for each in (prepared, dataset))
+        found, expected = (SideTexts(each, side).contents(retriever, range(5, 90)) for each in (prepared, dataset))
         assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Retriever, "contents", None)  # so that nothing could be tokenised
@@ -204,7 +204,7 @@ def test_an_embedding_that_is_not_finite_is_one_line_and_no_store(
     with torch.no_grad():
         next(retriever.parameters()).fill_(float("nan"))
     with pytest.raises(ModelError, match=f"not finite, the first of text {dataset.passage_text(0)!r}") as caught:
-        embed(EmbeddingWork(tmp_path / "store", plan), config, retriever, dataset)
+        encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "store" / "manifest.json").exists()
     [mark] = (tmp_path / "store" / "work").iterdir()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.corpus import embed, plan_embeddings
-from raytriever.encoding.crashes import LOADING, Mark
+from raytriever.encoding.corpus import encode_store, plan_embeddings
+from raytriever.encoding.crashes import LOADING, CrashRecord
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingWork
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -29,15 +29,15 @@ class Case:
         self.retriever: Retriever = load_retriever(self.config)
         self.dataset = open_dataset(dataset, [])
         plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
-        self.work = EmbeddingWork(folder / "store", replace(plan, shard_rows=48))
+        self.work = StoreWriter(folder / "store", replace(plan, shard_rows=48))
 
     def left(self, deaths: list[int], examined: list[int], killers: dict[int, str]) -> None:
         self.work.begin()
         content = {"deaths": deaths, "examined": examined, "killers": killers}
         (self.work.path / "work" / "000001.json").write_text(json.dumps(content))
 
-    def embed(self) -> EmbeddingStore:
-        return embed(self.work, self.config, self.retriever, self.dataset)
+    def encode_store(self) -> EmbeddingStore:
+        return encode_store(self.work, self.config, self.retriever, self.dataset)
 
 
 @pytest.fixture
@@ -48,25 +48,25 @@ def case(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: py
 
 def test_a_mark_tells_at_which_batches_processes_died(tmp_path: Path) -> None:
     for expected in ([], [2], [2, 2]):
-        mark = Mark.of(tmp_path, 7)
+        mark = CrashRecord.of(tmp_path, 7)
         assert mark.deaths == expected
         with mark.at(LOADING):
             mark.leave(0)
             mark.leave(2)
     # What ends by an exception was no death.
-    mark = Mark.of(tmp_path, 7)
+    mark = CrashRecord.of(tmp_path, 7)
     with pytest.raises(KeyboardInterrupt), mark.at(LOADING):
         raise KeyboardInterrupt
-    assert Mark.of(tmp_path, 7).deaths == [2, 2, 2]
-    assert Mark.of(tmp_path, 7).unexamined(3) == [2]
-    assert Mark.of(tmp_path, 7).unexamined(2) == []
+    assert CrashRecord.of(tmp_path, 7).deaths == [2, 2, 2]
+    assert CrashRecord.of(tmp_path, 7).unexamined(3) == [2]
+    assert CrashRecord.of(tmp_path, 7).unexamined(2) == []
     mark.remove()
-    assert Mark.of(tmp_path, 7).deaths == []
+    assert CrashRecord.of(tmp_path, 7).deaths == []
 
 
 def test_rows_that_kill_are_left_out_and_told(case: Case) -> None:
     case.left([0, 0], [0], {5: REASON})
-    store = case.embed()
+    store = case.encode_store()
     assert store.meta["left_out"] == [53]
     [entry] = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
     assert entry == {
@@ -85,7 +85,7 @@ def test_rows_that_kill_are_left_out_and_told(case: Case) -> None:
 def test_a_batch_that_kills_as_a_whole_ends_in_one_line(case: Case) -> None:
     case.left([0, 0, 0], [0], {})
     with pytest.raises(ModelError, match="3 processes died over a batch of 48 texts, none of which does it") as caught:
-        case.embed()
+        case.encode_store()
     assert "\n" not in str(caught.value)
 
 
@@ -95,4 +95,4 @@ def test_deaths_while_loading_end_in_one_line_unless_a_new_attempt_is_made(case:
     case.left([LOADING] * 3, [], {})
     with pytest.raises(ModelError, match="3 processes died loading it"):
         ShardEncoder(case.work, lambda: case.retriever, str(case.dataset.place))(1)
-    assert len(case.embed()) == 160
+    assert len(case.encode_store()) == 160

@@ -15,8 +15,8 @@ from numpy import ndarray
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
 from raytriever.index.exact import scan, scan_torch, search, sift
-from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_parts
-from raytriever.index.ranking import Order, merge_keys
+from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_blocks
+from raytriever.index.ranking import TieOrder, merge_keys
 from raytriever.index.score import pair_scores
 
 KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"])
@@ -72,7 +72,7 @@ def vectors(rng: np.random.Generator, count: int, kind: str) -> ndarray:
 
 
 def cut(rng: np.random.Generator, documents: ndarray, count: int) -> Iterator[tuple[int, ndarray]]:
-    """Parts of any sizes, none included, in any order."""
+    """Blocks of any sizes, none included, in any order."""
     cuts = [0, *sorted(rng.integers(0, len(documents) + 1, count - 1).tolist()), len(documents)]
     for part in rng.permutation(count):
         yield cuts[part], documents[cuts[part] : cuts[part + 1]]
@@ -96,11 +96,11 @@ def test_has_the_bytes_of_sorting_everything_however_the_corpus_is_cut(
     exclude = rng.integers(-1, size, 7) if excluding else None
     expected = everything(queries, documents, k, ties, exclude)
     pieces = list(cut(rng, documents, count))
-    found = top_k_of_parts(queries, pieces, k, ties, exclude)
+    found = top_k_of_blocks(queries, pieces, k, ties, exclude)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
-    order = Order.of(ties)
+    order = TieOrder.of(ties)
     shards = [best_keys(queries, pieces[shard::3], k, order, exclude) for shard in (2, 0, 1)]
     merged = order.read(merge_keys(shards, min(k, size)))
     assert [array.tobytes() for array in merged] == [array.tobytes() for array in found]
@@ -113,7 +113,7 @@ def test_whole_tiles_in_torch_have_the_same_bytes(precision: str, seed: int, kin
     queries, documents = vectors(rng, 5, kind), vectors(rng, 400, kind)
     ties, exclude = rng.permutation(400), rng.integers(-1, 400, 5)
     expected = top_k(queries, documents, k, ties, exclude)
-    order = Order.of(ties)
+    order = TieOrder.of(ties)
     walk = scan_torch.TorchScan(queries, min(k, 400), order, exclude, torch.device("cpu"))
     for positions in (np.arange(250, 400), np.arange(250)[::-1].copy()):
         walk.take(positions, documents[positions])
@@ -149,7 +149,7 @@ def test_a_hope_that_fails_is_searched_again(precision: str, monkeypatch: pytest
     settled: list[int] = []
     settle = scan.settle
 
-    def told(*given: sift.Asked) -> None:
+    def told(*given: sift.QueryBlock) -> None:
         settle(*given)
         settled.append(int(given[2].failed.sum()))
 
@@ -208,7 +208,7 @@ def test_sums_that_overflow_on_the_way_to_a_finite_score_mislead_nobody(precisio
     documents[200:] = np.repeat(np.array([-1e20, 1e20], np.float32), 8)
     documents[200:, 15] += np.float32(1e18)
     queries = np.full((1, 16), 1e20, np.float32)
-    scores, found = top_k_of_parts(queries, [(0, documents[:200]), (200, documents[200:])], 3, np.arange(400))
+    scores, found = top_k_of_blocks(queries, [(0, documents[:200]), (200, documents[200:])], 3, np.arange(400))
     assert found.tolist() == [[200, 201, 202]]
     assert np.isfinite(scores).all()
 
@@ -224,7 +224,7 @@ def test_nothing_is_found_in_nothing() -> None:
     none, one = np.empty((0, 4), np.float32), np.ones((1, 4), np.float32)
     assert top_k(one, none, 5, np.arange(0))[1].shape == (1, 0)
     assert top_k(none, one, 5, np.arange(1))[1].shape == (0, 1)
-    assert top_k_of_parts(one, [], 1, np.arange(3))[1].tolist() == [[-1]]
+    assert top_k_of_blocks(one, [], 1, np.arange(3))[1].tolist() == [[-1]]
 
 
 def refused(search: Callable[[], object], kind: type[Exception], *words: str) -> None:
@@ -248,4 +248,4 @@ def test_mistakes_end_in_one_line() -> None:
     refused(lambda: top_k(queries, documents, 0, np.arange(5)), ConfigError, "k = 0")
     refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
-        top_k_of_parts(queries, [(3, documents)], 1, np.arange(5))
+        top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))

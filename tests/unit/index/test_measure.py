@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.measure import at_recall, curve, efforts, one_thread
 from raytriever.index.approximate.synthetic import control
@@ -20,7 +20,7 @@ TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
 
 @pytest.mark.parametrize("kind", ["ivf", "roargraph", "vamana"])
 def test_candidates_at_a_recall_lie_between_the_settings_around_it(kind: str) -> None:
-    index = build_index(Rows.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
+    index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
     points = curve(index, SET.shifted, TRUE, list(efforts(index, 10)), timed=False)
     target = points[0].recall * 0.75 + points[1].recall * 0.25
     found = at_recall(index, SET.shifted, TRUE, target)
@@ -38,7 +38,7 @@ def test_candidates_at_a_recall_lie_between_the_settings_around_it(kind: str) ->
 
 
 def test_rates_are_taken_on_one_thread() -> None:
-    index = build_index(Rows.of(SET.documents), IndexConfig(index="flat"), None, 0, 1)
+    index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index="flat"), None, 0, 1)
     before = torch.get_num_threads()
     with one_thread():
         assert torch.get_num_threads() == 1

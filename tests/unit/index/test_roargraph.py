@@ -13,7 +13,7 @@ from numpy import ndarray
 from raytriever.errors import DataError, StorageError
 from raytriever.index.approximate.graph import Graph, mark_reachable, walk_all
 from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.pruning import acquire
+from raytriever.index.approximate.pruning import choose_neighbours
 from raytriever.index.approximate.roargraph import RoarGraph, connect, project
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
@@ -35,13 +35,13 @@ def literal_walk(graph: Graph, query: ndarray, documents: ndarray, beam: int) ->
 
 
 def literal_choice(row: int, candidates: list[int], documents: ndarray, room: int, fill: bool) -> list[int]:
-    def apart(one: int, other: int) -> float:
+    def squared_distance(one: int, other: int) -> float:
         return float(np.square(documents[one] - documents[other]).sum())
 
-    ordered = sorted(set(candidates) - {row}, key=lambda other: (apart(row, other), other))
+    ordered = sorted(set(candidates) - {row}, key=lambda other: (squared_distance(row, other), other))
     kept: list[int] = []
     for other in ordered:
-        if len(kept) < room and all(apart(row, other) < apart(other, before) for before in kept):
+        if len(kept) < room and all(squared_distance(row, other) < squared_distance(other, before) for before in kept):
             kept.append(other)
     rest = [other for other in ordered if other not in kept]
     return kept + rest[: room - len(kept)] if fill else kept
@@ -54,7 +54,7 @@ def test_neighbours_are_chosen_as_the_rule_says(seed: int, room: int, fill: bool
     documents = read_only(rng.integers(-3, 4, (30, 4)).astype(np.float32))  # exact distances, many of them equal
     candidates = rng.integers(0, 30, 25).astype(np.int32)
     out = np.empty(room, np.int32)
-    count = acquire(np.int64(5), candidates, documents, fill, out)
+    count = choose_neighbours(np.int64(5), candidates, documents, fill, out)
     assert out[:count].tolist() == literal_choice(5, candidates.tolist(), documents, room, fill)
 
 

@@ -14,18 +14,20 @@ from raytriever.index.approximate.synthetic import control
 Edges = list[list[int]]
 
 
-def apart(documents: ndarray, one: int, other: int) -> float:
+def squared_distance(documents: ndarray, one: int, other: int) -> float:
     return float(np.square(documents[one] - documents[other]).sum())
 
 
 def near(documents: ndarray, row: int, others: set[int]) -> list[int]:
-    return sorted(others - {row}, key=lambda other: (apart(documents, row, other), other))
+    return sorted(others - {row}, key=lambda other: (squared_distance(documents, row, other), other))
 
 
 def chosen(documents: ndarray, row: int, others: set[int], room: int) -> list[int]:
     kept: list[int] = []
     for other in near(documents, row, others):
-        if len(kept) < room and all(apart(documents, row, other) < apart(documents, other, one) for one in kept):
+        if len(kept) < room and all(
+            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in kept
+        ):
             kept.append(other)
     return kept
 
@@ -36,7 +38,7 @@ def beam_of(documents: ndarray, edges: Edges, entry: int, row: int, beam: int) -
         expanded.add(waiting[0])
         fresh = [other for other in edges[waiting[0]] if other not in seen]
         seen |= set(fresh)
-        pool = sorted([*pool, *fresh], key=lambda other: (apart(documents, row, other), other))[:beam]
+        pool = sorted([*pool, *fresh], key=lambda other: (squared_distance(documents, row, other), other))[:beam]
     return set(pool)
 
 

@@ -15,7 +15,7 @@ from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.miner import mine
-from raytriever.mining.scorers import Embeddings, HeldEmbeddings
+from raytriever.mining.scorers import ArrayEmbeddings, Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from gardens import made, rows_of
@@ -70,7 +70,7 @@ def test_an_empty_split_and_broken_embeddings_are_told(gardens: tuple[RetrievalD
 
 
 @dataclass(frozen=True)
-class Partly(HeldEmbeddings):
+class Partly(ArrayEmbeddings):
     """Embeddings of which some rows are 0, for want of one."""
 
     missing: tuple[int, ...] = ()

@@ -16,10 +16,10 @@ from raytriever.mining.filters import (
     RANGE,
     REASONS,
     RELATIVE,
+    apply_score_bounds,
     choose,
-    hold_to_scores,
-    open_verdicts,
-    tally,
+    count_verdicts,
+    initial_verdicts,
 )
 
 BOUND = st.none() | st.integers(0, 8).map(lambda n: n / 4)
@@ -87,14 +87,14 @@ def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
             padded[0][row, place], padded[1][row, place] = document, why
     found = np.array([row[0] for row in rows])
     scores = np.array([row[1] for row in rows], np.float32)
-    verdicts, _ = open_verdicts(found, padded, *window)
-    hold_to_scores(verdicts, scores, np.array([min(row[3]) for row in rows], np.float32), *bounds)
+    verdicts, _ = initial_verdicts(found, padded, *window)
+    apply_score_bounds(verdicts, scores, np.array([min(row[3]) for row in rows], np.float32), *bounds)
     choose(verdicts, count, None)
     wanted = [literal(*row, window, bounds, count) for row in rows]
     assert verdicts.tolist() == wanted
     told = [verdict for row in wanted for verdict in row if verdict != NO_CANDIDATE]
-    assert tally(verdicts).tolist() == [told.count(reason) for reason in range(len(REASONS))]
-    assert tally(verdicts).sum() == len(told)
+    assert count_verdicts(verdicts).tolist() == [told.count(reason) for reason in range(len(REASONS))]
+    assert count_verdicts(verdicts).sum() == len(told)
 
 
 @pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])
@@ -102,14 +102,14 @@ def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
 def test_a_relative_margin_lies_below_the_positive_whatever_its_sign(lowest: float, share: float) -> None:
     scores = np.array([[lowest, np.nextafter(np.float32(lowest), np.float32(-9)), lowest - 9]], np.float32)
     verdicts = np.zeros((1, 3), np.int8)
-    hold_to_scores(verdicts, scores, np.array([lowest], np.float32), None, None, share)
+    apply_score_bounds(verdicts, scores, np.array([lowest], np.float32), None, None, share)
     assert verdicts.tolist() == [[RELATIVE, RELATIVE, KEPT]]
 
 
 def test_the_published_setting_keeps_what_scores_95_per_cent_of_the_positive() -> None:
     scores = np.array([[0.77, 0.76, 0.75]], np.float32)
     verdicts = np.zeros((1, 3), np.int8)
-    hold_to_scores(verdicts, scores, np.array([0.8], np.float32), None, None, 0.05)
+    apply_score_bounds(verdicts, scores, np.array([0.8], np.float32), None, None, 0.05)
     assert verdicts.tolist() == [[RELATIVE, KEPT, KEPT]]
 
 

@@ -14,7 +14,7 @@ from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.miner import hard_negatives
+from raytriever.mining.miner import build_negatives_table
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def own_rows(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
 
 def found(dataset: RetrievalDataset, table: str = "", mix: str = "") -> dict[str, int]:
     config = DataConfig(negatives_per_query=2, negatives_mix=mix)
-    counts = hard_negatives(dataset, config, table, lambda: Bm25Index(dataset.passages())).counts()
+    counts = build_negatives_table(dataset, config, table, lambda: Bm25Index(dataset.passages())).counts()
     return {name: counts[name] for name in ORIGINS if name in counts}
 
 

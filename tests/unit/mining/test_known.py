@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.mining.filters import OWN_ID, RELEVANT, SAME_TEXT, Known
+from raytriever.mining.filters import OWN_ID, RELEVANT, SAME_TEXT, ExcludedDocuments
 
 GROUPS = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 
@@ -19,7 +19,7 @@ def test_they_are_those_of_a_loop(query_groups: list[int], document_groups: list
     pairs = data.draw(st.lists(st.tuples(st.sampled_from(queries), st.sampled_from(documents)), max_size=8))
     own = data.draw(st.lists(st.integers(-1, len(document_groups) - 1), min_size=len(asked), max_size=len(asked)))
     columns = tuple(np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
-    known = Known.of(
+    known = ExcludedDocuments.of(
         np.array(asked, np.int64),
         columns,  # type: ignore[arg-type]
         np.array(query_groups),

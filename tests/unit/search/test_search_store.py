@@ -9,7 +9,7 @@ import pytest
 from numpy import ndarray
 
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError
 from raytriever.index.exact.search import top_k
 from raytriever.search.exact import search_store
@@ -23,7 +23,7 @@ def made(folder: Path, embeddings: ndarray, left_out: dict[int, str], dtype: str
         model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
         similarity="dot", precision="fp32", dtype=dtype, rows=len(embeddings), width=WIDTH, shard_rows=SHARD_ROWS,
     )  # fmt: skip
-    work = EmbeddingWork(folder, plan)
+    work = StoreWriter(folder, plan)
     work.begin()
     for number in range(plan.shards):
         rows = plan.rows_of(number)

@@ -15,7 +15,7 @@ from numpy import ndarray
 from raytriever.cli.main import run
 from raytriever.errors import DataError
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.measure import Point
+from raytriever.index.approximate.measure import OperatingPoint
 from raytriever.index.approximate.synthetic import control
 from raytriever.losses.distribution import distribution_distance
 from raytriever.losses.engine.workers import ALONE
@@ -46,8 +46,14 @@ def test_discrepancies_are_those_of_the_formulas_and_of_the_regulariser() -> Non
 
 
 def figures(queries: float, held_out: float) -> IndexFigures:
-    points = [Point(10, 0.8, 50.0, 9.0), Point(20, 0.9, 90.0, 5.0)]
-    return IndexFigures(1.0, 10, {10: points, 100: points}, Point(9, 0.95, queries, nan), Point(8, 0.95, held_out, nan))
+    points = [OperatingPoint(10, 0.8, 50.0, 9.0), OperatingPoint(20, 0.9, 90.0, 5.0)]
+    return IndexFigures(
+        1.0,
+        10,
+        {10: points, 100: points},
+        OperatingPoint(9, 0.95, queries, nan),
+        OperatingPoint(8, 0.95, held_out, nan),
+    )
 
 
 def test_the_verdict_follows_from_hnsw() -> None:
@@ -57,7 +63,7 @@ def test_the_verdict_follows_from_hnsw() -> None:
     assert verdict(both).startswith("a gap: at equal recall HNSW looks at 2.00 x")
     assert verdict(both).endswith("RoarGraph at 0.80 x")
     assert "not told" in verdict({"ivf": figures(1.0, 1.0)})
-    assert "not told" in verdict({"hnsw": replace(figures(1.0, 1.0), queries=Point(0, 0.9, nan, nan))})
+    assert "not told" in verdict({"hnsw": replace(figures(1.0, 1.0), queries=OperatingPoint(0, 0.9, nan, nan))})
     assert [recall_within(both["hnsw"].curves[10], budget) for budget in (60, 100)] == [0.8, 0.9]
     text = tables(both, gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 5_000)
     assert "hnsw" in text.splitlines()[1]

@@ -11,9 +11,9 @@ from numpy import ndarray
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.measure import Point, at_recall, curve, measure
+from raytriever.index.approximate.measure import OperatingPoint, at_recall, curve, measure
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 from raytriever.models.config import ModelConfig
@@ -23,7 +23,7 @@ from raytriever.studies.ood.gap import BEAMS, RECALL, Material, study
 SHOWN = IndexConfig(index="roargraph")  # the same graph every time
 
 
-def told(points: list[Point]) -> list[tuple[int, float, float]]:
+def told(points: list[OperatingPoint]) -> list[tuple[int, float, float]]:
     return [(point.effort, point.recall, point.candidates) for point in points]
 
 
@@ -31,7 +31,7 @@ def test_queries_and_passages_are_asked_for_as_what_they_are() -> None:
     drawn = control(1_200, 25, width=24, rank=8, common=4, own=2)
     material = Material(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
     found = study(material, SHOWN, 0)
-    index = build_index(Rows.of(drawn.documents), SHOWN, drawn.training, 0, 1)
+    index = build_index(DocumentVectors.of(drawn.documents), SHOWN, drawn.training, 0, 1)
 
     def true(queries: ndarray, k: int) -> ndarray:
         return top_k(queries, drawn.documents, k, np.arange(1_200))[1]

@@ -24,7 +24,7 @@ from raytriever.data.prepare.open import fetched, open_dataset
 from raytriever.data.prepare.prepared import splits_of
 from raytriever.encoding.loading import speed_up
 from raytriever.encoding.store import EmbeddingStore, shard_folder
-from raytriever.encoding.writer import EmbeddingPlan, EmbeddingWork, shard_rows
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -65,7 +65,7 @@ class SnapshotLoader:
 
 
 # Encodes the missing shards of a store of a data set that stands somewhere, wherever it likes.
-Encode = Callable[[EmbeddingWork, SnapshotLoader, str, list[int]], None]
+Encode = Callable[[StoreWriter, SnapshotLoader, str, list[int]], None]
 
 
 class MiningRounds:
@@ -139,7 +139,7 @@ class MiningRounds:
         texts = dataset.passages() if side == "passage" else dataset.queries.texts
         return work.finish(dataset.name, texts), sum(len(work.plan.rows_of(shard)) for shard in missing)
 
-    def _work(self, place: int, dataset: RetrievalDataset, side: Side, key: str) -> EmbeddingWork:
+    def _work(self, place: int, dataset: RetrievalDataset, side: Side, key: str) -> StoreWriter:
         model, texts = self._config.model, dataset.documents if side == "passage" else dataset.queries
         rows = shard_rows(len(texts))
         if key == ROLLING:  # so small that every turn has some
@@ -161,7 +161,7 @@ class MiningRounds:
             width=self._width,
             shard_rows=rows,
         )
-        return EmbeddingWork(self._folder / EMBEDDINGS / key / f"{place}-{side}", plan)
+        return StoreWriter(self._folder / EMBEDDINGS / key / f"{place}-{side}", plan)
 
     def _remove_but(self, *kept: str) -> None:
         """Remove the embeddings of rounds that are over, or were given up."""

@@ -13,7 +13,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import ORIGINS
 from raytriever.mining.config import MiningConfig
-from raytriever.mining.miner import Mined, mine
+from raytriever.mining.miner import MiningResult, mine
 from raytriever.mining.scorers import Embeddings
 
 
@@ -69,7 +69,7 @@ class RoundOfMining:
         return table, told
 
 
-def _figures(mined: Sequence[Mined]) -> dict[str, float]:
+def _figures(mined: Sequence[MiningResult]) -> dict[str, float]:
     """Why candidates went, as shares of all; and queries that are left with fewer negatives than wanted, or none."""
     totals: dict[str, int] = {}
     for one in mined:

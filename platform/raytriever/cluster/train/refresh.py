@@ -24,7 +24,7 @@ from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, Snap
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.encoding.shards import ShardEncoder
-from raytriever.encoding.writer import EmbeddingWork
+from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError
 from raytriever.losses.engine.workers import Workers
 from raytriever.training.parallel.model_state import Snapshot
@@ -45,7 +45,7 @@ class Task:
     """
 
     number: int
-    work: EmbeddingWork
+    work: StoreWriter
     load: SnapshotLoader
     place: str
 
@@ -84,7 +84,7 @@ class Encoders:
         self._actors: list[Any] = []
         self._tasks = 0
 
-    def encode(self, snapshot: Any, work: EmbeddingWork, load: SnapshotLoader, place: str, missing: list[int]) -> None:
+    def encode(self, snapshot: Any, work: StoreWriter, load: SnapshotLoader, place: str, missing: list[int]) -> None:
         """Have shards encoded.
 
         Args:

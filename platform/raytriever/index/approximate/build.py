@@ -19,7 +19,7 @@ from raytriever.index.score import refuse_not_finite
 
 
 @dataclass(frozen=True)
-class Rows:
+class DocumentVectors:
     """What an index is built over.
 
     Args:
@@ -33,7 +33,7 @@ class Rows:
     ties: Int64[ndarray, " documents"]
 
     @classmethod
-    def of(cls, embeddings: Float32[ndarray, "documents width"]) -> Rows:
+    def of(cls, embeddings: Float32[ndarray, "documents width"]) -> DocumentVectors:
         """All documents of a corpus without ids: equal scores are ordered by position."""
         positions = np.arange(len(embeddings))
         return cls(embeddings, positions, positions)
@@ -41,7 +41,7 @@ class Rows:
 
 @activity("building the index")
 def build_index(
-    rows: Rows,
+    rows: DocumentVectors,
     config: IndexConfig,
     training: Float32[ndarray, "training width"] | None,
     seed: int,

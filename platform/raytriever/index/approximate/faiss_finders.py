@@ -27,7 +27,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.index.approximate.index import Found
+from raytriever.index.approximate.index import Proposal
 from raytriever.storage import disk_errors
 
 FILE = "index.faiss"
@@ -70,11 +70,11 @@ class Flat:
 
     embeddings: Float32[ndarray, "rows width"]
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """See `Finder`; effort changes nothing."""
         faiss.omp_set_num_threads(threads)
         _, rows = faiss.knn(queries, self.embeddings, k, metric=faiss.METRIC_INNER_PRODUCT)
-        return Found(rows, float(len(self.embeddings)))
+        return Proposal(rows, float(len(self.embeddings)))
 
     def save(self, folder: Path) -> None:
         """Nothing."""
@@ -141,7 +141,7 @@ class Ivf:
         index.add(embeddings)
         return cls(index, 1 if code_bytes is None else REFINE)
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """See `Finder`."""
         faiss.omp_set_num_threads(threads)
         faiss.cvar.indexIVF_stats.reset()
@@ -150,7 +150,7 @@ class Ivf:
         _, rows = self.index.search(queries, wanted, params=settings)
         # The centres are scored too.
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
-        return Found(rows, float(candidates))
+        return Proposal(rows, float(candidates))
 
     def save(self, folder: Path) -> None:
         """See `Finder`."""
@@ -210,12 +210,12 @@ class Hnsw:
         index.add(embeddings)
         return cls(index)
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """See `Finder`."""
         faiss.omp_set_num_threads(threads)
         faiss.cvar.hnsw_stats.reset()
         _, rows = self.index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=max(effort, k)))
-        return Found(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
+        return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
     def save(self, folder: Path) -> None:
         """See `Finder`."""

@@ -155,7 +155,7 @@ def row_of(key):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def inner(query, document):  # type: ignore[no-untyped-def]
+def dot_product(query, document):  # type: ignore[no-untyped-def]
     """The dot product in float32, summed in the order that is quickest."""
     total = np.float32(0)
     for place in range(np.uint64(len(query))):
@@ -178,7 +178,7 @@ def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # t
     """
     seen[:] = np.uint64(0)
     seen[entry >> 6] = _ONE << np.uint64(entry & 63)
-    score = inner(query, documents[entry])
+    score = dot_product(query, documents[entry])
     pool[0] = _key(score - halves[entry] if len(halves) else score, entry)
     size, scored, place = 1, 1, 0
     while place < size:
@@ -194,7 +194,7 @@ def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # t
             if seen[word] & bit:
                 continue
             seen[word] |= bit
-            score = inner(query, documents[other])
+            score = dot_product(query, documents[other])
             scored += 1
             key = _key(score - halves[other] if len(halves) else score, other)
             if size == len(pool):

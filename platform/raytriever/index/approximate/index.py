@@ -19,11 +19,11 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.fork_guard import refuse_forked
-from raytriever.index.ranking import NONE, Order, keys_of, merge_keys
+from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
 from raytriever.index.score import pair_scores, refuse_not_finite
 
 
-class Found(NamedTuple):
+class Proposal(NamedTuple):
     """Proposed rows, k or more for each query, each row once, -1 where fewer were found; and the mean number of
     candidates that were scored for a query, NaN where the library does not give it."""
 
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 class Finder(Protocol):
     """Proposes rows of the embeddings it was built over."""
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Rows likely to have the highest dot products.
 
         Args:
@@ -91,11 +91,11 @@ class ApproximateIndex:
         of = np.repeat(np.arange(len(queries)), rows.shape[1])
         scores = pair_scores(queries, self.embeddings, of, np.maximum(rows, 0).ravel()).reshape(rows.shape)
         found = np.where(rows < 0, -1, self.documents[rows])
-        keys = keys_of(scores, self._order.places[found])
+        keys = keys_of(scores, self._order.ranks[found])
         keys[(found < 0) | (found == (-1 if exclude is None else exclude[:, None]))] = NONE
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
 
-    def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Found:
+    def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Proposal:
         """The rows that are scored exactly for each query; every row where k is half of them or more.
 
         To find half of the documents a finder visits almost all of them, and what it cannot reach is lost. So an
@@ -109,12 +109,12 @@ class ApproximateIndex:
         count = len(self.documents)
         if 2 * k >= count:
             rows = np.broadcast_to(np.arange(count), (len(queries), count))
-            return Found(rows, float(count))
+            return Proposal(rows, float(count))
         return self.finder.find(queries, k, self.effort, threads)
 
     @cached_property
-    def _order(self) -> Order:
-        return Order.of(self.ties)
+    def _order(self) -> TieOrder:
+        return TieOrder.of(self.ties)
 
     def check(self, queries: Float32[ndarray, "queries width"], k: int) -> Float32[ndarray, "queries width"]:
         """The queries as a finder takes them; raises as `search`."""

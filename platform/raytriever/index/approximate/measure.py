@@ -25,7 +25,7 @@ MOST_EFFORT = 4_096
 
 
 @dataclass(frozen=True)
-class Point:
+class OperatingPoint:
     """One setting of an index, measured over queries.
 
     Args:
@@ -58,7 +58,7 @@ def measure(
     true: Int64[ndarray, "queries k"],
     effort: int,
     timed: bool = True,
-) -> Point:
+) -> OperatingPoint:
     """Search for the true documents of the queries, k each.
 
     Args:
@@ -73,7 +73,7 @@ def measure(
         proposed = index.propose(index.check(queries, k), k, 1)
         _, found = index.search(queries, k)
         qps = len(queries) / _least_seconds(index, queries, k) if timed else nan
-    return Point(effort, float(recall(found, true).mean()), proposed.candidates, qps)
+    return OperatingPoint(effort, float(recall(found, true).mean()), proposed.candidates, qps)
 
 
 def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
@@ -105,7 +105,7 @@ def curve(
     true: Int64[ndarray, "queries k"],
     settings: Sequence[int],
     timed: bool = True,
-) -> list[Point]:
+) -> list[OperatingPoint]:
     """A point for every setting."""
     return [measure(index, queries, true, effort, timed) for effort in settings]
 
@@ -115,13 +115,13 @@ def at_recall(
     queries: Float32[ndarray, "queries width"],
     true: Int64[ndarray, "queries k"],
     target: float,
-) -> Point:
+) -> OperatingPoint:
     """The least effort that reaches a recall, with the candidates at that recall itself.
 
     Candidates are interpolated, as logarithms, between the two settings around the target; where the least setting is
     beyond it already, they are that setting's, and where none reaches it, NaN.
     """
-    below: Point | None = None
+    below: OperatingPoint | None = None
     for effort in efforts(index, true.shape[1]):
         above = measure(index, queries, true, effort, timed=False)
         if above.recall >= target:
@@ -131,10 +131,10 @@ def at_recall(
             candidates = exp(log(below.candidates) * (1 - share) + log(above.candidates) * share)
             return replace(above, recall=target, candidates=candidates)
         below = above
-    return Point(0, below.recall if below else 0.0, nan, nan)
+    return OperatingPoint(0, below.recall if below else 0.0, nan, nan)
 
 
-def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lines under a header, the first column to the left, the others to the right."""
     widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
 
@@ -145,6 +145,6 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line(row) for row in (head, *rows))
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """A number of documents or queries; what a library does not tell is so called."""
     return "not told" if isnan(value) else f"{value:,.0f}"

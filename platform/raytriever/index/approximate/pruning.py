@@ -17,7 +17,7 @@ from numpy import ndarray
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def apart(one, other):  # type: ignore[no-untyped-def]
+def squared_distance(one, other):  # type: ignore[no-untyped-def]
     """The squared Euclidean distance in float32."""
     total = np.float32(0)
     for place in range(np.uint64(len(one))):
@@ -27,7 +27,7 @@ def apart(one, other):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy")
-def acquire(row, candidates, documents, fill, out):  # type: ignore[no-untyped-def]
+def choose_neighbours(row, candidates, documents, fill, out):  # type: ignore[no-untyped-def]
     """Choose neighbours of a document.
 
     Args:
@@ -44,7 +44,7 @@ def acquire(row, candidates, documents, fill, out):  # type: ignore[no-untyped-d
     ordered = ordered[ordered != row]
     distances = np.empty(len(ordered), np.float32)
     for place in range(len(ordered)):
-        distances[place] = apart(documents[row], documents[ordered[place]])
+        distances[place] = squared_distance(documents[row], documents[ordered[place]])
     order = np.argsort(distances, kind="mergesort")
     passed, count = np.zeros(len(ordered), np.bool_), 0
     for place in order:
@@ -52,7 +52,7 @@ def acquire(row, candidates, documents, fill, out):  # type: ignore[no-untyped-d
             return count
         candidate = ordered[place]
         for kept in range(count):
-            if apart(documents[candidate], documents[out[kept]]) <= distances[place]:
+            if squared_distance(documents[candidate], documents[out[kept]]) <= distances[place]:
                 passed[place] = True
                 break
         if not passed[place]:
@@ -68,7 +68,7 @@ def acquire(row, candidates, documents, fill, out):  # type: ignore[no-untyped-d
     return count
 
 
-def add_ways_back(
+def add_reverse_edges(
     neighbours: Int32[ndarray, "documents width"],
     degrees: Int32[ndarray, " documents"],
     firsts: Int32[ndarray, " documents"],
@@ -82,7 +82,7 @@ def add_ways_back(
         neighbours, degrees: of a `Graph`; changed.
         firsts: the edges of a row in columns before this one stay, and are not led back.
         sources: documents whose edges have no way back yet.
-        fill: see `acquire`.
+        fill: see `choose_neighbours`.
         documents: embeddings.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
@@ -102,21 +102,21 @@ def _lead_back(  # type: ignore[no-untyped-def]
     for number in prange(len(targets)):
         row = np.int64(targets[number])
         first = np.int64(firsts[row])
-        new = without(sources[starts[number] : starts[number + 1]], neighbours[row, :first])
+        new = exclude(sources[starts[number] : starts[number + 1]], neighbours[row, :first])
         candidates = np.unique(np.concatenate((neighbours[row, first : degrees[row]], new)))
         chosen = np.empty(neighbours.shape[1] - first, np.int32)
         if len(candidates) <= len(chosen):
             count = len(candidates)
             chosen[:count] = candidates
         else:
-            count = acquire(row, candidates, documents, fill, chosen)
+            count = choose_neighbours(row, candidates, documents, fill, chosen)
         neighbours[row, first : first + count] = chosen[:count]
         neighbours[row, first + count :] = -1
         degrees[row] = first + count
 
 
 @numba.njit(cache=True, error_model="numpy")
-def without(documents, left_out):  # type: ignore[no-untyped-def]
+def exclude(documents, left_out):  # type: ignore[no-untyped-def]
     """Documents that are not among those left out, in their order."""
     kept = np.empty_like(documents)
     count = 0

@@ -6,12 +6,12 @@ documents far from each other, and walk long. RoarGraph joins documents that the
 1. Bipartite graph: every training query leads to its `nearest` closest documents, and its closest one, the pivot, leads
    back to it.
 2. Projection: two steps in that graph lead from a pivot to the documents close to the queries it is closest to. These
-   are its candidates. `acquire` chooses among them by their distances to the pivot and fills free slots. Edges get a
-   reverse edge.
+   are its candidates. `choose_neighbours` chooses among them by their distances to the pivot and fills free slots.
+   Edges get a reverse edge.
 3. Connectivity enhancement: every document is searched for in the graph built so far; of the documents in the beam,
-   `acquire` chooses further neighbours, which get reverse edges. Documents come in an order drawn from the seed, in
-   batches: a batch searches the graph that the batches before have left. A document that still has no path from the
-   entry gets an edge from the nearest document that has one and has room.
+   `choose_neighbours` chooses further neighbours, which get reverse edges. Documents come in an order drawn from the
+   seed, in batches: a batch searches the graph that the batches before have left. A document that still has no path
+   from the entry gets an edge from the nearest document that has one and has room.
 
 Distances between documents are Euclidean; for normalised embeddings that is the order of their dot products.
 
@@ -33,8 +33,8 @@ from numpy import ndarray
 
 from raytriever.errors import DataError
 from raytriever.index.approximate.graph import Graph, mark_reachable, row_of, walk, walk_all
-from raytriever.index.approximate.index import Found
-from raytriever.index.approximate.pruning import acquire, add_ways_back, apart, without
+from raytriever.index.approximate.index import Proposal
+from raytriever.index.approximate.pruning import add_reverse_edges, choose_neighbours, exclude, squared_distance
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import read_only
 
@@ -56,7 +56,7 @@ def project(
         pivots, starts = np.unique(nearest[order, 0], return_index=True)
         bounds = np.append(starts, len(order))
         _project(nearest[order], pivots, bounds, read_only(documents), neighbours, degrees)
-        add_ways_back(neighbours, degrees, np.zeros_like(degrees), pivots, True, read_only(documents))
+        add_reverse_edges(neighbours, degrees, np.zeros_like(degrees), pivots, True, read_only(documents))
     return neighbours, degrees
 
 
@@ -66,7 +66,7 @@ def _project(nearest, pivots, bounds, documents, neighbours, degrees):  # type: 
         pivot = np.int64(pivots[number])
         candidates = nearest[bounds[number] : bounds[number + 1]].copy().reshape(-1)
         chosen = np.empty(neighbours.shape[1], np.int32)
-        count = acquire(pivot, candidates, documents, True, chosen)
+        count = choose_neighbours(pivot, candidates, documents, True, chosen)
         neighbours[pivot, :count] = chosen[:count]
         degrees[pivot] = count
 
@@ -105,7 +105,7 @@ def connect(
             held, more = graph.degrees[row], int((found >= 0).sum())
             wide[row, held : held + more] = found[:more]
             graph.degrees[row] += more
-        add_ways_back(wide, graph.degrees, degrees, batch, False, documents)
+        add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents)
     return _lead_to_all(graph, documents)
 
 
@@ -128,8 +128,8 @@ def _search(  # type: ignore[no-untyped-def]
             for at in range(size):
                 rows[at] = row_of(pool[at])
             chosen = np.empty(new.shape[1], np.int32)
-            count = acquire(row, rows[:size], documents, False, chosen)
-            fresh = without(chosen[:count], neighbours[row, : degrees[row]])
+            count = choose_neighbours(row, rows[:size], documents, False, chosen)
+            fresh = exclude(chosen[:count], neighbours[row, : degrees[row]])
             room = min(len(fresh), neighbours.shape[1] - degrees[row])
             new[place, :room] = fresh[:room]
 
@@ -154,7 +154,7 @@ def _lead_to(lost, neighbours, degrees, documents, reached):  # type: ignore[no-
     nearest, least = -1, np.float32(np.inf)
     for row in range(len(documents)):
         if reached[row] and degrees[row] < neighbours.shape[1]:
-            distance = apart(documents[lost], documents[row])
+            distance = squared_distance(documents[lost], documents[row])
             if distance < least:
                 nearest, least = row, distance
     if nearest >= 0:
@@ -210,10 +210,10 @@ class RoarGraph:
         neighbours, degrees = project(close, embeddings, degree)
         return cls(connect(neighbours, degrees, embeddings, beam, seed), embeddings)
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """See `Finder`."""
         rows, candidates = walk_all(self.graph, queries, self.embeddings, k, effort, threads)
-        return Found(rows, float(candidates.mean()) if len(queries) else 0.0)
+        return Proposal(rows, float(candidates.mean()) if len(queries) else 0.0)
 
     def save(self, folder: Path) -> None:
         """See `Finder`."""

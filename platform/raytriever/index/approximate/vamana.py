@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float32, UInt64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.index.approximate.index import Found
+from raytriever.index.approximate.index import Proposal
 
 # How much nearer a detour must be for an edge to be left out; below 1 for the dot product.
 ALPHA = 0.95
@@ -56,7 +56,7 @@ class Vamana:
         index = svs.Vamana.build(settings, embeddings, svs.DistanceType.MIP, num_threads=threads)
         return cls(index, len(embeddings) * 4 * (degree + 1 + embeddings.shape[1]))
 
-    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Found:
+    def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """See `Finder`."""
         if self.index.num_threads != threads:
             self.index.num_threads = threads
@@ -64,7 +64,7 @@ class Vamana:
         rows, _ = self.index.search(queries, k)
         # Where a walk reaches fewer than k documents, SVS repeats one of them or returns a number beyond the rows.
         valid = (rows < self.index.size) & ~_repeated(rows)
-        return Found(np.where(valid, rows, -1).astype(np.int64), float("nan"))
+        return Proposal(np.where(valid, rows, -1).astype(np.int64), float("nan"))
 
     def save(self, folder: Path) -> None:
         """See `Finder`."""

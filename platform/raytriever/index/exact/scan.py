@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.index.exact.sift import Asked, Part, Sieves, hope, settle, sift
+from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, hope, settle, sift
 from raytriever.index.fork_guard import refuse_forked
-from raytriever.index.ranking import NONE, Order
+from raytriever.index.ranking import NONE, TieOrder
 from raytriever.index.score import factors, query_bounds, quick_precision, read_only
 
 QUERY_TILE, DOCUMENT_TILE = 512, 4_096
@@ -34,7 +34,7 @@ class Scan:
         self,
         queries: Float32[ndarray, "queries width"],
         k: int,
-        order: Order,
+        order: TieOrder,
         exclude: Int64[ndarray, " queries"] | None,
     ) -> None:
         refuse_forked()
@@ -53,12 +53,12 @@ class Scan:
 
     def take(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
         """Search a part, given as positions in the corpus and embeddings."""
-        part = Part(
+        part = DocumentBlock(
             read_only(vectors),
             np.empty(len(vectors)),
             np.empty(len(vectors)),
             positions,
-            self._order.places[positions],
+            self._order.ranks[positions],
         )
         for start in range(0, len(self._queries), max(1, len(self._rows))):
             self._search(np.arange(start, min(start + len(self._rows), len(self._queries))), part, hopeful=True)
@@ -68,10 +68,10 @@ class Scan:
         self._best.sort(axis=1)
         return self._best
 
-    def _search(self, of: Int64[ndarray, " some"], part: Part, hopeful: bool) -> None:
+    def _search(self, of: Int64[ndarray, " some"], part: DocumentBlock, hopeful: bool) -> None:
         """Take a part into the rankings of some queries."""
         bounds, sought = self._bounds, self._factors
-        asked = Asked(
+        asked = QueryBlock(
             read_only(self._queries[of]), bounds.a[of], bounds.b[of], bounds.c[of], bounds.rounding, self._excluded[of]
         )
         sieves = Sieves(
@@ -96,7 +96,7 @@ class Scan:
         if not done.all():
             self._search(of[~done], part, hopeful=False)
 
-    def _hope(self, left: torch.Tensor, asked: Asked, part: Part, sieves: Sieves) -> None:
+    def _hope(self, left: torch.Tensor, asked: QueryBlock, part: DocumentBlock, sieves: Sieves) -> None:
         """Hope for a threshold from an even sample, where that spares more than it costs.
 
         Of the k best about k times the sample's share lie in the sample, by chance a few standard deviations more.
@@ -112,7 +112,7 @@ class Scan:
         for first, tile, shift in self._tiles(left, right):
             hope(tile, shift, first, rows, rank, asked, part, sieves)
 
-    def _measured(self, part: Part, rows: slice | ndarray) -> torch.Tensor:
+    def _measured(self, part: DocumentBlock, rows: slice | ndarray) -> torch.Tensor:
         """What is multiplied of some documents; their norms and residuals are noted."""
         found = factors(part.vectors[rows], self._precision, "document", part.positions[rows])
         part.norms[rows], part.residuals[rows] = found.norms, found.residuals

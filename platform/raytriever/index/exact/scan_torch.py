@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.index.fork_guard import refuse_forked
-from raytriever.index.ranking import NONE, Order, keys_of, merge_keys
+from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
 from raytriever.index.score import Factors, factors, pair_scores, query_bounds, quick_precision
 
 QUERY_TILE, DOCUMENT_TILE = 1_024, 16_384
@@ -30,7 +30,7 @@ class TorchScan:
         self,
         queries: Float32[ndarray, "queries width"],
         k: int,
-        order: Order,
+        order: TieOrder,
         exclude: Int64[ndarray, " queries"] | None,
         device: torch.device,
     ) -> None:
@@ -99,7 +99,7 @@ class TorchScan:
         of, rows, found = of[kept], rows[kept], found[kept]
         if not len(of):
             return
-        keys = keys_of(pair_scores(self._queries, vectors, of, rows), self._order.places[found])
+        keys = keys_of(pair_scores(self._queries, vectors, of, rows), self._order.ranks[found])
         queries, starts, counts = np.unique(of, return_index=True, return_counts=True)
         table = np.full((len(queries), counts.max()), NONE)
         row = np.repeat(np.arange(len(queries)), counts)

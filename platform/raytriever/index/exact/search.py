@@ -3,7 +3,7 @@
 Equal scores are ordered by document id, descending, as trec_eval orders them, so that a run file read by any tool
 gives the same figures. Scores are those of `index.score.dot`, so the result has the same bytes whatever the blocks,
 their order, the threads and the device. Most documents are ruled out by quick scores and proven bounds
-(`index.score`, `sift`). `Parts` cuts large blocks and joins small ones, so that the cost depends on the documents
+(`index.score`, `sift`). `Blocks` cuts large blocks and joins small ones, so that the cost depends on the documents
 alone.
 
 Memory besides the result: one block, a tile of scores, and sieves of about 3 k documents for some thousand queries."""
@@ -22,16 +22,16 @@ from numpy import ndarray
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact.scan import Scan
 from raytriever.index.exact.scan_torch import TorchScan
-from raytriever.index.ranking import Order
+from raytriever.index.ranking import TieOrder
 
 MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
 
 # The position of the first row, and embeddings.
-Parts = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
+Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
 
 
-def even_parts(
-    parts: Parts, width: int, documents: int
+def even_blocks(
+    parts: Blocks, width: int, documents: int
 ) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows width"]]]:
     """Positions and embeddings, up to `MOST_ROWS` at a time; only parts below `FEWEST_ROWS` are copied.
 
@@ -85,13 +85,13 @@ def top_k(
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """`top_k_of_parts` for a corpus that is one array."""
-    return top_k_of_parts(queries, [(0, documents)], k, ties, exclude, device)
+    """`top_k_of_blocks` for a corpus that is one array."""
+    return top_k_of_blocks(queries, [(0, documents)], k, ties, exclude, device)
 
 
-def top_k_of_parts(
+def top_k_of_blocks(
     queries: Float32[ndarray, "queries width"],
-    parts: Parts,
+    parts: Blocks,
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
@@ -114,29 +114,29 @@ def top_k_of_parts(
         ModelError: an embedding is not finite, or the widths differ.
         ConfigError: k is below 1.
     """
-    order = Order.of(ties)
+    order = TieOrder.of(ties)
     return order.read(best_keys(queries, parts, k, order, exclude, device))
 
 
 def best_keys(
     queries: Float32[ndarray, "queries width"],
-    parts: Parts,
+    parts: Blocks,
     k: int,
-    order: Order,
+    order: TieOrder,
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
 ) -> UInt64[ndarray, "queries k"]:
-    """`top_k_of_parts` over some of the parts, as keys for `ranking.merge_keys`."""
+    """`top_k_of_blocks` over some of the parts, as keys for `ranking.merge_keys`."""
     if k < 1:
         raise ConfigError(f"k = {k} is out of range", remedy="ask for at least 1 document")
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kept = min(k, len(order.places))
+    kept = min(k, len(order.ranks))
     scan: Scan | TorchScan
     if device.type == "cpu":
         scan = Scan(queries, kept, order, exclude)
     else:
         scan = TorchScan(queries, kept, order, exclude, device)
-    for positions, vectors in even_parts(parts, queries.shape[1], len(order.places)):
+    for positions, vectors in even_blocks(parts, queries.shape[1], len(order.ranks)):
         scan.take(positions, vectors)
     return scan.keys()
 
@@ -152,7 +152,7 @@ class Index(Protocol):
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Scores and documents, best first, each document once; -inf and -1 where a query has fewer than k.
 
-        An exact index gives `exact.top_k_of_parts`' bytes. Another may miss documents where k is less than half of
+        An exact index gives `exact.top_k_of_blocks`' bytes. Another may miss documents where k is less than half of
         them, but scores those it finds by `score.pair_scores` and orders them the same.
 
         Args:
@@ -172,7 +172,7 @@ class ExactIndex:
         ties: from `exact.tie_order`.
     """
 
-    parts: Callable[[], Parts]
+    blocks: Callable[[], Blocks]
     ties: Int64[ndarray, " documents"]
 
     def search(
@@ -182,4 +182,4 @@ class ExactIndex:
         exclude: Int64[ndarray, " queries"] | None = None,
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """See `Index`."""
-        return top_k_of_parts(queries, self.parts(), k, self.ties, exclude)
+        return top_k_of_blocks(queries, self.blocks(), k, self.ties, exclude)

@@ -32,7 +32,7 @@ CHUNK, PIECE = 64, 16
 SETTLED_ROWS = 4_096
 
 
-class Asked(NamedTuple):
+class QueryBlock(NamedTuple):
     """Queries: float32 vectors, the terms of `arithmetic.Bounds`, and the document each may not find, or -1."""
 
     vectors: ndarray
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     excluded: ndarray
 
 
-class Part(NamedTuple):
+class DocumentBlock(NamedTuple):
     """Documents: float32 vectors, norms, residuals, positions in the corpus and places in the order of equals."""
 
     vectors: ndarray
@@ -66,7 +66,9 @@ class Sieves(NamedTuple):
     best: ndarray
 
 
-def sift(tile: ndarray, shift: np.uint32, first: int, base: int, asked: Asked, part: Part, sieves: Sieves) -> None:
+def sift(
+    tile: ndarray, shift: np.uint32, first: int, base: int, asked: QueryBlock, part: DocumentBlock, sieves: Sieves
+) -> None:
     """Take in a tile.
 
     Args:
@@ -86,14 +88,21 @@ def sift(tile: ndarray, shift: np.uint32, first: int, base: int, asked: Asked, p
 
 
 def hope(
-    tile: ndarray, shift: np.uint32, first: int, rows: ndarray, rank: int, asked: Asked, part: Part, sieves: Sieves
+    tile: ndarray,
+    shift: np.uint32,
+    first: int,
+    rows: ndarray,
+    rank: int,
+    asked: QueryBlock,
+    part: DocumentBlock,
+    sieves: Sieves,
 ) -> None:
     """Take as thresholds the `rank`-th highest lower bounds of a sample, whose quick scores the tile holds."""
     norms, residuals = part.norms[rows], part.residuals[rows]
     _hope_all(tile, shift, first, rank, norms, residuals, asked, sieves)
 
 
-def settle(asked: Asked, part: Part, sieves: Sieves) -> None:
+def settle(asked: QueryBlock, part: DocumentBlock, sieves: Sieves) -> None:
     """End a part: empty every sieve into its ranking."""
     _tighten_all(asked, part, sieves)
     scored = np.zeros(len(sieves.counts), np.int64)

@@ -27,7 +27,7 @@ from raytriever.data.prepare.prepared import splits_of
 from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher.pairs import Pairs, pairs_of
+from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision
 from raytriever.models.source import commit_of, resolve_model
@@ -115,7 +115,7 @@ class _Plan(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class ScoreWork:
+class ScoreWriter:
     """The directory of scores that are being made."""
 
     path: Path
@@ -135,7 +135,7 @@ class ScoreWork:
             write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
             return False
         finished = (self.path / MANIFEST).exists()
-        told: Mapping[str, Any] = read_manifest(self.path)["meta"] if finished else plan_of(self.path)
+        told: Mapping[str, Any] = read_manifest(self.path)["meta"] if finished else read_plan(self.path)
         if told.get("key") != self.plan.key:
             own = asdict(self.plan)
             ours = told.keys() >= _SAID.keys()
@@ -165,7 +165,7 @@ class ScoreWork:
         return self.path / PARTS / f"part-{number:06d}"
 
 
-def plan_of(path: Path) -> Mapping[str, Any]:
+def read_plan(path: Path) -> Mapping[str, Any]:
     """The plan of scores that are being made in a directory; empty where none are.
 
     Raises:
@@ -200,7 +200,7 @@ class ScoringJob:
 
 
 @dataclass(frozen=True)
-class ScoringDone:
+class ScoringResult:
     """What a person is told.
 
     Args:
@@ -222,7 +222,7 @@ class ScoringDone:
     quarantined: str | None
 
 
-def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> ScoringDone:
+def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> ScoringResult:
     """Score, and commit the scores to `output`; called again it goes on where it was interrupted.
 
     Raises:
@@ -237,7 +237,7 @@ def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> Sc
     directory = resolve_model(job.config.model, commit or job.config.revision)
     teacher = CrossEncoder(directory, device, precision, job.config.max_length)
     dataset = _open(job, say)
-    pairs = pairs_of(dataset, job.split, job.config)
+    pairs = collect_pairs(dataset, job.split, job.config)
     plan = ScorePlan(
         model=job.config.model,
         revision=commit,
@@ -251,7 +251,7 @@ def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> Sc
         part=job.part,
         **identity(dataset),
     )
-    work = ScoreWork(output, plan)
+    work = ScoreWriter(output, plan)
     began, scored = time.monotonic(), 0
     if work.begin():
         say(f"{output} is finished: nothing is scored again")
@@ -261,7 +261,7 @@ def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> Sc
         scored = _score(work, teacher, dataset, pairs)
         scores = _finish(work, dataset, pairs, teacher.activation)
     above = _above(pairs, scores)
-    return ScoringDone(
+    return ScoringResult(
         len(np.unique(pairs.queries)),
         scores[pairs.positive],
         scores[~pairs.positive],
@@ -275,7 +275,7 @@ def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> Sc
 
 def _recorded(output: Path, model: str) -> str | None:
     """The commit of a hub model that an interrupted call has begun with."""
-    plan = plan_of(output)
+    plan = read_plan(output)
     return plan.get("revision") if plan.get("model") == model else None
 
 
@@ -286,7 +286,7 @@ def _open(job: ScoringJob, say: Callable[[str], None]) -> RetrievalDataset:
     return open_dataset(place, [job.split, *splits_of(fetched(place) or Path(place))])
 
 
-def _score(work: ScoreWork, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:
+def _score(work: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:
     """Score what is missing; how many pairs that were."""
     missing, passages, scored = work.missing(), dataset.passages(), 0
     with Progress("score", sum(_length(work.plan.rows_of(number)) for number in missing), "pair") as progress:
@@ -309,7 +309,7 @@ def _score(work: ScoreWork, teacher: CrossEncoder, dataset: RetrievalDataset, pa
     return scored
 
 
-def _finish(work: ScoreWork, dataset: RetrievalDataset, pairs: Pairs, activation: str) -> Float32[ndarray, " pairs"]:
+def _finish(work: ScoreWriter, dataset: RetrievalDataset, pairs: Pairs, activation: str) -> Float32[ndarray, " pairs"]:
     """Put the parts together, and commit them in place of the directory they were made in."""
     parts = [work.read(number) for number in range(work.plan.parts)]
     scores = np.concatenate([part for part in parts if part is not None])

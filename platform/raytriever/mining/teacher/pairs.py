@@ -41,7 +41,7 @@ class Pairs:
         return hashlib.sha256(np.stack([self.queries, self.documents]).astype("<i8").tobytes()).hexdigest()
 
 
-def pairs_of(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
+def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
     """The pairs of a split.
 
     Args:

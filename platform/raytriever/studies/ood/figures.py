@@ -14,7 +14,7 @@ from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError
-from raytriever.index.approximate.measure import Point
+from raytriever.index.approximate.measure import OperatingPoint
 from raytriever.report.figures import COLOURS, HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.report.figures import save_curves as save_steps
 from raytriever.storage import committed_directory
@@ -26,7 +26,7 @@ BINS = 40
 DOTS, COMPONENTS, PERPLEXITY = 1_000, 50, 30
 
 
-def save_curves(path: Path, curves: Mapping[str, list[Point]], k: int, title: str = "") -> None:
+def save_curves(path: Path, curves: Mapping[str, list[OperatingPoint]], k: int, title: str = "") -> None:
     """Queries a second of one thread over recall@k, a curve an index: further right and up is better.
 
     Args:
@@ -137,6 +137,6 @@ def drift(model: Path) -> list[tuple[int, float]]:
     return [] if folder is None else curve(folder, DRIFT)
 
 
-def _point(told: Mapping[str, Any]) -> Point:
+def _point(told: Mapping[str, Any]) -> OperatingPoint:
     values = {name: float("nan") if value is None else value for name, value in told.items()}
-    return Point(int(values["effort"]), values["recall"], values["candidates"], values["qps"])
+    return OperatingPoint(int(values["effort"]), values["recall"], values["candidates"], values["qps"])

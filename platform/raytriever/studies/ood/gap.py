@@ -18,10 +18,10 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.errors import DataError
-from raytriever.index.approximate.build import Rows, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import Point, at_recall, curve, efforts, measure
+from raytriever.index.approximate.measure import OperatingPoint, at_recall, curve, efforts, measure
 from raytriever.index.exact.search import top_k
 
 
@@ -108,9 +108,9 @@ class IndexFigures:
 
     build_seconds: float
     bytes: int
-    curves: dict[int, list[Point]]
-    queries: Point
-    held_out: Point
+    curves: dict[int, list[OperatingPoint]]
+    queries: OperatingPoint
+    held_out: OperatingPoint
 
     @property
     def ratio(self) -> float:
@@ -141,14 +141,16 @@ def study(material: Material, config: IndexConfig, seed: int) -> IndexFigures:
         UserError: see `build_index`.
     """
     began = perf_counter()
-    index = build_index(Rows.of(material.documents), config, material.training, seed, torch.get_num_threads())
+    index = build_index(
+        DocumentVectors.of(material.documents), config, material.training, seed, torch.get_num_threads()
+    )
     seconds = perf_counter() - began
     curves = {
         k: curve(index, material.queries, _true(material, material.queries, k), _settings(index, k, config))
         for k in CUTOFFS
     }
     if config.index == "flat":
-        whole = Point(1, 1.0, float(len(material.documents)), nan)
+        whole = OperatingPoint(1, 1.0, float(len(material.documents)), nan)
         return IndexFigures(seconds, index.finder.bytes, curves, whole, whole)
     sets = [(queries, _true(material, queries, K)) for queries in (material.queries, material.held_out)]
     # The least effort may find more than that already for one of them: candidates are compared at one recall.

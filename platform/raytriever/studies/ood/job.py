@@ -102,7 +102,7 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], say: Say) -> dict[
 
 
 class OodPoint(TypedDict):
-    """One point of a curve, see `index.measure.Point`."""
+    """One point of a curve, see `index.measure.OperatingPoint`."""
 
     effort: int
     recall: float | None

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from math import isnan
 from typing import Any
 
-from raytriever.index.approximate.measure import Point, columns, count
+from raytriever.index.approximate.measure import OperatingPoint, format_columns, format_count
 from raytriever.studies.ood.gap import Gap, IndexFigures, K, verdict
 
 # Shares of the documents that an index may score for a query.
 BUDGETS = (0.01, 0.02, 0.05)
 
 
-def recall_within(points: list[Point], budget: float) -> float:
+def recall_within(points: list[OperatingPoint], budget: float) -> float:
     """The highest recall of settings that score at most so many candidates; NaN where none does or none tells."""
     return max((point.recall for point in points if point.candidates <= budget), default=float("nan"))
 
@@ -33,8 +33,8 @@ def tables(figures: dict[str, IndexFigures], gap: Gap, documents: int) -> str:
         [
             kind,
             _share(found.queries.recall),
-            count(found.held_out.candidates),
-            count(found.queries.candidates),
+            format_count(found.held_out.candidates),
+            format_count(found.queries.candidates),
             _ratio(found.ratio),
         ]
         for kind, found in figures.items()
@@ -43,8 +43,10 @@ def tables(figures: dict[str, IndexFigures], gap: Gap, documents: int) -> str:
     heads = [f"recall@{K}, {share:.0%} scored" for share in BUDGETS]
     return "\n\n".join(
         [
-            columns(["index", "build s", "MB beside embeddings", *heads], built),
-            columns([f"candidates at recall@{K} of", "", "passages held out", "queries", "queries / passages"], shifts),
+            format_columns(["index", "build s", "MB beside embeddings", *heads], built),
+            format_columns(
+                [f"candidates at recall@{K} of", "", "passages held out", "queries", "queries / passages"], shifts
+            ),
             f"MMD² of queries {gap.queries:.4f}, of passages held out {gap.held_out:.4f}; a query's score is above a "
             f"passage's in {gap.beyond:.1%} of pairs",
             verdict(figures),

@@ -16,16 +16,16 @@ from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact.search import tie_order
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import BY_ENCODER, MiningConfig
-from raytriever.mining.filters import Known, normalised
+from raytriever.mining.filters import ExcludedDocuments, normalise
 from raytriever.mining.finders import (
     Bm25Finder,
+    CandidateFinder,
     CrossQueryFinder,
     DenseFinder,
-    Finder,
     GoldFinder,
     RandomFinder,
 )
-from raytriever.mining.scorers import Bm25Scale, Embeddings, EncoderScale, Judge, JudgeScale, NoScale, Scale
+from raytriever.mining.scorers import Bm25Scorer, Embeddings, EncoderScorer, Judge, JudgeScorer, NullScorer, PairScorer
 
 # Passages kept as they are compared; a query's candidates are other queries' candidates too.
 _PASSAGES = 1 << 17
@@ -34,7 +34,7 @@ _COLUMNS = 4
 _KEPT: dict[str, ndarray] = {}
 
 
-class Sources:
+class MiningInputs:
     """What mining a split draws on; see `mine` for the arguments.
 
     Raises:
@@ -60,7 +60,7 @@ class Sources:
         if self._by_encoder:
             _check(embeddings, len(positives), len(dataset.documents))
         passages = dataset.passages()
-        self.passage = lru_cache(_PASSAGES)(lambda document: normalised(passages[document]))
+        self.passage = lru_cache(_PASSAGES)(lambda document: normalise(passages[document]))
 
     @cached_property
     def texts(self) -> list[str]:
@@ -73,7 +73,7 @@ class Sources:
         return keys_of(map(key_of, self._of_split(self._dataset.queries.ids)))[:, 0]
 
     @cached_property
-    def known(self) -> Known:
+    def known(self) -> ExcludedDocuments:
         """What must not be a negative of each query."""
         dataset, queries = self._dataset, self._positives.queries
         rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]
@@ -82,7 +82,7 @@ class Sources:
             _groups(dataset.queries.digest, dataset.queries.texts),
             _groups(dataset.documents.digest, dataset.passages()),
         )
-        return Known.of(queries, pairs, *groups, self._own_documents())
+        return ExcludedDocuments.of(queries, pairs, *groups, self._own_documents())
 
     @property
     def left_out(self) -> Int64[ndarray, " rows"]:
@@ -90,18 +90,18 @@ class Sources:
         return self._embeddings.documents.left_out if self._embeddings else np.empty(0, dtype=np.int64)
 
     @cached_property
-    def scale(self) -> Scale:
+    def scale(self) -> PairScorer:
         """What candidates are scored by."""
         if self._config.judge:
             assert self._judge is not None, "the settings name a judge"
-            return JudgeScale(self._judge, self.texts, self._dataset.passages())
+            return JudgeScorer(self._judge, self.texts, self._dataset.passages())
         if self._by_encoder:
-            return EncoderScale(self._held)
+            return EncoderScorer(self._held)
         if "bm25" in self._config.methods:
-            return Bm25Scale(self._bm25, self.texts)
-        return NoScale()
+            return Bm25Scorer(self._bm25, self.texts)
+        return NullScorer()
 
-    def finder(self, method: str) -> Finder:
+    def finder(self, method: str) -> CandidateFinder:
         """The finder of a method."""
         dataset, positives, known = self._dataset, self._positives, self.known
         if method == "bm25":
@@ -120,7 +120,7 @@ class Sources:
         """The answers of a query as passages are compared with them."""
         answers = self._dataset.answers
         assert answers is not None
-        return [normalised(answer) for answer in answers.of(int(self._positives.queries[row]))]
+        return [normalise(answer) for answer in answers.of(int(self._positives.queries[row]))]
 
     def _of_split(self, column: Sequence[str]) -> list[str]:
         """The entries of the split's queries, in one pass over the column."""
@@ -149,7 +149,7 @@ def _groups(digest: str, texts: Iterable[str]) -> Int64[ndarray, " texts"]:
     if digest not in _KEPT:
         while len(_KEPT) >= _COLUMNS:
             del _KEPT[next(iter(_KEPT))]
-        _KEPT[digest] = KeyIndex(keys_of(key_of(normalised(text)) for text in texts)).first()
+        _KEPT[digest] = KeyIndex(keys_of(key_of(normalise(text)) for text in texts)).first()
     return _KEPT[digest]
 
 

@@ -4,6 +4,7 @@ The pages are copied to build/docs. There each line `<!-- generate: NAME -->` is
 
     commands    the flags of every command, from the argparse parsers
     settings    the settings of a configuration file, from their declarations
+    layers      the packages, from the layers of import-linter and the packages' docstrings
     api         the public names of `raytriever.__all__`, for mkdocstrings
 
 MkDocs then builds build/site, and fails for a broken link, a missing reference and an unknown name in the navigation.
@@ -13,13 +14,14 @@ The generated text is never committed, so it cannot be out of date.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
-import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,14 +44,14 @@ class _ParserFound(BaseException):
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     """Return the argparse parser of a command such as `train` or `study ood`."""
-    module = importlib.import_module(f"raytriever.cli.{command.split()[0]}")
+    from raytriever.cli.main import run
 
     def stop(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> NoReturn:
         raise _ParserFound(parser)
 
     with patch.object(argparse.ArgumentParser, "parse_known_args", stop):
         try:
-            module.main(command.split()[1:])
+            run(command.split()[0], command.split()[1:])
         except _ParserFound as found:
             return found.parser
     raise SystemExit(f"docs/build.py: raytriever {command} parses no flags")
@@ -122,7 +124,29 @@ def api() -> Iterator[str]:
         yield f"::: raytriever.{name}\n"
 
 
-GENERATORS: dict[str, Callable[[], Iterator[str]]] = {"commands": commands, "settings": settings, "api": api}
+def layers() -> Iterator[str]:
+    """Yield the packages as a table, each row above those that it may import."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    yield "| packages | |\n| --- | --- |"
+    for row in contracts[0]["layers"]:
+        for name in row.split(" | "):
+            yield f"| `{name}` | {_cell(_idea(ROOT / 'platform' / 'raytriever' / name))} |"
+
+
+def _idea(module: Path) -> str:
+    """Return the first line of the docstring of a package or a module."""
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0]
+
+
+GENERATORS: dict[str, Callable[[], Iterator[str]]] = {
+    "commands": commands,
+    "settings": settings,
+    "layers": layers,
+    "api": api,
+}
 
 
 def expand(text: str) -> str:

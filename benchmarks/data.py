@@ -55,14 +55,14 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    from raytriever.cluster.ingest import in_ray_tasks
+    from raytriever.cluster.ingest import run_in_ray_tasks
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.pipeline import Request, in_processes, prepare
     from raytriever.data.prepare.prepared import read_prepared
     from raytriever.models.source import resolve_model
 
     made = minilm()
-    run = in_ray_tasks if runner == "ray" else in_processes
+    run = run_in_ray_tasks if runner == "ray" else in_processes
     place = Path(os.environ["RAYTRIEVER_CACHE"]) / "prepared"
 
     def prepared() -> None:
@@ -101,7 +101,7 @@ def large(passages: int) -> dict[str, float]:
     import ray
     from tokenizers import Tokenizer
 
-    from raytriever.cluster.ingest import in_ray_tasks
+    from raytriever.cluster.ingest import run_in_ray_tasks
     from raytriever.data.prepare.pipeline import Request, prepare
     from raytriever.data.prepare.prepared import read_prepared
 
@@ -119,7 +119,7 @@ def large(passages: int) -> dict[str, float]:
     made = minilm()
     before = peak_megabytes()
     began = time.perf_counter()
-    place = prepare(Request(str(folder), made), in_ray_tasks, folder.parent / "prepared")
+    place = prepare(Request(str(folder), made), run_in_ray_tasks, folder.parent / "prepared")
     took = time.perf_counter() - began
     grown = peak_megabytes() - before
     dataset = read_prepared(place)

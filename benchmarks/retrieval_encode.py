@@ -117,7 +117,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     """Turns of this process and of one actor with as many threads, from the first shard's end to the last one's."""
     import torch
 
-    from raytriever.cluster.encoding import ActorPool, in_actors
+    from raytriever.cluster.encoding import ActorPool
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
@@ -216,7 +216,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import psutil
     import ray
 
-    from raytriever.cluster.encoding import ActorPool, in_actors
+    from raytriever.cluster.encoding import ActorPool
     from raytriever.cluster.search import SearchPool, search_in_actors
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings

@@ -75,8 +75,8 @@ def bare(steps: int) -> list[float]:
     from raytriever.storage import committed_directory
     from raytriever.training.loop import Assignment, train
     from raytriever.training.training_data import Material, tokenisation_of
-    from raytriever.tuning.ray.training_data import config_of
-    from raytriever.tuning.space import search_space
+    from raytriever.tuning.ray.training_data import trial_config
+    from raytriever.tuning.space import parse_search_space
 
     torch.set_num_threads(os.cpu_count() or 1)
     given = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
@@ -87,8 +87,8 @@ def bare(steps: int) -> list[float]:
         "benchmark",
     )
     device, seconds = torch.device("cpu"), []
-    for number, point in enumerate([{}, *search_space("space.yaml").grid()]):
-        config, folder = config_of(base, point), Path("bare") / f"{number}"
+    for number, point in enumerate([{}, *parse_search_space("space.yaml").grid()]):
+        config, folder = trial_config(base, point), Path("bare") / f"{number}"
         began = time.perf_counter()
         retriever = load_retriever(config.model)
         prepare_for_training(retriever, config.model, config.training.seed)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.encoding import ActorPool, in_actors
+from raytriever.cluster.encoding import ActorPool, run_in_actors
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import encode_store, plan_embeddings
@@ -77,7 +77,7 @@ def case(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_actors_write_what_one_process_writes(session: None, case: Case) -> None:
-    for name, run in {"alone": None, "actors": in_actors(POOL)}.items():
+    for name, run in {"alone": None, "actors": run_in_actors(POOL)}.items():
         more = {} if run is None else {"run": run}
         work = StoreWriter(case.folder / name, case.plan)
         encode_store(work, case.config, case.retriever, case.dataset, **more)
@@ -88,7 +88,7 @@ def test_actors_write_what_one_process_writes(session: None, case: Case) -> None
 def test_a_text_that_kills_is_left_out_after_three_deaths(session: None, case: Case) -> None:
     encoder = case.encoder("store", "%")
     reached: list[int] = []
-    in_actors(POOL)(encoder, encoder.work.missing(), reached.append)
+    run_in_actors(POOL)(encoder, encoder.work.missing(), reached.append)
     assert sum(reached) == DOCUMENTS
     assert (case.folder / "store.deaths").read_text().count("died") == 3
     store = encoder.work.finish("numbers", case.dataset.passages())
@@ -126,7 +126,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
 
     thread = threading.Thread(target=kill_one)
     thread.start()
-    in_actors(POOL)(encoder, encoder.work.missing(), lambda rows: None)
+    run_in_actors(POOL)(encoder, encoder.work.missing(), lambda rows: None)
     thread.join()
     assert len(killed) == 1
     assert len(killed[0]) > 2
@@ -140,5 +140,5 @@ def test_a_mistake_in_an_actor_is_one_line(session: None, case: Case, tmp_path: 
     encoder = case.encoder("store", "%")
     broken = replace(encoder, load=replace(encoder.load, model=str(tmp_path / "none")))
     with pytest.raises(ModelError, match="no such directory") as caught:
-        in_actors(POOL)(broken, encoder.work.missing(), lambda rows: None)
+        run_in_actors(POOL)(broken, encoder.work.missing(), lambda rows: None)
     assert "\n" not in str(caught.value)

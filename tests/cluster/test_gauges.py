@@ -14,7 +14,7 @@ import ray
 
 from raytriever.cluster import gauges
 from raytriever.cluster.event_queue import CheckpointEvent, StepEvent
-from raytriever.cluster.gauges import Gauges, tell_evaluation, watched_encoding, watched_ingest
+from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges, with_ingest_gauges
 from raytriever.cluster.session import ray_session
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
@@ -49,7 +49,7 @@ def found_within(seconds: float, wanted: dict[tuple[str, str], float]) -> dict[t
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray reports every second and forgets after two; who told tells again in between."""
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")
-    monkeypatch.setattr(gauges, "AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(gauges, "REFRESH_SECONDS", 0.5)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_scrape_finds_the_newest_figures_however_long_a_step_takes(tmp_path: P
             recorder.record(StepEvent(1, {**measured, "loss": 9.0}))
             recorder.record(CheckpointEvent(1))
             recorder.record(StepEvent(2, measured))
-            recorder.gauges.set(1, {"dev_ndcg_at_10": 0.5})  # of a checkpoint, when a later step is done
+            recorder.gauges.record_step(1, {"dev_ndcg_at_10": 0.5})  # of a checkpoint, when a later step is done
             wanted = {("ray_raytriever_step", run): 2.0, ("ray_raytriever_batch_auc", run): 0.75}
             found_within(60, wanted)
             time.sleep(5)
@@ -93,7 +93,7 @@ def test_totals_of_jobs_grow_and_end(often: None) -> None:
     parts = (Part("/somewhere/letters/corpus.jsonl", "json", parse=lambda row: None),)
     reports = [ShardReport(0, 0, 100), ShardReport(0, 1, 50, ({"row": 3},))]
     with ray_session(num_workers=1):
-        passed = watched_ingest(ShardWriter(parts, Path("/nowhere"), None), iter(reports))
+        passed = with_ingest_gauges(ShardWriter(parts, Path("/nowhere"), None), iter(reports))
         assert next(passed) == reports[0]
         ingest = "ingest/letters"
         found_within(
@@ -107,10 +107,10 @@ def test_totals_of_jobs_grow_and_end(often: None) -> None:
                 advance(number)
 
         counted: list[int] = []
-        watched = watched_encoding(run, own)
+        watched = with_encoding_gauges(run, own)
         watched(None, [5, 6], counted.append)  # type: ignore[arg-type]
         watched(None, [7], counted.append)  # type: ignore[arg-type]
-        kept = tell_evaluation("page", "mini", "letters", {"ndcg_at_10": 0.25})
+        kept = export_metrics("page", "mini", "letters", {"ndcg_at_10": 0.25})
         found = found_within(
             60,
             {
@@ -121,7 +121,7 @@ def test_totals_of_jobs_grow_and_end(often: None) -> None:
             },
         )
         assert counted == [5, 6, 7]
-        assert kept.set_again()
-    assert not kept.set_again()
+        assert kept.refresh()
+    assert not kept.refresh()
     # Who has gone tells no more: its gauges had left two seconds after.
     assert found.get(("ray_raytriever_ingest_running", ingest), 0.0) == 0.0

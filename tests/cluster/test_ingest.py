@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.ingest import in_ray_tasks
+from raytriever.cluster.ingest import run_in_ray_tasks
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
@@ -60,7 +60,7 @@ def words() -> str:
 
 def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: str, tmp_path: Path) -> None:
     request = Request(str(folder), Tokenisation(words))
-    places = [prepare(request, run, tmp_path / run.__name__) for run in (in_this_process, in_ray_tasks)]
+    places = [prepare(request, run, tmp_path / run.__name__) for run in (in_this_process, run_in_ray_tasks)]
     alone, ray = ({name: file["sha256"] for name, file in read_manifest(place)["files"].items()} for place in places)
     assert alone == ray
     assert sum(name.endswith(".arrow") for name in ray) > 3
@@ -71,7 +71,7 @@ def test_a_row_that_kills_its_task_stands_aside_alone(session: None, folder: Pat
 
     with gzip.open(folder / "corpus.jsonl.gz", "at") as stream:
         stream.write(json.dumps({"_id": "skull", "text": SKULL}) + "\n" + json.dumps({"_id": "z", "text": "z"}) + "\n")
-    dataset = open_dataset(folder, ["train"], tokenisation=Deadly(words), run=in_ray_tasks)
+    dataset = open_dataset(folder, ["train"], tokenisation=Deadly(words), run=run_in_ray_tasks)
     [entry] = dataset.quarantine.entries
     assert (entry["row"], entry["reason"]) == (ROWS + 1, "kills the tokenizer's process (signal 9)")
     assert len(dataset.documents) == ROWS + 1
@@ -82,6 +82,6 @@ def test_a_broken_file_is_one_line_and_leaves_nothing(session: None, folder: Pat
     file = folder / "corpus.jsonl.gz"
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row \d+") as caught:
-        prepare(Request(str(folder)), in_ray_tasks)
+        prepare(Request(str(folder)), run_in_ray_tasks)
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache" / "datasets").iterdir())

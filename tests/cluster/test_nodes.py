@@ -19,7 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from raytriever.cluster.session import gpus
+from raytriever.cluster.session import count_gpus
 
 REPOSITORY = Path(__file__).parent.parent.parent
 STEPS = 400
@@ -186,7 +186,7 @@ def test_gpus_that_would_come_count_before_they_are_there(nodes: Nodes) -> None:
     cluster = nodes.cluster(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     try:
-        assert gpus() == 0
+        assert count_gpus() == 0
         # As the autoscaler of `ray up` and of KubeRay tells it.
         config = autoscaler_pb2.ClusterConfig()
         for name, resources in (("head", {"CPU": 4}), ("gpu-spot", {"CPU": 8, "GPU": 1})):
@@ -197,6 +197,6 @@ def test_gpus_that_would_come_count_before_they_are_there(nodes: Nodes) -> None:
             config.SerializeToString(),
             namespace=ray._raylet.GCS_AUTOSCALER_STATE_NAMESPACE.encode(),
         )
-        assert gpus() == 8
+        assert count_gpus() == 8
     finally:
         ray.shutdown()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import Outbox, Sender, Server
+from raytriever.tracking.outbox import Outbox, OutboxSender, Server
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import DatasetRecord, Point
 
@@ -64,7 +64,7 @@ def begin(door: Door, folder: Path, said: list[str] | None = None) -> Spool:
     outbox.begin("run")
     outbox.connect(door.connect)
     say = (said if said is not None else []).append
-    return Spool(outbox, Sender(door.connect, say, "http://***@door"), say)
+    return Spool(outbox, OutboxSender(door.connect, say, "http://***@door"), say)
 
 
 def points(first: int, last: int) -> list[Point]:

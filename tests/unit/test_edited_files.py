@@ -26,11 +26,11 @@ from raytriever.report.queries import chosen_queries
 from raytriever.report.tables import result_tables, threshold_table
 from raytriever.storage import read_manifest
 from raytriever.tracking.outbox import Outbox
-from raytriever.tracking.steps import Steps, curves
+from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import read_state
 from raytriever.training.refresh.ledger import Ledger, Round, read_ledger
 from raytriever.training.validation.records import Record, Stop, read_records, read_stop, write_record, write_stop
-from raytriever.tuning.trial_log import best_of, read_trials, sweep_rows
+from raytriever.tuning.trial_log import find_best, read_trials, sweep_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "version_0_1"
 # What stands in place of a value; 1e999 is read as infinity.
@@ -171,7 +171,7 @@ def test_a_line_of_steps(tmp_path: Path) -> None:
     refusals: list[str] = []
     for text in map(text_of, edits(line)):
         file.write_text(good + text + "\n" + json.dumps(line | {"step": 3}) + "\n")
-        for read in (lambda: Steps(tmp_path).after(0, 99), lambda: curves(tmp_path, ["loss"])):
+        for read in (lambda: StepLog(tmp_path).after(0, 99), lambda: read_curves(tmp_path, ["loss"])):
             try:
                 read()
             except UserError as error:
@@ -185,7 +185,7 @@ def test_trials(tmp_path: Path) -> None:
 
     def read() -> None:
         trials = read_trials(folder)
-        best_of(trials, "ndcg_at_10")
+        find_best(trials, "ndcg_at_10")
         if trials:
             sweep_rows(trials, "ndcg_at_10", str)
 

@@ -23,7 +23,7 @@ from raytriever.data.prepare.pipeline import quietly
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.experiment.opening import open_directory, open_run
+from raytriever.experiment.opening import open_run, open_run_directory
 from raytriever.experiment.stages import find_negatives
 from raytriever.losses.engine.workers import ALONE
 from raytriever.mining.bm25 import Bm25Index
@@ -31,7 +31,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.report.finished_runs import read_directory
-from raytriever.tracking.steps import curve
+from raytriever.tracking.steps import read_curve
 from raytriever.training.loop import Assignment, train
 from raytriever.training.training_data import Material, tokenisation_of
 
@@ -136,7 +136,7 @@ def test_a_negatives_table_is_read(files: Path) -> None:
 
 def test_training_continues_from_a_checkpoint(files: Path) -> None:
     curriculum = settings("--max-steps", str(STEPS))
-    assert open_directory(Path("interrupted"), curriculum, fresh=False).state == "interrupted"
+    assert open_run_directory(Path("interrupted"), curriculum, fresh=False).state == "interrupted"
     opened, _ = open_run(curriculum, quietly)
     config = curriculum.base
     retriever = load_retriever(config.model)
@@ -171,10 +171,10 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_its_end(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = dict(curve(files / "interrupted", "loss"))
+    before = dict(read_curve(files / "interrupted", "loss"))
     assert run("train", [*TRAINING, "--max-steps", str(STEPS), "--output", "interrupted"]) == 0
     assert f"continuing after step {STEP}" in capsys.readouterr().err
-    after = dict(curve(files / "interrupted", "loss"))
+    after = dict(read_curve(files / "interrupted", "loss"))
     assert list(after) == list(range(1, STEPS + 1))
     assert {step: after[step] for step in before} == before
     assert stored("interrupted")["after"].keys() == stored("finished")["after"].keys()

@@ -41,7 +41,7 @@ def main(words: list[str]) -> None:
     from raytriever.evaluation.request import EvaluationJob, add_suite, choose_baselines, pin_models, read_models
     from raytriever.evaluation.results import RESULTS
     from raytriever.tracking.mlflow_tracker import tracking_uri
-    from raytriever.tracking.spool import open_beside
+    from raytriever.tracking.spool import open_adjacent
 
     if not arguments.datasets and not config.suite:
         raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
@@ -60,7 +60,7 @@ def main(words: list[str]) -> None:
     if config.suite:
         job = add_suite(job, Path(config.data_root) if config.data_root else None, warn)
     results = evaluate_in_session(
-        job, encoding, output, arguments.fresh, lambda: open_beside(tracking_uri(), output, warn), warn
+        job, encoding, output, arguments.fresh, lambda: open_adjacent(tracking_uri(), output, warn), warn
     )
     show(format_results(results))
     show(f"\n{output / RESULTS}")

@@ -18,7 +18,7 @@ from functools import partial
 from raytriever import __version__
 from raytriever.activity import activity
 from raytriever.cli.suggestions import instead_of_stage
-from raytriever.cluster.working_directory import settle
+from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
 from raytriever.locking import released_at_end
@@ -78,7 +78,7 @@ def stage_module(stage: str) -> str:
 
 
 def _run_stage(stage: str, arguments: list[str]) -> None:
-    arguments = settle(arguments, warn)
+    arguments = enter_lasting_folder(arguments, warn)
     with activity(f"raytriever {stage} is working"), released_at_end():
         importlib.import_module(stage_module(stage)).main([word for word in arguments if word != "--debug"])
 

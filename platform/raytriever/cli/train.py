@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
     for line in _without_effect(curriculum, _flags(arguments)):
         warn(line)
     finished = run_experiment(curriculum, output, name, arguments.fresh, warn)
-    if not finished.anew:
+    if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh trains anew")
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
     config = curriculum.base

@@ -14,7 +14,7 @@ from raytriever.options import flag_of
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
-from raytriever.tuning.space import SearchConfig, search_space
+from raytriever.tuning.space import SearchConfig, parse_search_space
 
 
 def main(words: list[str]) -> None:
@@ -26,7 +26,7 @@ def main(words: list[str]) -> None:
     base = curriculum.base
     search = replace(SearchConfig(), **given(arguments, SearchConfig))
     check_paths(search)
-    tried = [dimension.name for dimension in search_space(search.search_space).dimensions]
+    tried = [dimension.name for dimension in parse_search_space(search.search_space).dimensions]
     check_flags(arguments, curriculum, search, tried)
     for setting in tried:
         if setting in arguments.flags_given:
@@ -48,7 +48,7 @@ def main(words: list[str]) -> None:
     from raytriever.tuning.trial_log import TrialError, sweep_rows
 
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)
-    if not swept.anew:
+    if not swept.is_new:
         warn(f"{swept.path} is finished; more --trials go on, --fresh begins anew")
     show(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
     show(plain_table(sweep_rows(swept.trials, swept.metric, short_name)))

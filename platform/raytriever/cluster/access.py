@@ -28,7 +28,7 @@ ONE_MACHINE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @dataclass(frozen=True)
-class Doors:
+class AccessPolicy:
     """How Ray is to be started.
 
     Args:
@@ -58,8 +58,8 @@ class Doors:
         return ipaddress.ip_address(self.address).is_loopback
 
 
-def open_doors(host: str, authenticate: bool, environment: Mapping[str, str]) -> Doors:
-    """Decide; nothing is made, see `keep_token`.
+def decide_access(host: str, authenticate: bool, environment: Mapping[str, str]) -> AccessPolicy:
+    """Decide; nothing is made, see `ensure_token`.
 
     Args:
         host: `--host`.
@@ -85,10 +85,10 @@ def open_doors(host: str, authenticate: bool, environment: Mapping[str, str]) ->
     if authenticated and not environment.get(TOKEN):
         token_file = expanded(environment.get(TOKEN_PATH) or "~/.ray/auth_token").absolute()
     address = _own_address() if addresses[0].is_unspecified else str(addresses[0])
-    return Doors(host, address, token_file, authenticated)
+    return AccessPolicy(host, address, token_file, authenticated)
 
 
-def keep_token(file: Path) -> None:
+def ensure_token(file: Path) -> None:
     """A file with a token that only its owner may read; made with a new one where there is none.
 
     Raises:
@@ -116,7 +116,7 @@ def keep_token(file: Path) -> None:
         )
 
 
-def tighten_token() -> None:
+def restrict_token_file() -> None:
     """Take Ray's own token file from everybody but its owner: Ray makes it with what the umask leaves."""
     file = expanded(os.environ.get(TOKEN_PATH) or "~/.ray/auth_token")
     if os.environ.get(MODE, ON).lower() != ON or os.environ.get(TOKEN):
@@ -126,7 +126,7 @@ def tighten_token() -> None:
             if file.stat().st_mode & 0o077 and file.stat().st_uid == os.geteuid():
                 file.chmod(0o600)
         else:
-            keep_token(file)
+            ensure_token(file)
 
 
 def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

@@ -22,8 +22,8 @@ import torch
 from numpy import ndarray
 from ray.data import ActorPoolStrategy
 
-from raytriever.cluster.gauges import Gauges, watched_encoding
-from raytriever.cluster.ingest import by_size, mistake_of, quiet_context, told
+from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import QuarantineReport
@@ -62,7 +62,7 @@ class ActorPool:
     gpus: float = 0.0
 
 
-def in_actors(pool: ActorPool) -> Runner:
+def run_in_actors(pool: ActorPool) -> Runner:
     """The runner of a pool, inside a Ray session; the store's directory, the data set and the model's are to be seen
     by every node under the same paths."""
 
@@ -71,7 +71,7 @@ def in_actors(pool: ActorPool) -> Runner:
             return
         # The copy holds neither this process's encoder nor its data set.
         sent = replace(encoder, done=None)
-        with quiet_context():
+        with quiet_data_context():
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
             shards = numbers.map_batches(
                 _Actor,
@@ -87,7 +87,7 @@ def in_actors(pool: ActorPool) -> Runner:
             )
             for row in shards.iter_rows():
                 if row["mistake"]:
-                    raise mistake_of(row["mistake"])
+                    raise deserialize_error(row["mistake"])
                 advance(len(encoder.work.plan.rows_of(row["shard"])))
 
     return run
@@ -109,7 +109,7 @@ class _Actor:
         try:
             self._encoder(int(number))
         except UserError as error:
-            mistake = told(error)
+            mistake = serialize_error(error)
         return {"shard": batch["shard"], "mistake": np.array([mistake])}
 
 
@@ -117,7 +117,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodingResult:
     """The store, and a line on rows that have no embedding, if there are any."""
 
     store: EmbeddingStore
@@ -132,15 +132,15 @@ def run_encoding(
     max_bad_rows: float,
     output: Path,
     say: Say,
-) -> Encoded:
+) -> EncodingResult:
     """Encode, or go on with it; everything is opened and checked before the first text is encoded.
 
     Raises:
         UserError: something a user can mend; see `errors`.
     """
     check_writable(output)
-    with encoding_session(config):
-        pool = encoding_pool(config)
+    with open_encoding_session(config):
+        pool = choose_actor_pool(config)
         on_gpus = pool.gpus > 0 if pool else torch.cuda.is_available()
         # This process may be on a node without any of the cluster's GPUs.
         here = torch.device("cuda" if torch.cuda.is_available() and pool is None else "cpu")
@@ -151,7 +151,7 @@ def run_encoding(
             [],
             max_bad_rows=max_bad_rows,
             tokenisation=tokenisation_of(retriever),
-            run=by_size(num_workers=0),
+            run=choose_runner(num_workers=0),
             say=say,
         )
         side: Side = "query" if config.side == "query" else "passage"
@@ -162,13 +162,13 @@ def run_encoding(
         work.check()
         who = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         say(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {who}")
-        run: Runner = watched_encoding(in_actors(pool) if pool else encode_in_process, Gauges(output.name))
+        run: Runner = with_encoding_gauges(run_in_actors(pool) if pool else encode_in_process, Gauges(output.name))
         store = encode_store(work, model, retriever, opened, run)
     left_out = QuarantineReport.read(store.path)
-    return Encoded(store, str(left_out) if left_out.total else None)
+    return EncodingResult(store, str(left_out) if left_out.total else None)
 
 
-def encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
+def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     """Ray, where actors are asked for or would be of use."""
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
@@ -185,7 +185,7 @@ def encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     return ray_session(most * config.actor_cpus)
 
 
-def encoding_pool(config: EncodeConfig) -> ActorPool | None:
+def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     """The actors that were asked for, or that the cluster has room for; None outside a Ray session."""
     if not ray.is_initialized():
         return None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import ray
 
-from raytriever.cluster.encoding import ActorPool, encoding_pool, encoding_session, in_actors
-from raytriever.cluster.gauges import Gauges, tell_evaluation, watched_encoding
+from raytriever.cluster.encoding import ActorPool, choose_actor_pool, open_encoding_session, run_in_actors
+from raytriever.cluster.gauges import Gauges, with_encoding_gauges
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.encoding.config import EncodeConfig
 from raytriever.evaluation.job import run_evaluation
@@ -37,13 +37,13 @@ def evaluate_in_session(
         UserError: something a user can mend; see `errors`.
     """
     check_uri(tracking_uri())
-    with encoding_session(config):
-        pool = encoding_pool(config)
+    with open_encoding_session(config):
+        pool = choose_actor_pool(config)
         workers = _workers(pool, Gauges(output.name)) if pool else Workers()
         told: list[Gauges] = []
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
-            told.append(tell_evaluation(output.name, model, dataset, metrics))
+            told.append(export_metrics(output.name, model, dataset, metrics))
 
         return run_evaluation(job, output, fresh, tracker, log, workers, write_evaluation_report, on_result)
 
@@ -52,4 +52,4 @@ def _workers(pool: ActorPool, gauges: Gauges) -> Workers:
     there = ray.cluster_resources()
     fits = int(there.get("GPU", 0) / pool.gpus if pool.gpus else there.get("CPU", 1) / pool.cpus)
     searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
-    return Workers(watched_encoding(in_actors(pool), gauges), partial(search_in_actors, pool=searchers))
+    return Workers(with_encoding_gauges(run_in_actors(pool), gauges), partial(search_in_actors, pool=searchers))

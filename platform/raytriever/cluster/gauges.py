@@ -1,8 +1,8 @@
 """Ray metrics of runs and jobs: the newest values as `ray_raytriever_NAME`, for Prometheus.
 
-Ray 2.60 exports what was set since its last report and forgets it after 20 s. Therefore a thread sets every gauge again
-as long as its owner exists; the gauges of ended or killed processes disappear. Values are timestamps and totals; rates
-are left to the query."""
+Ray 2.60 exports the values that were set since its last report and forgets them after 20 s. Therefore a thread sets
+every gauge again as long as its owner exists; the gauges of ended or killed processes disappear. Values are timestamps
+and totals; rates are left to the query."""
 
 from __future__ import annotations
 
@@ -25,12 +25,21 @@ from raytriever.errors import LossInputError
 from raytriever.training.parallel.strategy import NotFiniteError
 
 PREFIX = "raytriever_"
-# Half of Ray's default interval between two reports.
-AGAIN_SECONDS = 5.0
+REFRESH_SECONDS = 5.0  # half of Ray's default interval between two reports
+# Names and descriptions of gauges that are set in more than one function.
+_STEP = "step_timestamp_seconds", "time of the newest training step; the start time before the first step"
+_CHECKPOINT = "checkpoint_timestamp_seconds", "time of the newest checkpoint; the start time before the first one"
+_STATE = "training", "1 while the run trains, 0 after its training has ended without an error"
+
+
+def run_label(folder: Path) -> str:
+    """Return the value of the tag `run` for a run directory: its name, for a stage or a trial `PARENT/NAME`."""
+    folder = folder.resolve()
+    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name in (STAGES, TRIALS) else folder.name
 
 
 class Gauges:
-    """Keeps a gauge at the newest value told of it; where no Ray runs there is nobody to tell.
+    """Gauges of one run or job. Without a Ray session they do nothing.
 
     Args:
         run: the value of every gauge's tag `run`.
@@ -38,151 +47,143 @@ class Gauges:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._told: dict[str, tuple[Gauge, float]] = {}
+        self._values: dict[str, tuple[Gauge, float]] = {}
         self._lock = threading.Lock()
-        self._again: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
-    def tell(self, name: str, value: float, about: str) -> None:
-        """Set one gauge, `ray_raytriever_NAME{run=...}`; from any thread.
+    def set(self, name: str, value: float, description: str) -> None:
+        """Set the gauge `ray_raytriever_NAME{run=...}`. May be called from any thread.
 
         Args:
             name: lower case, with underscores and the unit at the end.
             value: its newest value.
-            about: what it is, for the scrape's HELP line; the first one told of a name stays.
+            description: text of the HELP line; the first description of a name stays.
         """
         if not ray.is_initialized():
             return
         with self._lock:
-            gauge = self._told[name][0] if name in self._told else Gauge(PREFIX + name, about, tag_keys=("run",))
-            self._told[name] = gauge, float(value)
+            known = self._values.get(name)
+            gauge = known[0] if known else Gauge(PREFIX + name, description, tag_keys=("run",))
+            self._values[name] = gauge, float(value)
             gauge.set(float(value), {"run": self._run})
-            if self._again is None or not self._again.is_alive():
-                self._again = threading.Thread(target=_again, args=(weakref.ref(self),), name="gauges", daemon=True)
-                self._again.start()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=_keep_refreshed, args=(weakref.ref(self),), name="gauges", daemon=True
+                )
+                self._thread.start()
 
-    def set_again(self) -> bool:
-        """Set all gauges to what was told last; answers whether there is anybody to tell."""
+    def refresh(self) -> bool:
+        """Set all gauges to their newest values again. Return whether a Ray session exists."""
         with self._lock:
             if not ray.is_initialized():
-                self._told.clear()  # another session has gauges of its own
+                self._values.clear()  # another session has gauges of its own
                 return False
-            for gauge, value in self._told.values():
+            for gauge, value in self._values.values():
                 gauge.set(value, {"run": self._run})
             return True
 
 
-def run_of(folder: Path) -> str:
-    """A run's name to who watches: its directory's, and for a stage or a trial that of the whole before it."""
-    folder = folder.resolve()
-    return f"{folder.parent.parent.name}/{folder.name}" if folder.parent.name in (STAGES, TRIALS) else folder.name
-
-
-def _again(one: weakref.ref[Gauges]) -> None:
-    """The thread: as long as there is a session, and somebody who may tell more."""
-    waiting = threading.Event()
-    while not waiting.wait(AGAIN_SECONDS):
-        gauges = one()
-        if gauges is None or not gauges.set_again():
+def _keep_refreshed(reference: weakref.ref[Gauges]) -> None:
+    """Refresh the gauges until the session ends or the gauges are deleted."""
+    pause = threading.Event()
+    while not pause.wait(REFRESH_SECONDS):
+        gauges = reference()
+        if gauges is None or not gauges.refresh():
             return
         del gauges
 
 
-_STEP = "step_timestamp_seconds", "when the newest step of training was heard of; its beginning before the first"
-_CHECKPOINT = "checkpoint_timestamp_seconds", "when the newest checkpoint was committed; the beginning before the first"
-_STATE = "training", "1 while the run trains, 0 when its training has ended as it should"
-
-
 class RunGauges(Gauges):
-    """The gauges of one training.
+    """Gauges of one training run.
 
     Args:
         folder: the run directory.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(run_of(folder))
+        super().__init__(run_label(folder))
         self._folder = folder
 
     @contextmanager
     def training(self, total_steps: int, checkpoint_minutes: float, refresh_every: int | None) -> Iterator[None]:
-        """The length of a training: what its figures are to be held against, and how it ended.
+        """Set the gauges for the length of a training: its limits, and how it ended.
 
         Args:
-            total_steps: after which it ends at the latest.
-            checkpoint_minutes: after which there is a checkpoint at the latest.
+            total_steps: training ends after at most this many steps.
+            checkpoint_minutes: longest time between two checkpoints, in minutes.
             refresh_every: steps between two refreshes of the hard negatives; None without.
         """
-        self.tell("total_steps", total_steps, "after which training ends at the latest")
-        self.tell("checkpoint_interval_seconds", 60 * checkpoint_minutes, "after which there is a checkpoint")
+        self.set("total_steps", total_steps, "after which training ends at the latest")
+        self.set("checkpoint_interval_seconds", 60 * checkpoint_minutes, "after which there is a checkpoint")
         if refresh_every is not None:
-            self.tell("refresh_every_steps", refresh_every, "steps between two refreshes of the hard negatives")
-        self.tell(_STEP[0], time.time(), _STEP[1])
-        self.tell("not_finite", 0.0, "1 when the loss or its gradient was not finite, which ended the run")
-        self.saved()
-        self.tell(_STATE[0], 1.0, _STATE[1])
+            self.set("refresh_every_steps", refresh_every, "steps between two refreshes of the hard negatives")
+        self.set(_STEP[0], time.time(), _STEP[1])
+        self.set("not_finite", 0.0, "1 when the loss or its gradient was not finite, which ended the run")
+        self.record_checkpoint()
+        self.set(_STATE[0], 1.0, _STATE[1])
         try:
             yield
-        except (NotFiniteError, LossInputError):  # the latter of embeddings and scores, before there is a loss
-            # The end of the session exports it, and a cluster that was joined shows it for 20 s more.
-            self.tell("not_finite", 1.0, "")
+        except (NotFiniteError, LossInputError):  # the latter for embeddings and scores, before a loss exists
+            # The end of the session exports it; a cluster that was joined shows it for 20 s more.
+            self.set("not_finite", 1.0, "")
             raise
-        self.tell(_STATE[0], 0.0, _STATE[1])
+        self.set(_STATE[0], 0.0, _STATE[1])
 
-    def saved(self) -> None:
-        """A checkpoint is about to be committed."""
-        self.tell(_CHECKPOINT[0], time.time(), _CHECKPOINT[1])
+    def record_checkpoint(self) -> None:
+        """Set the gauges of a checkpoint that is about to be committed."""
+        self.set(_CHECKPOINT[0], time.time(), _CHECKPOINT[1])
         disk = shutil.disk_usage(self._folder)
-        self.tell("disk_free_share", disk.free / disk.total, "of the run directory's disk, 0 to 1, at the checkpoint")
+        self.set("disk_free_share", disk.free / disk.total, "of the run directory's disk, 0 to 1, at the checkpoint")
 
-    def set(self, step: int, measured: Mapping[str, float]) -> None:
-        """Take the figures of a step, whether it is done for the first time or not."""
-        figures = dict(measured)
-        if "loss" in measured:  # else it is a look at a checkpoint, and later steps may be done
-            figures["step"] = float(step)
-            self.tell(_STEP[0], time.time(), _STEP[1])
-        for name, value in figures.items():
-            self.tell(name, value, f"{name.replace('_', ' ')} of the newest step of training")
+    def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Set the gauges of a step, which may be a repeated one."""
+        values = dict(metrics)
+        if "loss" in metrics:  # otherwise a validation, which may come after later steps
+            values["step"] = float(step)
+            self.set(_STEP[0], time.time(), _STEP[1])
+        for name, value in values.items():
+            self.set(name, value, f"{name.replace('_', ' ')} of the newest step of training")
 
 
-def watched_ingest(writer: ShardWriter, reports: Iterator[ShardReport]) -> Iterator[ShardReport]:
-    """The same reports, told as they pass; the run is called after the folder of the data set's first file."""
-    where = PurePath(writer.parts[0].where)
-    gauges = Gauges(f"ingest/{where.parent.name or where.name}")
-    rows = bad = 0
+def with_ingest_gauges(writer: ShardWriter, reports: Iterator[ShardReport]) -> Iterator[ShardReport]:
+    """Yield the reports of a job and count its rows. The run is named after the folder of the data set's first file."""
+    first = PurePath(writer.parts[0].where)
+    gauges = Gauges(f"ingest/{first.parent.name or first.name}")
+    rows = quarantined = 0
 
-    def tell(running: bool) -> None:
-        gauges.tell("ingest_running", running, "1 while rows are read, checked and written, 0 after")
-        gauges.tell("ingest_rows", rows, "rows that are done, the bad ones too")
-        gauges.tell("ingest_quarantined", bad, "bad rows that were put aside")
+    def update(is_running: bool) -> None:
+        gauges.set("ingest_running", is_running, "1 while rows are read, checked and written, 0 after")
+        gauges.set("ingest_rows", rows, "rows that were processed, including the bad ones")
+        gauges.set("ingest_quarantined", quarantined, "bad rows that were quarantined")
 
-    tell(True)
+    update(True)
     for report in reports:
-        rows, bad = rows + report.rows, bad + len(report.bad)
-        tell(True)
+        rows, quarantined = rows + report.rows, quarantined + len(report.bad)
+        update(True)
         yield report
-    tell(False)
+    update(False)
 
 
-def watched_encoding(run: Runner, gauges: Gauges) -> Runner:
-    """The same runner, which tells how many texts all its calls have encoded."""
+def with_encoding_gauges(run: Runner, gauges: Gauges) -> Runner:
+    """Return the runner with a gauge of the texts that all its calls have encoded."""
     texts = 0
 
-    def watched(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+    def run_and_count(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
         def count(more: int) -> None:
             nonlocal texts
             texts += more
-            gauges.tell("encoding_texts", texts, "texts that the job has encoded so far")
+            gauges.set("encoding_texts", texts, "texts that the job has encoded so far")
             advance(more)
 
-        gauges.tell("encoding_texts", texts, "texts that the job has encoded so far")
+        gauges.set("encoding_texts", texts, "texts that the job has encoded so far")
         run(encoder, missing, count)
 
-    return watched
+    return run_and_count
 
 
-def tell_evaluation(evaluation: str, model: str, dataset: str, metrics: Mapping[str, float]) -> Gauges:
-    """Tell the metrics of a model on a data set; they are there as long as the answer is kept."""
+def export_metrics(evaluation: str, model: str, dataset: str, metrics: Mapping[str, float]) -> Gauges:
+    """Set gauges to the metrics of a model on a data set. They exist as long as the caller keeps the result."""
     gauges = Gauges(f"{evaluation}/{model}/{dataset}")
     for name, value in metrics.items():
-        gauges.tell(f"evaluation_{name}", value, f"{name.replace('_', ' ')} of a model on a data set")
+        gauges.set(f"evaluation_{name}", value, f"{name.replace('_', ' ')} of a model on a data set")
     return gauges

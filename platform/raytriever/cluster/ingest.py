@@ -21,7 +21,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import DataContext
 
-from raytriever.cluster.gauges import watched_ingest
+from raytriever.cluster.gauges import with_ingest_gauges
 from raytriever.cluster.session import ray_session
 from raytriever.data.formats.chunks import Chunk, read_chunks
 from raytriever.data.formats.plan import Part
@@ -41,13 +41,13 @@ from raytriever.storage import check_writable, read_manifest
 _KINDS = {one.__name__: one for one in (DataError, ModelError, StorageError)}
 
 
-def told(mistake: UserError) -> str:
+def serialize_error(mistake: UserError) -> str:
     """A mistake as JSON: its kind, what, where, remedy."""
     return json.dumps([type(mistake).__name__, mistake.what, mistake.where, mistake.remedy])
 
 
-def mistake_of(text: str) -> UserError:
-    """The mistake that `told` made a text of, of the kind it was where every process knows that kind."""
+def deserialize_error(text: str) -> UserError:
+    """The mistake that `serialize_error` made a text of, of the kind it was where every process knows that kind."""
     kind, what, where, remedy = json.loads(text)
     return _KINDS.get(kind, UserError)(what, where, remedy)
 
@@ -59,7 +59,7 @@ _READER_CPUS, _WRITER_CPUS = 0.05, 0.95
 RAY_FROM = 64 << 20
 
 
-def by_size(num_workers: int) -> Runner:
+def choose_runner(num_workers: int) -> Runner:
     """The runner for a job: processes of this machine where they are done before Ray Data has begun, else Ray tasks.
 
     Args:
@@ -71,16 +71,16 @@ def by_size(num_workers: int) -> Runner:
             yield from in_processes(writer, total_bytes)
         else:
             with ray_session(num_workers):
-                yield from watched_ingest(writer, in_ray_tasks(writer, total_bytes))
+                yield from with_ingest_gauges(writer, run_in_ray_tasks(writer, total_bytes))
 
     return run
 
 
-def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
+def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """The runner for `data.prepare` inside a Ray session; reports come in the order in which shards are done."""
     size = chunk_bytes(total_bytes)
     # Each chunk is a block of its own, or one task would be given many.
-    with quiet_context(target_max_block_size=size // 2):
+    with quiet_data_context(target_max_block_size=size // 2):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
             ray.data.from_items(parts, override_num_blocks=len(parts))
@@ -89,13 +89,13 @@ def in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
         )
         for row in shards.iter_rows():
             if row["mistake"]:
-                raise mistake_of(row["mistake"])
+                raise deserialize_error(row["mistake"])
             report = json.loads(row["report"])
             yield ShardReport(**{**report, "bad": tuple(report["bad"])})
 
 
 @contextmanager
-def quiet_context(**settings: Any) -> Iterator[None]:
+def quiet_data_context(**settings: Any) -> Iterator[None]:
     """Settings of Ray Data for the length of a block, and without what it tells of itself."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current()
@@ -122,7 +122,7 @@ class _Reader:
             for chunk in read_chunks(self.parts[row["part"]], row["part"], self.chunk_bytes):
                 yield {**vars(chunk), "mistake": ""}
         except UserError as mistake:
-            yield {**vars(Chunk(row["part"], -1, -1, b"")), "mistake": told(mistake)}
+            yield {**vars(Chunk(row["part"], -1, -1, b"")), "mistake": serialize_error(mistake)}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class _Writer:
                 try:
                     report = json.dumps(asdict(self.writer(Chunk(**row))))
                 except UserError as error:
-                    mistake = told(error)
+                    mistake = serialize_error(error)
             reports.append(report)
             mistakes.append(mistake)
         return pa.table({"report": pa.array(reports, pa.large_string()), "mistake": pa.array(mistakes, pa.string())})
@@ -176,7 +176,7 @@ def run_preparation(
     template = Template.of(tokenizer)
     tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prefix, description.passage_prefix)
     request = Request(dataset, tokenisation, format, max_bad_rows)
-    place = prepare(request, by_size(num_workers=0), output, say)
+    place = prepare(request, choose_runner(num_workers=0), output, say)
     opened = read_prepared(place)
     sides = read_manifest(place, verify=False)["meta"]["sides"]
     lengths = {"documents": description.passage_length, "queries": description.query_length}

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.activity import quiet
-from raytriever.cluster.access import Doors, keep_token, open_doors
+from raytriever.cluster.access import AccessPolicy, decide_access, ensure_token
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted
 from raytriever.storage import cache_folder, check_writable, disk_errors
@@ -41,7 +41,7 @@ class LaunchError(UserError):
     """A server did not start, or ended by itself."""
 
 
-class Launched:
+class LaunchedServer:
     """One server, running.
 
     Args:
@@ -142,13 +142,13 @@ def _session_of(pid: int) -> int:
 
 
 LOOK_SECONDS = 0.2
-# How often a server that is not ready is named: at first, and after `Launch.timeout`.
+# How often a server that is not ready is named: at first, and after `LaunchSettings.timeout`.
 LINE_SECONDS, LATE_SECONDS = 5.0, 60.0
 LOCAL = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchSettings:
     """What is started.
 
     Args:
@@ -172,7 +172,7 @@ class Launch:
     timeout: float = 120.0
 
 
-def launch(asked: Launch, say: Callable[[str], None]) -> None:
+def launch(asked: LaunchSettings, say: Callable[[str], None]) -> None:
     """Start both and watch over them until they are stopped.
 
     Args:
@@ -189,16 +189,16 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
         raise ConfigError("the same port twice", ", ".join(ports), "give three different ones")
     _check_database(asked.database)
     check_writable(asked.artifacts)
-    doors = open_doors(asked.host, asked.authenticate, os.environ)
+    doors = decide_access(asked.host, asked.authenticate, os.environ)
     for flag, port in ports.items():
         check_free(asked.host if flag == "--dashboard-port" else LOCAL, port, flag)
     if doors.token_file is not None:
-        keep_token(doors.token_file)
+        ensure_token(doors.token_file)
     logs = cache_folder() / "launch"
     with disk_errors(logs):
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with ExitStack() as running:
-        servers: dict[str, Launched] = {}
+        servers: dict[str, LaunchedServer] = {}
         for name, command, environment, address in (
             ("MLflow", mlflow_command(asked), mlflow_environment(), f"http://{LOCAL}:{asked.mlflow_port}/health"),
             (
@@ -208,13 +208,13 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
                 _dashboard(asked, doors) + "/api/version",
             ),
         ):
-            servers[name] = Launched(
+            servers[name] = LaunchedServer(
                 name, command, environment, logs / f"{name.lower()}-{asked.mlflow_port}.log", address
             )
             running.callback(servers[name].end)
         ray, mlflow = servers["Ray"], servers["MLflow"]
         say(f"starting Ray and MLflow; logs {ray.log} and {mlflow.log}")
-        waiting = Waiting(servers.values(), say)
+        waiting = ReadinessMonitor(servers.values(), say)
         while not (ray.has_answered() and mlflow.has_answered()):
             waiting.look(LINE_SECONDS)
             if waiting.seconds >= asked.timeout:
@@ -225,14 +225,14 @@ def launch(asked: Launch, say: Callable[[str], None]) -> None:
                 str(ray.log),
                 "see there; give a busy machine longer with --timeout SECONDS",
             )
-        for line in told(asked, doors, logs, None if mlflow.has_answered() else mlflow.log):
+        for line in summary_lines(asked, doors, logs, None if mlflow.has_answered() else mlflow.log):
             say(line)
         with quiet():
             while True:
                 waiting.look(LATE_SECONDS)
 
 
-class Waiting:
+class ReadinessMonitor:
     """Watches servers, and reports those that are not ready.
 
     Args:
@@ -240,7 +240,7 @@ class Waiting:
         say: is called with a line when a server is ready, and with the ones that are not.
     """
 
-    def __init__(self, servers: Iterable[Launched], say: Callable[[str], None]) -> None:
+    def __init__(self, servers: Iterable[LaunchedServer], say: Callable[[str], None]) -> None:
         self._servers, self._say = list(servers), say
         self._ready: set[str] = set()
         self._began = self._reported = time.monotonic()
@@ -273,7 +273,7 @@ class Waiting:
         time.sleep(LOOK_SECONDS)
 
 
-def ray_command(asked: Launch, doors: Doors) -> list[str]:
+def ray_command(asked: LaunchSettings, doors: AccessPolicy) -> list[str]:
     """The Ray head, as a child that ends when it is told to."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={doors.address}", f"--port={asked.ray_port}"]
@@ -287,12 +287,12 @@ def ray_command(asked: Launch, doors: Doors) -> list[str]:
     return command
 
 
-def ray_environment(asked: Launch, doors: Doors) -> dict[str, str]:
+def ray_environment(asked: LaunchSettings, doors: AccessPolicy) -> dict[str, str]:
     """This process's own, with what decides whether Ray asks for a token, and the MLflow server of submitted jobs."""
     return {**os.environ, "MLFLOW_TRACKING_URI": f"http://{LOCAL}:{asked.mlflow_port}", **doors.environment}
 
 
-def mlflow_command(asked: Launch) -> list[str]:
+def mlflow_command(asked: LaunchSettings) -> list[str]:
     """The MLflow server, for this machine alone."""
     names = ",".join(f"{name}:{asked.mlflow_port}" for name in (LOCAL, "localhost"))
     return [
@@ -308,7 +308,7 @@ def mlflow_environment() -> dict[str, str]:
     return {**own, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
 
 
-def told(asked: Launch, doors: Doors, logs: Path, late: Path | None = None) -> list[str]:
+def summary_lines(asked: LaunchSettings, doors: AccessPolicy, logs: Path, late: Path | None = None) -> list[str]:
     """Return where everything is, and the environment of its users; nothing secret.
 
     Args:
@@ -351,6 +351,6 @@ def _check_database(file: Path) -> None:
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
-def _dashboard(asked: Launch, doors: Doors) -> str:
+def _dashboard(asked: LaunchSettings, doors: AccessPolicy) -> str:
     host = f"[{doors.address}]" if ":" in doors.address else doors.address
     return f"http://{host}:{asked.dashboard_port}"

@@ -15,7 +15,7 @@ from numba.core.caching import UserProvidedCacheLocator
 PACKAGE = Path(__file__).parents[1]
 
 
-class ByPackage(UserProvidedCacheLocator):
+class PackageLocator(UserProvidedCacheLocator):
     """Finds what was compiled of this package under `NUMBA_CACHE_DIR`; of others nothing."""
 
     @classmethod

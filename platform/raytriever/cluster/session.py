@@ -19,7 +19,7 @@ from ray._private import services
 from ray.exceptions import AuthenticationError
 
 from raytriever.activity import activity
-from raytriever.cluster.access import tighten_token
+from raytriever.cluster.access import restrict_token_file
 from raytriever.cluster.working_directory import COMPILED, LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
 from raytriever.interruption import hangups_blocked
@@ -55,7 +55,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
             with activity(f"joining the Ray cluster at {address}"):
                 ray.init(address=address, runtime_env=_runtime_env(), **common)
         else:
-            tighten_token()
+            restrict_token_file()
             _warn_of_small_shared_memory()
             cpus = max(len(os.sched_getaffinity(0)), num_workers + 2)
             # `local` keeps out of any other cluster recorded on this machine.
@@ -152,7 +152,7 @@ def _warn_of_small_shared_memory(folder: Path = Path("/dev/shm")) -> None:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class DriverContext:
     """Where a driver works, for the Ray workers that write on its behalf; made by the driver, entered by each worker.
 
     Args:
@@ -170,7 +170,7 @@ class Workplace:
         join(self.claims)
 
 
-def gpus() -> int:
+def count_gpus() -> int:
     """GPUs of the cluster that is connected, or that it would start nodes for: one that grows from none has none yet.
 
     An autoscaler tells Ray what its types of nodes have; that Ray Train asks the same before it waits for a place is

@@ -24,7 +24,7 @@ MUCH = 50_000_000  # bytes
 COMPILED, LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 
 
-def settle(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
+def enter_lasting_folder(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
     """Move a submitted job to where relative places last; any other process is left as it is.
 
     Args:
@@ -49,7 +49,7 @@ def settle(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
     os.environ.setdefault(COMPILED, str(home / ".compiled"))
-    os.environ.setdefault(LOCATORS, "raytriever.cluster.numba_cache.ByPackage,UserProvidedCacheLocator")
+    os.environ.setdefault(LOCATORS, "raytriever.cluster.numba_cache.PackageLocator,UserProvidedCacheLocator")
     for line in _told(upload):
         say(line)
     say(f"a submitted job: relative places are meant from {home} ({HOME})")

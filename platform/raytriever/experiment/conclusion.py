@@ -12,19 +12,19 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.protocol import AUC, Protocol, count_absent
 from raytriever.evaluation.significance import significance_points
 from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.opening import Opened
-from raytriever.experiment.stages import chosen
+from raytriever.experiment.opening import OpenRun
+from raytriever.experiment.stages import best_checkpoint
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.report.evaluation import PER_QUERY
 from raytriever.report.training import training_tests, write_training_report
-from raytriever.tracking.steps import curve
+from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point, Tracker
 
 
 def conclude(
     run: RunDirectory,
-    opened: Opened,
+    opened: OpenRun,
     folders: Sequence[Path],
     found: Mapping[str, Evaluation],
     tracker: Tracker,
@@ -70,7 +70,7 @@ def conclude(
     tracker.log(points)
     for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
-    best = chosen(folders[-1], opened.curriculum.parts[-1].config)
+    best = best_checkpoint(folders[-1], opened.curriculum.parts[-1].config)
     figures = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
     run.finish(figures | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
 
@@ -80,6 +80,6 @@ def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
     whole: list[tuple[int, float]] = []
     done = 0
     for folder in folders:
-        whole += [(done + step, value) for step, value in curve(folder, name)]
-        done += max((step for step, _ in curve(folder, "loss")), default=0)
+        whole += [(done + step, value) for step, value in read_curve(folder, name)]
+        done += max((step for step, _ in read_curve(folder, "loss")), default=0)
     return whole

@@ -50,7 +50,7 @@ class AnalyserWarning(TypedDict):
     warning: str
 
 
-class Rows(TypedDict):
+class RunMetrics(TypedDict):
     """The metrics of each system that a run measures, and what is said of them; earlier versions said nothing."""
 
     bm25: dict[str, float]
@@ -112,10 +112,10 @@ class RunDirectory:
         """Write the figures that close the run."""
         write_atomically(self.path / METRICS, json.dumps(metrics, indent=2) + "\n")
 
-    def metrics(self) -> Rows:
+    def metrics(self) -> RunMetrics:
         """The figures of a finished run; raises `StorageError` where `metrics.json` is not as it was written."""
         with disk_errors(self.path, reading=True):
-            return read_json(self.path / METRICS, Rows, "give --fresh to train again")
+            return read_json(self.path / METRICS, RunMetrics, "give --fresh to train again")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

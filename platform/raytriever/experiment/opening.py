@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from raytriever.cluster.ingest import by_size
+from raytriever.cluster.ingest import choose_runner
 from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
 from raytriever.config import STAGES, Config, Curriculum, Stage, different_stages, naming, read_settings, to_dict
 from raytriever.data.config import DataConfig
@@ -101,7 +101,7 @@ class OpenStage:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenRun:
     """A run of which everything has been looked at.
 
     Args:
@@ -122,11 +122,11 @@ class Opened:
         stages = self.curriculum.to_dict().get(STAGES, [])
         for settings, stage in zip(stages, self.stages if stages else (), strict=True):
             settings["model"] = used_settings(stage.stage.config.model, stage.description)
-        used = used_config(self.curriculum.base, self.stages[0].description)
+        used = resolved_config(self.curriculum.base, self.stages[0].description)
         return used | ({STAGES: stages} if stages else {})
 
 
-def used_config(config: Config, description: Description) -> dict[str, dict[str, Any]]:
+def resolved_config(config: Config, description: Description) -> dict[str, dict[str, Any]]:
     """Return the settings of one training as they are used; one that stays without a value is left out.
 
     The workers of a cluster that is joined may have devices that this process has not; device and precision are then
@@ -148,7 +148,7 @@ def used_config(config: Config, description: Description) -> dict[str, dict[str,
     }
 
 
-def open_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:
+def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:
     """The run's directory; see `RunDirectory.open`, which knows no stages. Nothing is written."""
     run = RunDirectory.open(output, to_dict(curriculum.base), fresh)
     if run.state == "new":
@@ -163,7 +163,7 @@ def open_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDire
     return run
 
 
-def open_run(curriculum: Curriculum, say: Say) -> tuple[Opened, Retriever]:
+def open_run(curriculum: Curriculum, say: Say) -> tuple[OpenRun, Retriever]:
     """Open what a run needs, and load its encoder for measuring; `say` hears of data sets.
 
     Raises:
@@ -198,7 +198,7 @@ def open_run(curriculum: Curriculum, say: Say) -> tuple[Opened, Retriever]:
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         say(line)
-    return Opened(curriculum, measured, tuple(stages), precision, device), retriever
+    return OpenRun(curriculum, measured, tuple(stages), precision, device), retriever
 
 
 def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, say: Say) -> None:
@@ -226,7 +226,7 @@ def _open_measured(config: Config, retriever: Retriever, say: Say) -> RetrievalD
         [config.data.test_split],
         max_bad_rows=config.data.max_bad_rows,
         tokenisation=tokenisation_of(retriever),
-        run=by_size(config.training.workers[1]),
+        run=choose_runner(config.training.workers[1]),
         say=say,
     )
 
@@ -246,7 +246,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         training.seed,
         # A positive of the test split is no hard negative of its query.
         also=[measured.test_split] if data.dataset == measured.dataset else [],
-        run=by_size(training.workers[1]),
+        run=choose_runner(training.workers[1]),
         say=say,
     )
     material.dev()  # here only to be refused
@@ -257,5 +257,5 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         say(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive with one of their batch")
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
-    dev_sets = open_dev_sets(config, material.datasets[0], by_size(training.workers[1]), say)
+    dev_sets = open_dev_sets(config, material.datasets[0], choose_runner(training.workers[1]), say)
     return OpenStage(stage, description, material, total_steps, dev_sets)

@@ -17,8 +17,8 @@ from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
 from raytriever.terminal import warn
-from raytriever.tracking.steps import curve
-from raytriever.tracking.tracker import LastingTracker, Point
+from raytriever.tracking.steps import read_curve
+from raytriever.tracking.tracker import PersistentTracker, Point
 
 FLUSH_SECONDS = 5.0
 
@@ -32,7 +32,7 @@ class Recorder:
         total_steps: for the progress bar.
     """
 
-    def __init__(self, tracker: LastingTracker, folder: Path, total_steps: int) -> None:
+    def __init__(self, tracker: PersistentTracker, folder: Path, total_steps: int) -> None:
         self._tracker, self._folder, self._total = tracker, folder, total_steps
         self._waiting: list[Point] = []
         self._flushed = time.monotonic()
@@ -43,7 +43,7 @@ class Recorder:
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """The kept values of one metric by step, of this call and of earlier ones."""
-        return curve(self._folder, name)
+        return read_curve(self._folder, name)
 
     def record(self, event: Event) -> None:
         """Record one event. Before a checkpoint is committed, all earlier points are stored."""
@@ -55,20 +55,20 @@ class Recorder:
             return
         if isinstance(event, CheckpointEvent):
             self.flush()
-            self.gauges.saved()
+            self.gauges.record_checkpoint()
             return
         milliseconds = time.time_ns() // 1_000_000
         self._waiting += [Point(name, value, event.step, milliseconds) for name, value in event.metrics.items()]
         if isinstance(event, ValidationEvent):
             self._record_validation(event)
             return
-        self.gauges.set(event.step, event.metrics)
+        self.gauges.record_step(event.step, event.metrics)
         if "dev_loss" in event.metrics:
             self._say(f"step {event.step}: dev loss {event.metrics['dev_loss']:.5g}")
         else:
             self.step = event.step
             self._phase.close()
-            self._bar(event.step - 1).reach(event.step, **glance(event.metrics))
+            self._bar(event.step - 1).reach(event.step, **headline_metrics(event.metrics))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
@@ -76,11 +76,11 @@ class Recorder:
         """Show what an earlier step's checkpoint is worth, its data sets together."""
         figures = {name[len(DEV) :]: value for name, value in event.metrics.items() if name.count("/") == 1}
         self._say(f"step {event.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-        self.gauges.tell("evaluation_step", event.step, "steps done by the newest checkpoint that was evaluated")
+        self.gauges.set("evaluation_step", event.step, "steps done by the newest checkpoint that was evaluated")
         for name, value in figures.items():
-            self.gauges.tell(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
+            self.gauges.set(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
         if "evaluation_seconds" in event.metrics:
-            self.gauges.tell("evaluation_seconds", event.metrics["evaluation_seconds"], "of the newest evaluation")
+            self.gauges.set("evaluation_seconds", event.metrics["evaluation_seconds"], "of the newest evaluation")
 
     def flush(self) -> None:
         """Log what has gathered, and tell how far the tracker's server is behind."""
@@ -89,9 +89,9 @@ class Recorder:
         if points:
             self._tracker.log(points)
         backlog = self._tracker.backlog()
-        self.gauges.tell("tracking_waiting_points", backlog.points, "points that the tracking server does not have")
-        self.gauges.tell("tracking_behind_seconds", backlog.seconds, "age of the oldest point that waits")
-        self.gauges.tell("tracking_failures", backlog.failures, "requests to the tracking server that failed")
+        self.gauges.set("tracking_waiting_points", backlog.points, "points that the tracking server does not have")
+        self.gauges.set("tracking_behind_seconds", backlog.seconds, "age of the oldest point that waits")
+        self.gauges.set("tracking_failures", backlog.failures, "requests to the tracking server that failed")
 
     def _say(self, text: str) -> None:
         if self._progress is None:
@@ -123,7 +123,7 @@ class Recorder:
         self.flush()
 
 
-def glance(measured: Mapping[str, float]) -> dict[str, float]:
+def headline_metrics(measured: Mapping[str, float]) -> dict[str, float]:
     """The figures of a step worth a glance, those that matter most first, to three digits."""
     figures = {
         "loss": measured["loss"],

@@ -19,12 +19,12 @@ from raytriever.config import STAGES, Config, dump_config, naming
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.experiment.directory import CONFIG, RunDirectory
-from raytriever.experiment.opening import Opened, OpenStage, used_config
+from raytriever.experiment.opening import OpenRun, OpenStage, resolved_config
 from raytriever.experiment.recorder import Recorder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.storage import MANIFEST, committed_directory
-from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 from raytriever.training.validation.records import judge, read_records
@@ -72,7 +72,7 @@ def train_into(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: LastingTracker,
+    tracker: PersistentTracker,
     here: bool = False,
 ) -> Recorder:
     """Train in a Ray session of its own; checkpoints, `steps.jsonl` and `model/` come to stand in `folder`.
@@ -101,7 +101,7 @@ def train_into(
     return recorder
 
 
-def chosen(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
+def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
     """Which checkpoint became `model/` by an evaluation, for `metrics.json`; nothing where the dev loss decided.
 
     Args:
@@ -121,7 +121,7 @@ def train_as_child(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: LastingTracker,
+    tracker: PersistentTracker,
     say: Callable[[str], None],
     here: bool = False,
 ) -> None:
@@ -140,14 +140,14 @@ def train_as_child(
             say(str(left_out))
         record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(run.path.resolve())}
-        tracker.describe(used_config(config, stage.description), record, tags)
+        tracker.describe(resolved_config(config, stage.description), record, tags)
         recorder = train_into(run.path, stage, config, negatives, tracker, here)
         tracker.log_file(run.path / CONFIG)
         # A call that was killed when all steps were done may have kept none of them.
         steps = max((step for step, _ in recorder.curve("loss")), default=None)
         dev_loss = min((loss for _, loss in recorder.curve("dev_loss")), default=None)
         figures = {"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss}
-        run.finish({**figures, **chosen(run.path, config)})
+        run.finish({**figures, **best_checkpoint(run.path, config)})
 
 
 MODEL = "model"
@@ -163,7 +163,7 @@ class Stages:
         here: whether a stage of one worker trains in this process; see `train_on_cluster`.
     """
 
-    def __init__(self, run: RunDirectory, opened: Opened, say: Callable[[str], None], here: bool = False) -> None:
+    def __init__(self, run: RunDirectory, opened: OpenRun, say: Callable[[str], None], here: bool = False) -> None:
         self._run, self._opened, self._say, self._here = run, opened, say, here
         self._places = [self._place(number, stage) for number, stage in enumerate(opened.stages, 1)]
         self._to_do = [number for number, place in enumerate(self._places) if place.state != "finished"]
@@ -199,7 +199,7 @@ class Stages:
                     # Refused now, not after the stages before; the first one's own workers refuse in a moment.
                     stage.material.train(self._negatives[number])
 
-    def train(self, tracker: LastingTracker, run_name: str) -> None:
+    def train(self, tracker: PersistentTracker, run_name: str) -> None:
         """Train what is not finished; the last stage's model stands in the run's directory afterwards.
 
         Args:
@@ -212,7 +212,7 @@ class Stages:
             meta = {"config": self._opened.curriculum.hash}
             _copy_model(self._places[-1].path / MODEL, self._run.path / MODEL, meta)
 
-    def _train(self, number: int, tracker: LastingTracker, run_name: str) -> None:
+    def _train(self, number: int, tracker: PersistentTracker, run_name: str) -> None:
         stage, place, negatives = self._opened.stages[number], self._places[number], self._negatives[number]
         config = stage.stage.config
         if place is self._run:

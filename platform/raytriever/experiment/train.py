@@ -20,35 +20,35 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.opening import open_directory, open_run, pin_model
+from raytriever.experiment.opening import open_run, open_run_directory, pin_model
 from raytriever.experiment.stages import LexicalIndexes, Stages
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
-from raytriever.tracking.spool import Spool, send_what_waits
-from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Tracker, closing, git_commit
+from raytriever.tracking.spool import Spool, send_pending
+from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Tracker, closing, git_commit
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunResult:
     """What a person is told at the end.
 
     Args:
         path: the run directory.
         rows: metrics by system, the names as in `metrics.json`.
         quarantined: a line on rows that were left out, if any.
-        anew: False when the run had been finished before this call.
+        is_new: False when the run had been finished before this call.
     """
 
     path: Path
     rows: dict[str, dict[str, float]]
     quarantined: str | None
-    anew: bool
+    is_new: bool
 
 
 def run_experiment(
     curriculum: Curriculum, output: Path, run_name: str, fresh: bool, say: Callable[[str], None]
-) -> Finished:
+) -> RunResult:
     """Train and measure; `say` hears a line at every turn.
 
     Raises:
@@ -57,11 +57,11 @@ def run_experiment(
     began = time.monotonic()
     check_curriculum(curriculum)
     curriculum = pin_model(curriculum, output, fresh)
-    run = open_directory(output, curriculum, fresh)
+    run = open_run_directory(output, curriculum, fresh)
     if run.state == "finished":
-        send_what_waits(output, tracking_uri(), say)
+        send_pending(output, tracking_uri(), say)
         figures = run.metrics()
-        return Finished(output, {name: figures[name] for name in ("bm25", "before", "after")}, None, anew=False)
+        return RunResult(output, {name: figures[name] for name in ("bm25", "before", "after")}, None, is_new=False)
     check_uri(tracking_uri())
     check_cluster()
     experiment = _Experiment(curriculum, run, say)
@@ -79,7 +79,7 @@ class _Experiment:
         self.curriculum, self.run, self.say = curriculum, run, say
         self.opened, self.retriever = open_run(curriculum, say)
 
-    def execute(self, tracker: LastingTracker, run_name: str, began: float) -> Finished:
+    def execute(self, tracker: PersistentTracker, run_name: str, began: float) -> RunResult:
         opened, base, path = self.opened, self.curriculum.base, self.run.path
         dataset, split = opened.dataset, base.data.test_split
         left_out = dataset.quarantine.write(path)
@@ -103,7 +103,7 @@ class _Experiment:
         found["after"] = evaluate_retriever(dataset, split, own, trained)
         conclude(self.run, opened, stages.folders, found, tracker, began)
         rows = {name: evaluation.metrics for name, evaluation in found.items()}
-        return Finished(path, rows, str(left_out) if left_out.total else None, anew=True)
+        return RunResult(path, rows, str(left_out) if left_out.total else None, is_new=True)
 
     def _describe(self, tracker: Tracker) -> None:
         dataset, data = self.opened.dataset, self.curriculum.base.data

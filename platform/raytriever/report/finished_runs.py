@@ -21,7 +21,7 @@ from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.report.evaluation import PER_QUERY
 from raytriever.storage import disk_errors
 from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, check_uri, flatten, tracking_uri
-from raytriever.tracking.steps import STEPS, curves
+from raytriever.tracking.steps import STEPS, read_curves
 
 Curve = list[tuple[int, float]]
 Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
@@ -120,7 +120,7 @@ def _curves(folder: Path) -> dict[str, Curve]:
     whole: dict[str, Curve] = {name: [] for name in CURVES}
     done = 0
     for file in files:
-        found = curves(file.parent, CURVES)
+        found = read_curves(file.parent, CURVES)
         for name, points in found.items():
             whole[name] += [(done + step, value) for step, value in points]
         done += max((step for step, _ in found["loss"]), default=0)

@@ -24,7 +24,7 @@ from raytriever.errors import StorageError
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import disk_errors, write_atomically
-from raytriever.tracking.steps import Steps
+from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker
 
 IDENTITY = "run.json"
@@ -50,7 +50,7 @@ class Connect(Protocol):
 
 
 class Outbox:
-    """One run's; the driver puts in, the thread of a `Sender` takes out.
+    """One run's; the driver puts in, the thread of a `OutboxSender` takes out.
 
     Args:
         folder: the run directory.
@@ -65,7 +65,7 @@ class Outbox:
         self._lock = threading.RLock()
         self._server: Server | None = None
         self._state = {"tracking_id": None, "key": secrets.token_hex(16), **_EMPTY, **_read(folder / IDENTITY)}
-        self.steps = Steps(folder)
+        self.steps = StepLog(folder)
         self._state["sent"] = min(int(self._state["sent"]), self.steps.size)
         self._waiting = self.steps.count(self._state["sent"])
         self._oldest: int | None = None  # milliseconds since 1970 of the oldest point that waits
@@ -238,7 +238,7 @@ END_PAUSE = 2.0  # the longest pause once all is told and only the server is wai
 LOST_AFTER = 2  # failures in a row before anybody is told: a database may be locked for a moment
 
 
-class Sender:
+class OutboxSender:
     """Sends until it is closed.
 
     Args:

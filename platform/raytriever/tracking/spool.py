@@ -4,7 +4,7 @@ A server that goes away during a run costs the run only a log line. At its end t
 limited time; the same command sends the rest when called again. Only at the start is an unreachable server an
 error, because then the address is most likely wrong.
 
-For a job whose output directory appears whole at its end, the data waits in a hidden folder next to it (`open_beside`).
+If a job writes its output directory whole at its end, the data waits in a hidden folder next to it (`open_adjacent`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raytriever.errors import StorageError, UserError
 from raytriever.progress import say as say_beside_progress
 from raytriever.storage import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
-from raytriever.tracking.outbox import IDENTITY, Outbox, Sender
+from raytriever.tracking.outbox import IDENTITY, Outbox, OutboxSender
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point
 
 # How long a server that fails is waited for at the end of a run, and of one that was interrupted or failed.
@@ -41,7 +41,7 @@ class Spool:
         parent: the run within which this one is.
     """
 
-    def __init__(self, outbox: Outbox, sender: Sender, say: Say, parent: Spool | None = None) -> None:
+    def __init__(self, outbox: Outbox, sender: OutboxSender, say: Say, parent: Spool | None = None) -> None:
         self._outbox, self._sender, self._say, self._parent = outbox, sender, say, parent
         self._children: dict[str, Spool] = {}
         sender.add(outbox)
@@ -74,7 +74,7 @@ class Spool:
         outbox = Outbox(folder, parent)
         outbox.begin(run_name)
         outbox.connect(server.connect)
-        return cls(outbox, Sender(server.connect, say, server.shown), say)
+        return cls(outbox, OutboxSender(server.connect, say, server.shown), say)
 
     @property
     def folder(self) -> Path:
@@ -157,7 +157,7 @@ class Spool:
         return False
 
 
-def send_what_waits(folder: Path, uri: str, say: Say) -> bool:
+def send_pending(folder: Path, uri: str, say: Say) -> bool:
     """Send what a finished run, or one within it, has told and its server does not have yet; `say` hears of it.
 
     A server that does not answer is no mistake here: the run is finished, and its figures stand.
@@ -174,7 +174,7 @@ def send_what_waits(folder: Path, uri: str, say: Say) -> bool:
     except UserError as error:
         say(f"{error}; what waits in {folder} is sent by this command when it answers")
         return False
-    return Spool(outbox, Sender(server.connect, say, server.shown), say).settle(END_SECONDS)
+    return Spool(outbox, OutboxSender(server.connect, say, server.shown), say).settle(END_SECONDS)
 
 
 def _waits(folder: Path) -> bool:
@@ -184,7 +184,7 @@ def _waits(folder: Path) -> bool:
     return outbox.waits or any(_waits(folder / child) for child in outbox.children)
 
 
-class SpoolBeside(Spool):
+class TemporarySpool(Spool):
     """A `Spool` that removes its folder when nothing waits."""
 
     def settle(self, patience: float) -> bool:
@@ -195,7 +195,7 @@ class SpoolBeside(Spool):
         return done
 
 
-def open_beside(uri: str, output: Path, say: Say) -> Spool:
+def open_adjacent(uri: str, output: Path, say: Say) -> Spool:
     """Begin a run for a job that writes `output`.
 
     Args:
@@ -211,13 +211,13 @@ def open_beside(uri: str, output: Path, say: Say) -> Spool:
     name = output.resolve().name
     place = output.resolve().with_name(f".{name}.tracking")
     for left in sorted(place.iterdir()) if place.is_dir() else []:
-        if send_what_waits(left, uri, say):
+        if send_pending(left, uri, say):
             _remove(left)
     folder = place / secrets.token_hex(6)
     with disk_errors(folder):
         folder.mkdir(parents=True)
     try:
-        return SpoolBeside.open(server, folder, name, say=say)
+        return TemporarySpool.open(server, folder, name, say=say)
     except BaseException:
         _remove(folder)
         raise

@@ -25,14 +25,14 @@ _REMEDY = "remove the line, or train again with --fresh"
 _MOST = (1_000_000_000, 1 << 53)  # of the step, for each of which there is a bit in memory, and of the milliseconds
 
 
-class Stretch(NamedTuple):
+class PointBatch(NamedTuple):
     """Points that stand one behind another in the file, and the byte behind the last of them."""
 
     points: list[Point]
     end: int
 
 
-class Steps:
+class StepLog:
     """The points of one run; to be written by one process at a time, from any of its threads.
 
     Args:
@@ -81,11 +81,11 @@ class Steps:
             self.points += len(fresh)
             return len(fresh)
 
-    def after(self, offset: int, most: int) -> Stretch:
+    def after(self, offset: int, most: int) -> PointBatch:
         """The points from a byte on, whole lines, up to the one in which there are `most` of them."""
-        found = Stretch([], offset)
+        found = PointBatch([], offset)
         for end, entry in _entries(self._file, offset, self.size):
-            found = Stretch([*found.points, *_points(entry)], end)
+            found = PointBatch([*found.points, *_points(entry)], end)
             if len(found.points) >= most:
                 break
         return found
@@ -105,12 +105,12 @@ class Steps:
         return not told
 
 
-def curve(folder: Path, name: str) -> list[tuple[int, float]]:
-    """The values of one metric by step, of a run directory that may still be written; raises as `curves`."""
-    return curves(folder, [name])[name]
+def read_curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    """The values of one metric by step, of a run directory that may still be written; raises as `read_curves`."""
+    return read_curves(folder, [name])[name]
 
 
-def curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
+def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
     """Return the values of metrics by step, of a run directory that may still be written.
 
     Raises:

@@ -85,14 +85,14 @@ class Tracker(Protocol):
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
 
 
-class LastingTracker(Tracker, Protocol):
+class PersistentTracker(Tracker, Protocol):
     """A tracker that keeps beside the run what it is told, until its server has it; see `spool.Spool`."""
 
     @property
     def run_id(self) -> str | None:
         """The server's name of the run; None as long as the server has not made it."""
 
-    def child(self, run_name: str, folder: Path) -> LastingTracker:
+    def child(self, run_name: str, folder: Path) -> PersistentTracker:
         """A run within this one, with settings, numbers and files of its own, kept in a run directory of its own."""
 
     def backlog(self) -> Backlog:

@@ -20,18 +20,18 @@ from raytriever.experiment.opening import open_run
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.storage import MANIFEST, committed_directory, write_atomically
-from raytriever.tracking.steps import curve
-from raytriever.tracking.tracker import LastingTracker, Point, Tracker
+from raytriever.tracking.steps import read_curve
+from raytriever.tracking.tracker import PersistentTracker, Point, Tracker
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
 from raytriever.tuning.space import BATCH_AUC, SearchSpace, short_name
-from raytriever.tuning.trial_log import BOOKS, DEV_LOSS, Trial, markdown_table, sweep_rows
+from raytriever.tuning.trial_log import DEV_LOSS, TRIAL_LOG, Trial, markdown_table, sweep_rows
 
 BEST, MODEL = "best", "model"
 SYSTEMS = ("bm25", "before", "after")
 Rows = dict[str, dict[str, float]]
 
 
-def measured_best(output: Path, config: Config) -> Rows | None:
+def read_best(output: Path, config: Config) -> Rows | None:
     """What an earlier call found of a trial with these settings; None where it measured none, or another."""
     try:
         run = RunDirectory.open(output / BEST, to_dict(config), fresh=False)
@@ -43,12 +43,12 @@ def measured_best(output: Path, config: Config) -> Rows | None:
     return {"bm25": figures["bm25"], "before": figures["before"], "after": figures["after"]}
 
 
-def measure_best(
+def evaluate_best(
     output: Path,
     best: Trial,
     config: Config,
     folder: Path,
-    tracker: LastingTracker,
+    tracker: PersistentTracker,
     run_name: str,
     say: Callable[[str], None],
     began: float,
@@ -69,7 +69,7 @@ def measure_best(
         UserError: something a user can mend.
     """
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
-    if rows := measured_best(output, config):
+    if rows := read_best(output, config):
         return rows
     curriculum = Curriculum(config)
     opened, retriever = open_run(curriculum, lambda line: None)
@@ -120,7 +120,7 @@ def write_sweep(
     """
     if not trials:
         return
-    figures, title = output / FIGURES, metric_words(metric)
+    figures, title = output / FIGURES, metric_label(metric)
     write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric, short_name)))
     save_parallel(figures / "parallel.png", trials, metric, title, short_name)
     keys = [one.key for one in space.dimensions]
@@ -130,14 +130,14 @@ def write_sweep(
             path = figures / f"response-{short_name(one.key)}.png"
             save_response(path, trials, metric, title, one.key, by, short_name, one.log)
     if watched is not None:
-        curves = {trial.number: curve(output / TRIALS / trial.name, watched) for trial in trials}
-        save_trial_curves(figures / "curves.png", trials, curves, metric_words(watched))
-    for name in (BOOKS, TABLE, FIGURES, "best.yaml"):
+        curves = {trial.number: read_curve(output / TRIALS / trial.name, watched) for trial in trials}
+        save_trial_curves(figures / "curves.png", trials, curves, metric_label(watched))
+    for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
             tracker.log_file(output / name)
 
 
-def metric_words(name: str) -> str:
+def metric_label(name: str) -> str:
     """A metric in print; what is told of looks is not all among what rankings are measured by."""
     if name in (DEV_LOSS, BATCH_AUC):
         return name.replace("_", " ").replace("auc", "AUC")

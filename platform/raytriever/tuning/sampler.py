@@ -25,7 +25,7 @@ STARTUP = 10
 
 
 @dataclass(frozen=True)
-class Past:
+class PastTrial:
     """An earlier trial.
 
     Args:
@@ -42,7 +42,7 @@ class Past:
 class Sampler(Protocol):
     """Proposes points."""
 
-    def propose(self, number: int, past: Sequence[Past]) -> Point | None:
+    def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
         """The point of a trial; None where all points were tried.
 
         Args:
@@ -57,7 +57,7 @@ class GridSampler:
 
     points: Sequence[Point]
 
-    def propose(self, number: int, past: Sequence[Past]) -> Point | None:
+    def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
         """See `Sampler`."""
         return self.points[number] if number < len(self.points) else None
 
@@ -69,7 +69,7 @@ class RandomSampler:
     space: SearchSpace
     seed: int
 
-    def propose(self, number: int, past: Sequence[Past]) -> Point | None:
+    def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
         """See `Sampler`."""
         tried = [one.point for one in past]
         for draw in range(DRAWS):
@@ -99,7 +99,7 @@ class OptunaSampler:
     space: SearchSpace
     seed: int
 
-    def propose(self, number: int, past: Sequence[Past]) -> Point | None:
+    def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
         """See `Sampler`."""
         import optuna
 

@@ -156,7 +156,7 @@ class SearchSpace:
         return sections
 
 
-def read_space(content: Mapping[str, Any], where: str) -> SearchSpace:
+def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
     """A space from what stands in a file, or behind a name.
 
     Args:
@@ -270,14 +270,14 @@ NAMED: dict[str, tuple[str, str, Any]] = {
 }
 
 
-def search_space(given: str) -> SearchSpace:
+def parse_search_space(given: str) -> SearchSpace:
     """A space from what was given as a flag: names separated by commas, or a file.
 
     Raises:
-        ConfigError: an unknown name, one given twice, or see `read_settings` and `read_space`.
+        ConfigError: an unknown name, one given twice, or see `read_settings` and `parse_space`.
     """
     if given.endswith((".yaml", ".yml")) or "/" in given:
-        return read_space(read_settings(Path(given)), given)
+        return parse_space(read_settings(Path(given)), given)
     content: dict[str, dict[str, Any]] = {}
     for name in (part.strip() for part in given.split(",")):
         if name not in NAMED:
@@ -286,7 +286,7 @@ def search_space(given: str) -> SearchSpace:
         if setting in content.get(section, {}):
             raise ConfigError(f"{name!r} stands there twice", FLAG, "give each name once")
         content.setdefault(section, {})[setting] = domain
-    return read_space(content, FLAG)
+    return parse_space(content, FLAG)
 
 
 def short_name(key: str) -> str:

@@ -16,7 +16,7 @@ from raytriever.evaluation.tables import markdown_cell
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
-BOOKS = "trials.json"
+TRIAL_LOG = "trials.json"
 Status = Literal["running", "finished", "stopped", "failed"]
 RUNNING: Literal["running"] = "running"
 FINISHED: Literal["finished"] = "finished"
@@ -68,7 +68,7 @@ class _Trials(TypedDict):
     trials: list[Trial]
 
 
-def best_of(trials: Sequence[Trial], metric: str) -> Trial | None:
+def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
     """The finished trial of the highest value, the first of equals; None where there is none."""
     valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
     return max(valued)[2] if valued else None
@@ -84,7 +84,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     Raises:
         StorageError: the file is not what was written.
     """
-    file = folder / BOOKS
+    file = folder / TRIAL_LOG
     if not file.is_file():
         return []
     remedy = "give --fresh to begin again"
@@ -102,20 +102,20 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
 
 def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
     """Write all trials, and which is best so far."""
-    best = best_of(trials, metric)
+    best = find_best(trials, metric)
     content = {
         "metric": metric,
         "best": best.number if best else None,
         "trials": [asdict(trial) for trial in trials],
     }
-    write_atomically(folder / BOOKS, json.dumps(content, indent=1) + "\n")
+    write_atomically(folder / TRIAL_LOG, json.dumps(content, indent=1) + "\n")
 
 
 # What is shown of a trial beside the metric that decides.
 SHOWN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)
 
 
-def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+def rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """Finished trials by what they came to, the best first; then the others by number."""
     return sorted(
         trials, key=lambda t: (0, -value, t.number) if (value := t.value(metric)) is not None else (1, 0.0, t.number)
@@ -135,7 +135,7 @@ def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]
     metrics = [metric, *(name for name in SHOWN if name in found and name != metric)]
     titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
     rows = [unique_names(["trial", *(names(key) for key in keys), *titles, "steps", "seconds", "status"])]
-    for trial in ranked(trials, metric):
+    for trial in rank_trials(trials, metric):
         values = [_figure(trial.metrics[name]) if name in trial.metrics else "-" for name in metrics]
         status = trial.status if trial.status == FINISHED else f"{trial.status}: {trial.reason}".removesuffix(": ")
         settings = [setting_text(trial.settings[key]) for key in keys]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.launch import Launched, LaunchError, Waiting, free_port
+from raytriever.cluster.launch import LaunchedServer, LaunchError, ReadinessMonitor, free_port
 
 ANSWERS = """
 import http.server, sys, time
@@ -22,7 +22,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *words): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-Start = Callable[..., Launched]
+Start = Callable[..., LaunchedServer]
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a server that answers after some seconds, with a status."""
     started = []
 
-    def begin(name: str, after: float = 0.0, status: int = 200, program: str = ANSWERS) -> Launched:
+    def begin(name: str, after: float = 0.0, status: int = 200, program: str = ANSWERS) -> LaunchedServer:
         port = free_port()
         command = [sys.executable, "-c", program, str(port), str(after), str(status)]
-        server = Launched(name, command, os.environ, tmp_path / f"{name}.log", f"http://127.0.0.1:{port}/")
+        server = LaunchedServer(name, command, os.environ, tmp_path / f"{name}.log", f"http://127.0.0.1:{port}/")
         started.append(server)
         return server
 
@@ -42,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.end()
 
 
-def watch(waiting: Waiting, until: Callable[[], bool], interval: float = 0.3) -> None:
+def watch(waiting: ReadinessMonitor, until: Callable[[], bool], interval: float = 0.3) -> None:
     end = time.monotonic() + 20
     while not until():
         assert time.monotonic() < end
@@ -52,7 +52,7 @@ def watch(waiting: Waiting, until: Callable[[], bool], interval: float = 0.3) ->
 def test_each_server_is_named_until_it_is_ready(start: Start) -> None:
     lines: list[str] = []
     quick, late = start("Ray"), start("MLflow", after=1.5)
-    waiting = Waiting([quick, late], lines.append)
+    waiting = ReadinessMonitor([quick, late], lines.append)
     watch(waiting, lambda: any(line.startswith("MLflow is ready") for line in lines))
     assert [line for line in lines if line.startswith("Ray is ready after")]
     named = [line for line in lines if line.startswith("MLflow is not ready yet: ")]
@@ -69,12 +69,12 @@ def test_each_server_is_named_until_it_is_ready(start: Start) -> None:
 def test_a_server_that_asks_who_one_is_has_answered(start: Start, status: int) -> None:
     server = start("Ray", status=status)
     lines: list[str] = []
-    watch(Waiting([server], lines.append), server.has_answered, 60)
+    watch(ReadinessMonitor([server], lines.append), server.has_answered, 60)
 
 
 def test_a_server_that_fails_has_not_answered(start: Start) -> None:
     server = start("Ray", status=500)
-    waiting = Waiting([server], lambda line: None)
+    waiting = ReadinessMonitor([server], lambda line: None)
     for _ in range(8):
         waiting.look(60)
     assert not server.has_answered()
@@ -83,7 +83,7 @@ def test_a_server_that_fails_has_not_answered(start: Start) -> None:
 def test_one_that_ends_is_named_with_its_last_lines(start: Start) -> None:
     server = start("MLflow", program="print('Detected out-of-date database schema'); raise SystemExit(3)")
     with pytest.raises(LaunchError) as caught:
-        watch(Waiting([server], lambda line: None), lambda: False)
+        watch(ReadinessMonitor([server], lambda line: None), lambda: False)
     assert f"{server.log}: MLflow ended with code 3, having said: Detected out-of-date database schema" in str(
         caught.value
     )

@@ -10,8 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster.access import MODE, ONE_MACHINE, TOKEN, TOKEN_PATH, keep_token, open_doors, tighten_token
-from raytriever.cluster.launch import Launch, mlflow_command, mlflow_environment, ray_command, ray_environment, told
+from raytriever.cluster.access import (
+    MODE,
+    ONE_MACHINE,
+    TOKEN,
+    TOKEN_PATH,
+    decide_access,
+    ensure_token,
+    restrict_token_file,
+)
+from raytriever.cluster.launch import (
+    LaunchSettings,
+    mlflow_command,
+    mlflow_environment,
+    ray_command,
+    ray_environment,
+    summary_lines,
+)
 from raytriever.errors import ConfigError, StorageError
 
 Mistake = Callable[..., str]
@@ -22,30 +37,30 @@ def test_no_host_is_opened_without_a_token(host: str) -> None:
     with pytest.raises(
         ConfigError, match=r"^--host: .* lets whoever reaches this machine run programs on it; add --auth"
     ):
-        open_doors(host, authenticate=False, environment={})
+        decide_access(host, authenticate=False, environment={})
     with pytest.raises(ConfigError, match="--auth"):
-        open_doors(host, authenticate=False, environment={MODE: "disabled"})
+        decide_access(host, authenticate=False, environment={MODE: "disabled"})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
 def test_this_machine_needs_none(host: str) -> None:
-    doors = open_doors(host, authenticate=False, environment={})
+    doors = decide_access(host, authenticate=False, environment={})
     assert (doors.authenticated, doors.token_file, doors.environment) == (False, None, ONE_MACHINE | {MODE: "disabled"})
 
 
 @pytest.mark.parametrize("host", ["no such host", "a;b", "$(x)", "../x", ""])
 def test_what_is_no_host_is_one_line(host: str) -> None:
     with pytest.raises(ConfigError, match=r"--host: .* is no address of this machine"):
-        open_doors(host, authenticate=True, environment={})
+        decide_access(host, authenticate=True, environment={})
 
 
 def test_a_token_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "token"
     before = os.umask(0)
     try:
-        doors = open_doors("0.0.0.0", authenticate=True, environment={TOKEN_PATH: str(file)})
+        doors = decide_access("0.0.0.0", authenticate=True, environment={TOKEN_PATH: str(file)})
         assert not file.exists()
-        keep_token(file)
+        ensure_token(file)
     finally:
         os.umask(before)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -53,11 +68,11 @@ def test_a_token_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     assert doors.environment.items() >= {MODE: "token", TOKEN_PATH: str(file)}.items()
     assert doors.address != "0.0.0.0"
     token = file.read_text()
-    assert open_doors("::1", authenticate=False, environment={TOKEN_PATH: str(file), MODE: "token"}).authenticated
-    keep_token(file)
+    assert decide_access("::1", authenticate=False, environment={TOKEN_PATH: str(file), MODE: "token"}).authenticated
+    ensure_token(file)
     assert file.read_text() == token  # it is kept
-    asked = Launch(doors.host, True, 1, 2, 3, tmp_path / "m.db", tmp_path / "files")
-    assert token not in " ".join([*told(asked, doors, tmp_path), *ray_command(asked, doors)])
+    asked = LaunchSettings(doors.host, True, 1, 2, 3, tmp_path / "m.db", tmp_path / "files")
+    assert token not in " ".join([*summary_lines(asked, doors, tmp_path), *ray_command(asked, doors)])
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o610])
@@ -66,26 +81,28 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> N
     file.write_text("secret")
     file.chmod(mode)
     with pytest.raises(StorageError, match=rf"may be read by others \(mode {mode:04o}\); chmod 600"):
-        keep_token(file)
+        ensure_token(file)
 
 
 def test_files_that_hold_no_token(tmp_path: Path) -> None:
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(StorageError, match="holds no token"):
-        keep_token(tmp_path / "empty")
+        ensure_token(tmp_path / "empty")
     with pytest.raises(StorageError, match="holds no token"):
-        keep_token(tmp_path)
+        ensure_token(tmp_path)
 
 
 def test_a_token_in_the_environment_needs_no_file(tmp_path: Path) -> None:
-    doors = open_doors("10.0.0.1", authenticate=True, environment={TOKEN: "x" * 64, TOKEN_PATH: str(tmp_path / "no")})
+    doors = decide_access(
+        "10.0.0.1", authenticate=True, environment={TOKEN: "x" * 64, TOKEN_PATH: str(tmp_path / "no")}
+    )
     assert (doors.token_file, doors.environment) == (None, {MODE: "token"})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_mode_that_is_none_is_one_line() -> None:
     with pytest.raises(ConfigError, match="RAY_AUTH_MODE: 'tokens'; give 'token' or 'disabled'"):
-        open_doors("127.0.0.1", authenticate=False, environment={MODE: "tokens"})
+        decide_access("127.0.0.1", authenticate=False, environment={MODE: "tokens"})
 
 
 def test_the_token_that_ray_would_make_for_all_is_made_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,18 +110,18 @@ def test_the_token_that_ray_would_make_for_all_is_made_for_one(tmp_path: Path, m
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (MODE, TOKEN, TOKEN_PATH):
         monkeypatch.delenv(name, raising=False)
-    tighten_token()
+    restrict_token_file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     token = file.read_text()
     file.chmod(0o644)
-    tighten_token()
+    restrict_token_file()
     assert (stat.S_IMODE(file.stat().st_mode), file.read_text()) == (0o600, token)
 
 
 def test_mlflow_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@elsewhere")
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")
-    words = mlflow_command(Launch("0.0.0.0", True, 6379, 8265, 5000, tmp_path / "m.db", tmp_path / "files"))
+    words = mlflow_command(LaunchSettings("0.0.0.0", True, 6379, 8265, 5000, tmp_path / "m.db", tmp_path / "files"))
     given = dict(itertools.pairwise(words))
     assert given["--host"] == "127.0.0.1"
     assert given["--allowed-hosts"] == "127.0.0.1:5000,localhost:5000"
@@ -117,6 +134,6 @@ def test_mlflow_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_submitted_jobs_track_to_the_mlflow_that_was_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@elsewhere")
-    asked = Launch("127.0.0.1", False, 6379, 8265, 5001, tmp_path / "m.db", tmp_path / "files")
-    environment = ray_environment(asked, open_doors("127.0.0.1", False, {}))
+    asked = LaunchSettings("127.0.0.1", False, 6379, 8265, 5001, tmp_path / "m.db", tmp_path / "files")
+    environment = ray_environment(asked, decide_access("127.0.0.1", False, {}))
     assert environment["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5001"

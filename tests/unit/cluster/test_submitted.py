@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from raytriever.cluster import numba_cache as compiled
-from raytriever.cluster.numba_cache import ByPackage
+from raytriever.cluster.numba_cache import PackageLocator
 from raytriever.cluster.session import _runtime_env
-from raytriever.cluster.working_directory import settle
+from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import StorageError
 from raytriever.losses.mw import compiled as kernels
 
@@ -46,7 +46,7 @@ def test_a_submitted_job_moves_and_reads_files_of_its_upload(upload: Path, tmp_p
         "mine",
         "a query",
     ]
-    found = settle(words, said.append)
+    found = enter_lasting_folder(words, said.append)
     file = str(upload / "settings.yaml")
     assert found == ["--config", file, "--output", "settings.yaml", f"--table={file}", "--dataset", "mine", "a query"]
     assert Path.cwd() == tmp_path / "home"
@@ -55,26 +55,26 @@ def test_a_submitted_job_moves_and_reads_files_of_its_upload(upload: Path, tmp_p
 
 
 def test_a_long_query_is_no_path(upload: Path) -> None:
-    assert settle(["q" * 5000], print) == ["q" * 5000]
+    assert enter_lasting_folder(["q" * 5000], print) == ["q" * 5000]
 
 
 def test_what_is_large_is_named(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raytriever.cluster.working_directory.MUCH", 500)
     said: list[str] = []
-    settle([], said.append)
+    enter_lasting_folder([], said.append)
     assert "settings.yaml 0.0 MB; .rayignore" in said[1]
 
 
 def test_a_place_that_would_not_last_is_refused(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYTRIEVER_HOME", "runs")
     with pytest.raises(StorageError, match="RAYTRIEVER_HOME=runs: is relative"):
-        settle([], print)
+        enter_lasting_folder([], print)
     assert Path.cwd() == upload
 
 
 def test_any_other_process_stays_where_it_is(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
-    assert settle(["--config", "settings.yaml"], print) == ["--config", "settings.yaml"]
+    assert enter_lasting_folder(["--config", "settings.yaml"], print) == ["--config", "settings.yaml"]
     assert Path.cwd() == upload
 
 
@@ -82,7 +82,7 @@ def test_a_job_in_a_folder_of_the_cluster_itself_stays_there(
     upload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settle([], print)
+    enter_lasting_folder([], print)
     assert Path.cwd() == tmp_path
 
 
@@ -91,12 +91,12 @@ def test_workers_are_told_of_code_that_is_not_the_installed_one(upload: Path, mo
     assert _runtime_env() is None
     code = str(Path(compiled.__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([code, "/elsewhere"]))
-    settle([], print)
+    enter_lasting_folder([], print)
     assert _runtime_env() == {
         "env_vars": {
             "PYTHONPATH": code,
             "NUMBA_CACHE_DIR": str(Path.cwd() / ".compiled"),
-            "NUMBA_CACHE_LOCATOR_CLASSES": "raytriever.cluster.numba_cache.ByPackage,UserProvidedCacheLocator",
+            "NUMBA_CACHE_LOCATOR_CLASSES": "raytriever.cluster.numba_cache.PackageLocator,UserProvidedCacheLocator",
         }
     }
     # Ray refuses to be told of one variable twice.
@@ -108,6 +108,6 @@ def test_workers_are_told_of_code_that_is_not_the_installed_one(upload: Path, mo
 def test_compiled_code_is_kept_by_its_place_in_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     function = kernels._walk.py_func
-    locator = ByPackage.from_function(function, inspect.getfile(function))
+    locator = PackageLocator.from_function(function, inspect.getfile(function))
     assert locator.get_cache_path() == str(tmp_path / "raytriever" / "losses" / "mw")
-    assert ByPackage.from_function(json.dumps, json.__file__) is None
+    assert PackageLocator.from_function(json.dumps, json.__file__) is None

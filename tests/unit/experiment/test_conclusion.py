@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from raytriever.experiment.conclusion import end_to_end
-from raytriever.tracking.steps import STEPS, curve
+from raytriever.tracking.steps import STEPS, read_curve
 
 
 def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Path:
@@ -23,4 +23,4 @@ def test_a_stage_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:
     last = stage(tmp_path / "3", {1: 1.5, 2: 1.25}, {2: 6.0})
     assert end_to_end([first, nothing, last], "loss") == [(1, 0.5), (2, 0.25), (3, 0.125), (4, 1.5), (5, 1.25)]
     assert end_to_end([first, nothing, last], "dev_loss") == [(2, 5.0), (5, 6.0)]
-    assert end_to_end([last], "loss") == curve(last, "loss")
+    assert end_to_end([last], "loss") == read_curve(last, "loss")

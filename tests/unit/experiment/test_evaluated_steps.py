@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.cluster.event_queue import StepEvent, ValidationEvent
 from raytriever.experiment.recorder import Recorder
-from raytriever.tracking.steps import STEPS, Steps, curve
+from raytriever.tracking.steps import STEPS, StepLog, read_curve
 from raytriever.tracking.tracker import Backlog, Point
 
 
@@ -18,7 +18,7 @@ class Kept:
     """A tracker that keeps points beside the run."""
 
     def __init__(self, folder: Path) -> None:
-        self.steps = Steps(folder)
+        self.steps = StepLog(folder)
 
     def log(self, points: Sequence[Point]) -> None:
         self.steps.add(points)
@@ -38,8 +38,8 @@ def test_it_is_told_at_its_own_step_once_and_shown_without_its_parts(
         recorder.record(ValidationEvent(2, {**measured, "dev/auc": 0.9}))  # a group of workers that began again
         recorder.record(StepEvent(5, {"loss": 0.1, "learning_rate": 0.1}))
     assert "step 2: dev ndcg_at_10 0.5000, auc 0.7500\n" in capsys.readouterr().err
-    assert [step for step, _ in curve(tmp_path, "loss")] == [1, 2, 3, 4, 5]
-    assert {name: curve(tmp_path, name) for name in measured} == {
+    assert [step for step, _ in read_curve(tmp_path, "loss")] == [1, 2, 3, 4, 5]
+    assert {name: read_curve(tmp_path, name) for name in measured} == {
         name: [(2, value)] for name, value in measured.items()
     }
     steps = [json.loads(line)["step"] for line in (tmp_path / STEPS).read_text().splitlines()]

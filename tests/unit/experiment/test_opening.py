@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.config import Config, Curriculum, Stage
 from raytriever.data.config import DataConfig
-from raytriever.experiment.opening import OpenStage, open_run, used_config
+from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
@@ -76,6 +76,6 @@ def test_the_device_of_a_clusters_workers_is_not_guessed(tiny_encoder: Path, mon
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     config = Config(model=ModelConfig(str(tiny_encoder)))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    used = used_config(config, describe(tiny_encoder, config.model))
+    used = resolved_config(config, describe(tiny_encoder, config.model))
     assert "device" not in used["training"]
     assert "precision" not in used["training"]

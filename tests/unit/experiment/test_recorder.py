@@ -13,9 +13,9 @@ import pytest
 from raytriever import activity
 from raytriever.cluster.event_queue import CheckpointEvent, LogMessage, StatusMessage, StepEvent
 from raytriever.experiment import recorder as module
-from raytriever.experiment.recorder import Recorder, glance
-from raytriever.tracking.steps import STEPS, Steps
-from raytriever.tracking.tracker import Backlog, DatasetRecord, LastingTracker, Point
+from raytriever.experiment.recorder import Recorder, headline_metrics
+from raytriever.tracking.steps import STEPS, StepLog
+from raytriever.tracking.tracker import Backlog, DatasetRecord, PersistentTracker, Point
 
 
 class Memory:
@@ -24,11 +24,11 @@ class Memory:
     run_id = "memory"
 
     def __init__(self, folder: Path) -> None:
-        self.steps = Steps(folder)
+        self.steps = StepLog(folder)
         self.points: list[Point] = []
         self.requests = 0
 
-    def child(self, run_name: str, folder: Path) -> LastingTracker:
+    def child(self, run_name: str, folder: Path) -> PersistentTracker:
         raise NotImplementedError
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
@@ -61,7 +61,7 @@ def look(step: int) -> StepEvent:
     return StepEvent(step, {"dev_loss": 10 / step})
 
 
-def record(tracker: LastingTracker, folder: Path, items: Sequence[StepEvent | LogMessage]) -> Recorder:
+def record(tracker: PersistentTracker, folder: Path, items: Sequence[StepEvent | LogMessage]) -> Recorder:
     with Recorder(tracker, folder, 10) as recorder:
         for item in items:
             recorder.record(item)
@@ -143,7 +143,7 @@ def test_a_glance_is_short_and_leads_with_what_matters() -> None:
         "batch_auc": 0.98765,
         "learning_rate": 1e-5,
     }
-    found = glance(measured)
+    found = headline_metrics(measured)
     assert list(found.items()) == [
         ("loss", 0.0123),
         ("auc", 0.988),
@@ -151,7 +151,7 @@ def test_a_glance_is_short_and_leads_with_what_matters() -> None:
         ("pairs/s", 1230),
         ("wait %", 16.2),
     ]
-    assert glance({"loss": 1.0, "learning_rate": 1e-5}) == {"loss": 1.0}
+    assert headline_metrics({"loss": 1.0, "learning_rate": 1e-5}) == {"loss": 1.0}
 
 
 def test_what_is_done_before_and_between_steps_is_reported(

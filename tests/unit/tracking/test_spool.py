@@ -14,8 +14,8 @@ from raytriever.errors import StorageError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY
-from raytriever.tracking.spool import send_what_waits
-from raytriever.tracking.steps import curve
+from raytriever.tracking.spool import send_pending
+from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -159,10 +159,10 @@ def test_what_waits_at_the_end_is_told_and_sent_by_the_same_command(
     assert unmade.run_id is None
 
     # A server that is still away is no mistake of a finished run, and then it is back.
-    send_what_waits(run, "sqlite:////proc/none.db", said.append)
+    send_pending(run, "sqlite:////proc/none.db", said.append)
     assert said[-1].endswith(f"what waits in {run} is sent by this command when it answers")
     said.clear()
-    send_what_waits(run, uri, said.append)
+    send_pending(run, uri, said.append)
     assert said == []
     made = server.client.search_runs([server.experiment()], f"tags.mlflow.parentRunId = '{spool.run_id}'")
     assert {found.info.run_name for found in made} == {"run/1-first", "run/2-second"}
@@ -170,7 +170,7 @@ def test_what_waits_at_the_end_is_told_and_sent_by_the_same_command(
         assert kept(server, run_id) == expected(4)
         assert server.client.get_run(run_id).info.status == "FINISHED"
     before = (run / IDENTITY).read_bytes()
-    send_what_waits(run, uri, said.append)
+    send_pending(run, uri, said.append)
     assert (run / IDENTITY).read_bytes() == before
     assert said == []
 
@@ -200,4 +200,4 @@ def test_a_continued_run_tells_what_was_not_told(server: MlflowServer, door: Doo
     again.log([Point("loss", 99.0, 5, 99), *points(5, 6)])  # step 5 is done again
     again.finish("FINISHED")
     assert kept(server, again.run_id) == expected(6)
-    assert [value for _, value in curve(tmp_path / "run", "loss")] == [step / 7 for step in range(1, 7)]
+    assert [value for _, value in read_curve(tmp_path / "run", "loss")] == [step / 7 for step in range(1, 7)]

@@ -18,8 +18,8 @@ from raytriever.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY, Outbox
-from raytriever.tracking.spool import open_beside
-from raytriever.tracking.steps import STEPS, Steps
+from raytriever.tracking.spool import open_adjacent
+from raytriever.tracking.steps import STEPS, StepLog
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from door import DATA, Door, begin, expected, kept, points
@@ -71,7 +71,7 @@ def test_memory_does_not_grow_with_what_waits(door: Door, tmp_path: Path, monkey
     monkeypatch.setattr(outbox_module, "POINTS_A_MESSAGE", 100)
     asked: list[int] = []
 
-    class Counting(Steps):
+    class Counting(StepLog):
         def after(self, offset: int, most: int) -> Any:
             stretch = super().after(offset, most)
             asked.append(len(stretch.points))
@@ -89,26 +89,26 @@ def test_memory_does_not_grow_with_what_waits(door: Door, tmp_path: Path, monkey
 
 
 def test_a_torn_line_is_cut_off_and_only_that(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
+    steps = StepLog(tmp_path)
     assert steps.add(points(1, 3)) == 6
     whole = (tmp_path / STEPS).read_bytes()
     for torn in (whole[:-1], whole[:-20]):
         (tmp_path / STEPS).write_bytes(torn)
-        again = Steps(tmp_path)
+        again = StepLog(tmp_path)
         assert again.points == 4
         assert again.add(points(2, 3)) == 2
         assert (tmp_path / STEPS).read_bytes() == whole
-        assert Steps(tmp_path).after(0, 99).points == points(1, 3)
+        assert StepLog(tmp_path).after(0, 99).points == points(1, 3)
     (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "measured": {"' + b"x" * 500)  # longer than what comes next
-    Steps(tmp_path).add(points(4, 4))
+    StepLog(tmp_path).add(points(4, 4))
     assert (tmp_path / STEPS).read_bytes().startswith(whole)
     assert (tmp_path / STEPS).read_bytes().count(b"x") == 0
-    assert Steps(tmp_path).after(0, 2) == (points(1, 1), whole.index(b"\n") + 1)
+    assert StepLog(tmp_path).after(0, 2) == (points(1, 1), whole.index(b"\n") + 1)
 
 
 def test_a_full_disk_is_one_line(full_disk: Path) -> None:
     with pytest.raises(StorageError, match="no space left on the disk"):
-        Steps(full_disk).add(points(1, 3))
+        StepLog(full_disk).add(points(1, 3))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"sent": "many"}'])
@@ -124,9 +124,9 @@ def test_a_job_whose_directory_appears_at_its_end(
     monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
     output, place, said = tmp_path / "results", tmp_path / ".results.tracking", list[str]()
     with pytest.raises(UserError):
-        open_beside("sqlite:////proc/none.db", output, said.append)
+        open_adjacent("sqlite:////proc/none.db", output, said.append)
     assert not place.exists()
-    first = open_beside(uri, output, said.append)
+    first = open_adjacent(uri, output, said.append)
     for name in ("letters", "numbers"):  # several data sets of one run
         first.describe({"split": "test"}, replace(DATA, name=name), {})
     first.log(points(1, 2))
@@ -144,7 +144,7 @@ def test_a_job_whose_directory_appears_at_its_end(
     left.log(points(1, 3))
     left.finish("FINISHED")
     assert said[-1].endswith("the same command sends them")
-    again = open_beside(uri, output, said.append)
+    again = open_adjacent(uri, output, said.append)
     assert kept(server, left.run_id) == expected(3)
     assert [folder.name for folder in place.iterdir()] == [again.folder.name]
     again.finish("FAILED")

@@ -12,7 +12,7 @@ from ray.tune.search import Searcher
 
 from raytriever.config import Config
 from raytriever.tuning.ray.trial import TrialJob
-from raytriever.tuning.ray.tuner import Asha, Proposals
+from raytriever.tuning.ray.tuner import Asha, TrialProposals
 
 
 def job(number: int) -> TrialJob:
@@ -63,7 +63,7 @@ def test_proposals_are_given_out_and_what_goes_wrong_in_the_books_ends_them(tmp_
         if error:
             raise OSError("the disk is full")
 
-    proposals = Proposals(lambda: next(jobs), end)
+    proposals = TrialProposals(lambda: next(jobs), end)
     assert proposals.suggest("a") == {"job": job(3)}
     assert proposals.suggest("b") is None
     assert proposals.suggest("b") == {"job": job(4)}

@@ -10,17 +10,17 @@ from raytriever.tuning.sampler import (
     STARTUP,
     GridSampler,
     OptunaSampler,
-    Past,
+    PastTrial,
     RandomSampler,
     Sampler,
     build_sampler,
 )
-from raytriever.tuning.space import Point, SearchSpace, read_space
+from raytriever.tuning.space import Point, SearchSpace, parse_space
 
 
 @pytest.fixture
 def space() -> SearchSpace:
-    return read_space(
+    return parse_space(
         {
             "loss": {"loss": ["infonce", "mw"], "temperature": {"low": 0.005, "high": 0.5, "scale": "log"}},
             "training": {"warmup_steps": {"low": 0, "high": 100}},
@@ -34,12 +34,12 @@ def came_to(point: Point) -> float:
     return -abs(point["loss.temperature"] - 0.02) * 10 + (0.1 if point["loss.loss"] == "mw" else 0.0)
 
 
-def swept(sampler: Sampler, trials: int, past: Sequence[Past] = ()) -> list[Past]:
+def swept(sampler: Sampler, trials: int, past: Sequence[PastTrial] = ()) -> list[PastTrial]:
     done = list(past)
     while len(done) < trials:
         point = sampler.propose(len(done), done)
         assert point is not None
-        done.append(Past(point, came_to(point), done=True))
+        done.append(PastTrial(point, came_to(point), done=True))
     return done
 
 
@@ -69,19 +69,19 @@ def test_optuna_learns_from_what_it_is_told(space: SearchSpace) -> None:
     first, last = done[:STARTUP], done[-STARTUP:]
     assert sum(one.value or 0.0 for one in last) > sum(one.value or 0.0 for one in first)
     # Told the opposite, it proposes something else.
-    other = [Past(one.point, -(one.value or 0.0), done=True) for one in done]
+    other = [PastTrial(one.point, -(one.value or 0.0), done=True) for one in done]
     assert OptunaSampler(space, seed=1).propose(40, other) != OptunaSampler(space, seed=1).propose(40, done)
 
 
 def test_optuna_hears_of_failed_trials_and_of_those_under_way(space: SearchSpace) -> None:
     done = swept(OptunaSampler(space, seed=2), 14)
-    failed = [*done[:-2], Past(done[-2].point, None, done=True), Past(done[-1].point, None, done=False)]
+    failed = [*done[:-2], PastTrial(done[-2].point, None, done=True), PastTrial(done[-1].point, None, done=False)]
     assert OptunaSampler(space, seed=2).propose(14, failed) is not None
 
 
 @pytest.mark.parametrize("searcher", ["grid", "random", "optuna"])
 def test_a_space_of_few_points_is_tried_whole_and_then_over(searcher: str) -> None:
-    small = read_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
+    small = parse_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
     sampler = build_sampler(searcher, small, seed=0)
     done = swept(sampler, 4)
     points = {tuple(one.point.values()) for one in done}
@@ -90,7 +90,7 @@ def test_a_space_of_few_points_is_tried_whole_and_then_over(searcher: str) -> No
 
 
 def test_a_grid_is_tried_in_order() -> None:
-    small = read_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
+    small = parse_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
     sampler = GridSampler(small.grid())
     assert [sampler.propose(n, []) for n in range(3)] == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
 

@@ -8,7 +8,7 @@ import pytest
 
 from raytriever.config import Config
 from raytriever.errors import ConfigError, UserError
-from raytriever.tuning.space import NAMED, SearchSpace, read_space, search_space, short_name
+from raytriever.tuning.space import NAMED, SearchSpace, parse_search_space, parse_space, short_name
 
 FILE = """
 loss:
@@ -29,7 +29,7 @@ def written(tmp_path: Path):
 
 
 def test_a_grid_holds_every_combination_once_the_last_dimension_first(written) -> None:
-    points = search_space(written(FILE)).grid()
+    points = parse_search_space(written(FILE)).grid()
     assert len(points) == 12
     assert len({tuple(point.values()) for point in points}) == 12
     assert points[0] == {"loss.loss": "infonce", "loss.distribution_weight": 0.0, "loss.temperature": 0.01}
@@ -38,27 +38,27 @@ def test_a_grid_holds_every_combination_once_the_last_dimension_first(written) -
 
 
 def test_a_log_range_is_even_in_the_logarithm_and_keeps_its_ends() -> None:
-    [one] = read_space(
+    [one] = parse_space(
         {"training": {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log", "grid": 3}}}, "f"
     ).dimensions
     assert one.values == pytest.approx((1e-5, 1e-4, 1e-3))
     assert (one.values[0], one.values[-1]) == (1e-5, 1e-3)
-    [whole] = read_space({"training": {"warmup_steps": {"low": 0, "high": 10, "grid": 3}}}, "f").dimensions
+    [whole] = parse_space({"training": {"warmup_steps": {"low": 0, "high": 10, "grid": 3}}}, "f").dimensions
     assert whole.values == (0, 5, 10)
     assert all(isinstance(value, int) for value in whole.values)
 
 
 def test_the_named_dimensions_are_spaces_of_settings_there_are() -> None:
-    space = search_space(",".join(NAMED))
+    space = parse_search_space(",".join(NAMED))
     assert [short_name(one.key) for one in space.dimensions] == list(NAMED) or len(space.dimensions) == len(NAMED)
     for one in space.dimensions:
         assert hasattr(getattr(Config(), one.section), one.name)
-    assert len(search_space("loss,lambda,temperature").grid()) == 12
+    assert len(parse_search_space("loss,lambda,temperature").grid()) == 12
 
 
 def test_what_a_space_is_written_as_is_read_back() -> None:
-    space = search_space("loss,lambda,temperature,warmup")
-    assert read_space(space.to_dict(), "again") == space
+    space = parse_search_space("loss,lambda,temperature,warmup")
+    assert parse_space(space.to_dict(), "again") == space
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_a_space_is_written_as_is_read_back() -> None:
 def test_a_file_that_is_wrong_is_told_by_file_and_key(written, text: str, key: str, said: str) -> None:
     file = written(text)
     with pytest.raises(ConfigError) as told:
-        search_space(file)
+        parse_search_space(file)
     line = str(told.value)
     assert line.startswith(f"{file}{key}: "), line
     assert said in line
@@ -107,17 +107,17 @@ def test_a_file_that_cannot_be_opened_is_told_with_a_remedy(tmp_path: Path) -> N
         ("gone.yaml", "cannot be read (No such file or directory); give a YAML file"),
     ):
         with pytest.raises(UserError) as told:
-            search_space(str(tmp_path / name))
+            parse_search_space(str(tmp_path / name))
         assert str(told.value) == f"{tmp_path / name}: {line}"
 
 
 @pytest.mark.parametrize(("given", "said"), [("los", "did you mean 'loss'"), ("loss,loss", "stands there twice")])
 def test_a_name_that_is_wrong_is_told(given: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        search_space(given)
+        parse_search_space(given)
 
 
 def test_a_range_without_a_grid_is_not_for_grids() -> None:
-    space: SearchSpace = read_space({"loss": {"temperature": {"low": 0.1, "high": 0.5}}}, "f")
+    space: SearchSpace = parse_space({"loss": {"temperature": {"low": 0.1, "high": 0.5}}}, "f")
     with pytest.raises(ConfigError, match=r"loss\.temperature has a range and no values for a grid"):
         space.grid()

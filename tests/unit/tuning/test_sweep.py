@@ -9,7 +9,15 @@ import pytest
 from raytriever.errors import StorageError
 from raytriever.terminal import plain_table
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
-from raytriever.tuning.trial_log import Trial, best_of, markdown_table, ranked, read_trials, sweep_rows, write_trials
+from raytriever.tuning.trial_log import (
+    Trial,
+    find_best,
+    markdown_table,
+    rank_trials,
+    read_trials,
+    sweep_rows,
+    write_trials,
+)
 
 METRIC = "ndcg_at_10"
 
@@ -29,16 +37,16 @@ def trials() -> list[Trial]:
 
 
 def test_the_best_is_the_first_of_the_highest_and_of_losses_the_lowest(trials: list[Trial]) -> None:
-    best = best_of(trials, METRIC)
+    best = find_best(trials, METRIC)
     assert best is not None
     assert best.number == 2
     # The lowest dev loss is a trial's that was stopped: it counts for nothing.
-    lowest = best_of(trials, "dev_loss")
+    lowest = find_best(trials, "dev_loss")
     assert lowest is not None
     assert lowest.number == 4
-    assert best_of(trials[1:2], METRIC) is None
+    assert find_best(trials[1:2], METRIC) is None
     nan = Trial(5, {}, "finished", {METRIC: float("nan")})
-    assert best_of([nan], METRIC) is None
+    assert find_best([nan], METRIC) is None
 
 
 def test_what_is_written_is_read_back_and_a_torn_file_is_told(trials: list[Trial], tmp_path: Path) -> None:
@@ -51,7 +59,7 @@ def test_what_is_written_is_read_back_and_a_torn_file_is_told(trials: list[Trial
 
 
 def test_the_table_has_the_best_first_and_says_what_became_of_the_others(trials: list[Trial]) -> None:
-    assert [trial.number for trial in ranked(trials, METRIC)] == [2, 4, 0, 1, 3]
+    assert [trial.number for trial in rank_trials(trials, METRIC)] == [2, 4, 0, 1, 3]
     rows = sweep_rows(trials, METRIC, lambda key: key.split(".")[1])
     assert rows[0] == ["trial", "loss", "temperature", "nDCG@10", "dev loss", "steps", "seconds", "status"]
     assert rows[1] == ["002", "infonce", "0.01", "0.7000", "3.0000", "40", "3.0", "finished"]

@@ -24,9 +24,9 @@ def main(words: list[str]) -> None:
     if not 0 < arguments.timeout < float("inf"):
         raise ConfigError(f"{arguments.timeout:g} is out of range", "--timeout", "give seconds above 0")
 
-    from raytriever.cluster.launch import Launch, launch
+    from raytriever.cluster.launch import LaunchSettings, launch
 
-    asked = Launch(
+    asked = LaunchSettings(
         host=arguments.host,
         authenticate=arguments.auth,
         ray_port=arguments.ray_port,

@@ -18,8 +18,8 @@ from typing import Any
 import ray
 import torch
 
-from raytriever.cluster.gauges import Gauges, run_of
-from raytriever.cluster.session import Workplace
+from raytriever.cluster.gauges import Gauges, run_label
+from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
@@ -54,7 +54,7 @@ class Task:
 class Encoder:
     """Encodes shards, one at a time, of one task after another."""
 
-    def __init__(self, workplace: Workplace) -> None:
+    def __init__(self, workplace: DriverContext) -> None:
         workplace.enter()
         self._task = -1
         self._encode: ShardEncoder | None = None
@@ -98,7 +98,7 @@ class Encoders:
         task = Task(self._tasks, work, load, place)
         encoder = Encoder.options(num_gpus=self._gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
         while len(self._actors) < min(self._most, len(missing)):
-            self._actors.append(encoder.remote(Workplace()))
+            self._actors.append(encoder.remote(DriverContext()))
         idle, left = list(self._actors), list(reversed(missing))
         working: dict[Any, Any] = {}
         while left or working:
@@ -127,7 +127,7 @@ class Miner:
     """Does one round after another."""
 
     def __init__(
-        self, config: Config, places: list[str], folder: str, first: NegativesTable | None, workplace: Workplace
+        self, config: Config, places: list[str], folder: str, first: NegativesTable | None, workplace: DriverContext
     ) -> None:
         workplace.enter()
         # Searching takes as many cores as encoding does, which is over then; Ray leaves a process one thread.
@@ -182,8 +182,8 @@ class RayPool:
         return found
 
     def _tell(self, mines: bool) -> None:
-        self._gauges.tell("refresh_running", mines, "1 while a round is under way, else 0")
-        self._gauges.tell("refresh_waiting", mines and self._waits, "1 while steps wait for a round, else 0")
+        self._gauges.set("refresh_running", mines, "1 while a round is under way, else 0")
+        self._gauges.set("refresh_waiting", mines and self._waits, "1 while steps wait for a round, else 0")
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def mining(config: Config, places: Sequence[str], negatives: Any, folder: Path) 
     # Rows of other origins stay beside those that are mined where shares are asked for by origin.
     first = negatives if config.data.negatives_mix else None
     where = str(folder.resolve() / FOLDER)
-    miner = Miner.remote(config, list(places), where, first, Workplace())  # type: ignore[attr-defined]
+    miner = Miner.remote(config, list(places), where, first, DriverContext())  # type: ignore[attr-defined]
     try:
         yield miner
     finally:
@@ -229,5 +229,5 @@ def refresh_plan(
     told = max(job["told"], job["queue"].last_step())
     told = int(workers.maximum(torch.tensor(told, device=device)))
     waits = config.refresh.refresh_mode == SYNC
-    pool = RayPool(job["miner"], Gauges(run_of(folder)), waits) if workers.rank == 0 else None
+    pool = RayPool(job["miner"], Gauges(run_label(folder)), waits) if workers.rank == 0 else None
     return RefreshPlan(every, waits, folder / FOLDER, material.read_negatives, pool, told)

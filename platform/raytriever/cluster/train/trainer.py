@@ -17,7 +17,7 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytriever.cluster.event_queue import Event, LogMessage, RestartsExhausted, open_event_queue, open_inline_queue
-from raytriever.cluster.session import Workplace, gpus
+from raytriever.cluster.session import DriverContext, count_gpus
 from raytriever.cluster.train.controller import FIRST, Failures, Introduction
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.fit import fit
@@ -109,7 +109,7 @@ def train_on_cluster(
             "total_steps": total_steps,
             "folder": str(folder.resolve()),
             "queue": events.queue,
-            "workplace": Workplace(),
+            "workplace": DriverContext(),
             "beside": beside,
         }
 
@@ -133,7 +133,7 @@ def train_on_cluster(
 
 
 def _trainer(work: dict[str, Any], workers: tuple[int, int], state: Path, here: bool) -> TorchTrainer:
-    use_gpu = gpus() > 0
+    use_gpu = count_gpus() > 0
     fewest, most = workers
     return TorchTrainer(
         train_worker,

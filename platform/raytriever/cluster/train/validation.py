@@ -21,8 +21,8 @@ import ray
 import torch
 
 from raytriever.cluster.event_queue import EventQueue, ValidationEvent
-from raytriever.cluster.gauges import Gauges, run_of
-from raytriever.cluster.session import Workplace
+from raytriever.cluster.gauges import Gauges, run_label
+from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.dev_sets import DEV, DevSet, dev_protocol, digest_of
 from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
@@ -137,7 +137,7 @@ NICENESS = 10
 class CheckpointEvaluator:
     """Does one evaluation after another."""
 
-    def __init__(self, config: Config, sets: Sequence[DevSet], folder: str, workplace: Workplace) -> None:
+    def __init__(self, config: Config, sets: Sequence[DevSet], folder: str, workplace: DriverContext) -> None:
         workplace.enter()
         with suppress(OSError):
             os.nice(NICENESS)
@@ -183,7 +183,7 @@ class RayEvaluator:
         return found
 
     def _tell(self, evaluates: bool) -> None:
-        self._gauges.tell("evaluation_running", evaluates, "1 while a checkpoint is evaluated, else 0")
+        self._gauges.set("evaluation_running", evaluates, "1 while a checkpoint is evaluated, else 0")
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def validating(config: Config, sets: Sequence[DevSet], folder: Path, say: Callab
     elif not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
         say("checkpoints are evaluated on the cores that train, at a lower priority: steps are slower meanwhile")
     evaluator = CheckpointEvaluator.options(num_gpus=gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
-    actor = evaluator.remote(config, tuple(sets), str(folder.resolve() / FOLDER), Workplace())
+    actor = evaluator.remote(config, tuple(sets), str(folder.resolve() / FOLDER), DriverContext())
     try:
         yield actor
     finally:
@@ -235,7 +235,7 @@ def validation_plan(
     return ValidationPlan(
         folder / FOLDER,
         config.validation.eval_behind,
-        RayEvaluator(job["evaluator"], Gauges(run_of(folder))) if workers.rank == 0 else None,
+        RayEvaluator(job["evaluator"], Gauges(run_label(folder))) if workers.rank == 0 else None,
         lambda step, metrics: queue.send(ValidationEvent(step, dict(metrics))),
         told,
         digest_of(job["dev_sets"], config),

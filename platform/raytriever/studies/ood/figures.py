@@ -19,7 +19,7 @@ from raytriever.report.figures import COLOURS, HEIGHT, WIDTH, label, lines, pict
 from raytriever.report.figures import save_curves as save_steps
 from raytriever.storage import committed_directory
 from raytriever.studies.ood.gap import CUTOFFS, Gap, Material
-from raytriever.tracking.steps import STEPS, curve
+from raytriever.tracking.steps import STEPS, read_curve
 
 BINS = 40
 # Of a picture of clouds: more would hide each other, and take minutes.
@@ -134,7 +134,7 @@ def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], places: 
 def drift(model: Path) -> list[tuple[int, float]]:
     """The distance at every step of the run a model is of: its directory, or `model` within; empty where it is none."""
     folder = next((place for place in (model, model.parent) if (place / STEPS).is_file()), None)
-    return [] if folder is None else curve(folder, DRIFT)
+    return [] if folder is None else read_curve(folder, DRIFT)
 
 
 def _point(told: Mapping[str, Any]) -> OperatingPoint:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from raytriever.cluster.session import gpus
+from raytriever.cluster.session import count_gpus
 from raytriever.config import Config, Curriculum, dump_config, lay
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError, UserError
@@ -32,12 +32,12 @@ from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_model
-from raytriever.experiment.stages import LexicalIndexes, Stages, chosen
+from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.weights import quiet_transformers
 from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, Measured
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
-from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, Tracker, closing
 from raytriever.training.config import DEV_LOSS
 
 MEASURED, GAP = "measured", "model"
@@ -140,7 +140,9 @@ class Arms:
         say: hears a line at every turn.
     """
 
-    def __init__(self, output: Path, run_name: str, tracker: LastingTracker, record: DatasetRecord, say: Say) -> None:
+    def __init__(
+        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, say: Say
+    ) -> None:
         self._output, self._run_name, self._tracker, self._record, self._say = output, run_name, tracker, record, say
         self._indexes = LexicalIndexes()
         self._negatives: dict[Hashable, NegativesTable | None] = {}
@@ -183,7 +185,7 @@ class Arms:
             dataset = opened.dataset
             record = DatasetRecord(dataset.name, curriculum.base.data.dataset, dataset.digest, dataset.counts())
             tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
-            here = torch.cuda.is_available() or not gpus()
+            here = torch.cuda.is_available() or not count_gpus()
             stages = Stages(run, opened, lambda line: None, here)
             if not (run.path / MODEL).is_dir():
                 stages.find_negatives(self._indexes.of, self._negatives)
@@ -191,11 +193,11 @@ class Arms:
             facts = _training(run.path, stages.folders, curriculum)
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
-    def _child(self, name: str, run: RunDirectory) -> LastingTracker:
+    def _child(self, name: str, run: RunDirectory) -> PersistentTracker:
         return self._tracker.child(f"{self._run_name}/{name}", run.path)
 
     def _measure(
-        self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: LastingTracker
+        self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: PersistentTracker
     ) -> Figures:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
         found = {one.name: measure(one, arm, model, precision, facts, run.path) for one in arm.measured}
@@ -230,7 +232,7 @@ def _training(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict
     if last.training.best_metric == DEV_LOSS:
         losses = end_to_end(folders, DEV_LOSS)
         best = min(losses, key=lambda point: point[1])[0] if losses else None
-    elif decided := chosen(folders[-1], last):
+    elif decided := best_checkpoint(folders[-1], last):
         best = int(decided["best"]["step"])
     seconds = sum(value for _, value in end_to_end(folders, "step_seconds"))
     return {"steps": steps, STEPS_TO_BEST: best, "step_seconds": round(seconds, 3)}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from raytriever.cluster.session import check_cluster, gpus, ray_session
+from raytriever.cluster.session import check_cluster, count_gpus, ray_session
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
 from raytriever.storage import disk_errors, write_atomically
@@ -27,8 +27,8 @@ from raytriever.studies.run.arm import Arms, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.studies.run.settings import SETTINGS, check_places, check_same, settings_of
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
-from raytriever.tracking.spool import Spool, send_what_waits
-from raytriever.tracking.tracker import STAGE, DatasetRecord, LastingTracker, Point, closing
+from raytriever.tracking.spool import Spool, send_pending
+from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, closing
 
 Say = Callable[[str], None]
 
@@ -73,7 +73,7 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
     ]
     if not todo and (output / RESULTS).is_file():
         results = write_study(study, output, scale, seeds)
-        send_what_waits(output, tracking_uri(), say)
+        send_pending(output, tracking_uri(), say)
         return Studied(output, results, anew=False)
     check_cluster()
     server = MlflowServer(tracking_uri())
@@ -91,7 +91,7 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
         arms = Arms(output, run_name, tracker, record, say)
         workers = [arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum]
         with ray_session(max([1, *workers])):
-            if scale == FULL and not gpus():
+            if scale == FULL and not count_gpus():
                 raise ConfigError("the cluster has no GPU", f"--scale {FULL}", "give --scale small, or add GPUs")
             for place, (arm, seed) in enumerate(todo, 1):
                 say(f"{place} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
@@ -112,7 +112,7 @@ def _record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
     return DatasetRecord("+".join(measured), ",".join(dict.fromkeys(measured.values())), hash_of(settings), {})
 
 
-def _log(tracker: LastingTracker, study: Study, results: StudyResults, output: Path, seeds: int) -> None:
+def _log(tracker: PersistentTracker, study: Study, results: StudyResults, output: Path, seeds: int) -> None:
     """Means over the seeds, at the number of seeds, and what there is to read."""
     now = time.time_ns() // 1_000_000
     points = [

@@ -19,15 +19,15 @@ from raytriever.config import TRIALS, Config, dump_config, to_dict
 from raytriever.errors import UserError
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.recorder import Recorder
-from raytriever.experiment.stages import chosen
+from raytriever.experiment.stages import best_checkpoint
 from raytriever.progress import Progress
-from raytriever.tracking.steps import curve
-from raytriever.tracking.tracker import STAGE, LastingTracker, Point
-from raytriever.tuning.ray.training_data import SweepMaterial, config_of
+from raytriever.tracking.steps import read_curve
+from raytriever.tracking.tracker import STAGE, PersistentTracker, Point
+from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
-from raytriever.tuning.sampler import OPTUNA, Past, Sampler
+from raytriever.tuning.sampler import OPTUNA, PastTrial, Sampler
 from raytriever.tuning.space import DEV_LOSS, short_name
-from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, best_of, write_trials
+from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, find_best, write_trials
 
 
 class TrialRecorder(Recorder):
@@ -40,7 +40,7 @@ class TrialRecorder(Recorder):
         say: hears its notices.
     """
 
-    def __init__(self, tracker: LastingTracker, folder: Path, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, tracker: PersistentTracker, folder: Path, name: str, say: Callable[[str], None]) -> None:
         super().__init__(tracker, folder, total_steps=0)
         self._name, self._tell_person = name, say
 
@@ -63,7 +63,7 @@ HEAVY = ("checkpoints", "model", "negatives")
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is to do.
 
     Args:
@@ -86,11 +86,11 @@ class Plan:
 @dataclass
 class _Running:
     recorder: TrialRecorder
-    tracker: LastingTracker
+    tracker: PersistentTracker
     began: float
 
 
-class Conductor:
+class TrialManager:
     """Keeps `trials.json`, the trials' directories and their runs at the tracker.
 
     Args:
@@ -106,10 +106,10 @@ class Conductor:
     def __init__(
         self,
         folder: Path,
-        plan: Plan,
-        material: SweepMaterial,
+        plan: SweepPlan,
+        material: SweepData,
         trials: Sequence[Trial],
-        tracker: LastingTracker,
+        tracker: PersistentTracker,
         run_name: str,
         say: Callable[[str], None],
     ) -> None:
@@ -206,7 +206,7 @@ class Conductor:
         if self._plan.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:known]):
             return None
         past = [
-            Past(dict(trial.settings), trial.value(self._plan.metric) if place < known else None, place < known)
+            PastTrial(dict(trial.settings), trial.value(self._plan.metric) if place < known else None, place < known)
             for place, trial in enumerate(self.trials)
         ]
         point = self._plan.sampler.propose(number, past)
@@ -221,7 +221,7 @@ class Conductor:
         trial = replace(self.trials[number], status=RUNNING, reason="")
         self.trials[number] = trial
         self._write()
-        config = config_of(self._plan.base, dict(trial.settings))
+        config = trial_config(self._plan.base, dict(trial.settings))
         folder = self.folder_of(number)
         run = RunDirectory.open(folder, to_dict(config), fresh=False)
         job = self._material.job(number, config, str(folder.resolve()))
@@ -231,7 +231,7 @@ class Conductor:
         tracker.describe(self._material.used_config(config), self._material.record(), tags)
         recorder = TrialRecorder(tracker, folder, trial.name, self._say)
         self._running[number] = _Running(recorder, tracker, time.monotonic())
-        self._say(f"trial {trial.name} of {self._plan.trials}: {told(trial.settings)}")
+        self._say(f"trial {trial.name} of {self._plan.trials}: {settings_text(trial.settings)}")
         self._tell_gauges()
         return job
 
@@ -241,13 +241,13 @@ class Conductor:
         seconds = self._stop(number, STATUS[status])
         trial, folder = self.trials[number], self.folder_of(number)
         metrics = dict(metrics or {})
-        if dev := curve(folder, DEV_LOSS):
+        if dev := read_curve(folder, DEV_LOSS):
             metrics[DEV_LOSS] = min(loss for _, loss in dev)
-        steps = max((step for step, _ in curve(folder, "loss")), default=0)
+        steps = max((step for step, _ in read_curve(folder, "loss")), default=0)
         trial = replace(
             trial, status=status, metrics=metrics, steps=steps, seconds=trial.seconds + seconds, reason=reason
         )
-        before = best_of(self.trials, self._plan.metric)
+        before = find_best(self.trials, self._plan.metric)
         self.trials[number] = trial
         if status == FINISHED:
             self._finish(trial)
@@ -259,9 +259,11 @@ class Conductor:
 
     def _finish(self, trial: Trial) -> None:
         """Close the trial's run directory."""
-        config, folder = config_of(self._plan.base, dict(trial.settings)), self.folder_of(trial.number)
+        config, folder = trial_config(self._plan.base, dict(trial.settings)), self.folder_of(trial.number)
         figures = {"dataset": self._material.record().name, "split": config.data.dev_split, "steps": trial.steps}
-        RunDirectory(folder, "interrupted").finish({**figures, "after": dict(trial.metrics), **chosen(folder, config)})
+        RunDirectory(folder, "interrupted").finish(
+            {**figures, "after": dict(trial.metrics), **best_checkpoint(folder, config)}
+        )
 
     def _stop(self, number: int, status: str) -> float:
         """Close a trial's books; answers the seconds it ran."""
@@ -274,7 +276,7 @@ class Conductor:
 
     def _keep_the_best(self, before: Trial | None, trial: Trial) -> None:
         """Remove what none but the best trial is wanted for: of this one, or of the one that was best till now."""
-        best = best_of(self.trials, self._plan.metric)
+        best = find_best(self.trials, self._plan.metric)
         for other in (before, trial):
             if (
                 other is not None
@@ -302,19 +304,19 @@ class Conductor:
     def _tell_gauges(self) -> None:
         counts = [trial.status for trial in self.trials]
         over = sum(status in (FINISHED, STOPPED) for status in counts)
-        self._gauges.tell("tune_trials", self._plan.trials, "trials that the sweep is to make")
-        self._gauges.tell("tune_trials_running", len(self._running), "trials under way")
-        self._gauges.tell("tune_trials_done", over, "trials that are finished or were stopped")
-        self._gauges.tell("tune_trials_failed", counts.count(FAILED), "trials that failed")
-        if best := best_of(self.trials, self._plan.metric):
+        self._gauges.set("tune_trials", self._plan.trials, "trials that the sweep is to make")
+        self._gauges.set("tune_trials_running", len(self._running), "trials under way")
+        self._gauges.set("tune_trials_done", over, "trials that are finished or were stopped")
+        self._gauges.set("tune_trials_failed", counts.count(FAILED), "trials that failed")
+        if best := find_best(self.trials, self._plan.metric):
             value = best.metrics[self._plan.metric]
-            self._gauges.tell("tune_best_metric", value, "the best trial's figure on the dev split")
+            self._gauges.set("tune_best_metric", value, "the best trial's figure on the dev split")
 
     def _write(self) -> None:
         write_trials(self._folder, self.trials, self._plan.metric)
 
 
-def told(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
     """What a trial tries, in words."""
     return ", ".join(
         f"{short_name(key)} {value:.4g}" if isinstance(value, float) else f"{short_name(key)} {value}"

@@ -10,17 +10,17 @@ from raytriever.config import Config, check_config, to_dict
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.protocol import Protocol
 from raytriever.options import check_options, did_you_mean
-from raytriever.tuning.ray.manager import Plan, told
-from raytriever.tuning.ray.training_data import config_of
+from raytriever.tuning.ray.manager import SweepPlan, settings_text
+from raytriever.tuning.ray.training_data import trial_config
 from raytriever.tuning.sampler import GridSampler, build_sampler
-from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, DEV_LOSS, SearchConfig, SearchSpace, search_space
+from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, DEV_LOSS, SearchConfig, SearchSpace, parse_search_space
 
 # These decide how a sweep is carried out, or how far, and may differ where it goes on.
 _MAY_CHANGE = ("trials", "trials_at_once")
 SWEEP = "sweep"
 
 
-def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, Plan]:
+def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
     """What is to be done, with every trial of a grid looked at.
 
     Raises:
@@ -28,7 +28,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, Plan]:
     """
     check_options(search)
     check_config(base)
-    space = search_space(search.search_space)
+    space = parse_search_space(search.search_space)
     known = (*Protocol().metrics, DEV_LOSS)
     if search.metric not in known:
         raise ConfigError(f"unknown metric {search.metric!r}", "--metric", did_you_mean(search.metric, known))
@@ -48,11 +48,11 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, Plan]:
         trials = min(search.trials or len(sampler.points), len(sampler.points))
         for number, point in enumerate(sampler.points[:trials]):
             try:
-                config_of(base, point)
+                trial_config(base, point)
             except UserError as error:
-                where = f"trial {number} ({told(point)})" + (f": {error.where}" if error.where else "")
+                where = f"trial {number} ({settings_text(point)})" + (f": {error.where}" if error.where else "")
                 raise type(error)(error.what, where, error.remedy) from error
-    return space, Plan(base, sampler, search.searcher, trials, search.metric, 1)
+    return space, SweepPlan(base, sampler, search.searcher, trials, search.metric, 1)
 
 
 def watched_metric(base: Config, search: SearchConfig) -> str | None:

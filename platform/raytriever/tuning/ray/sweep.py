@@ -20,27 +20,27 @@ from typing import Any
 import ray
 import yaml
 
-from raytriever.cluster.session import check_cluster, gpus, ray_session
+from raytriever.cluster.session import check_cluster, count_gpus, ray_session
 from raytriever.config import Config
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
-from raytriever.tracking.spool import Spool, send_what_waits
+from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, closing
-from raytriever.tuning.outcome import measure_best, measured_best, write_sweep
-from raytriever.tuning.ray.manager import Conductor
+from raytriever.tuning.outcome import evaluate_best, read_best, write_sweep
+from raytriever.tuning.ray.manager import TrialManager
 from raytriever.tuning.ray.planning import plan_sweep, sweep_settings, watched_metric
-from raytriever.tuning.ray.training_data import SweepMaterial, config_of
+from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.tuner import run_trials
 from raytriever.tuning.space import SearchConfig, SearchSpace
-from raytriever.tuning.trial_log import BOOKS, FAILED, FINISHED, STOPPED, Trial, best_of, read_trials
+from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials
 
 COORDINATORS = 2  # logical processors that a session has beside the workers it is asked for
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What a person is told at the end.
 
     Args:
@@ -49,7 +49,7 @@ class Swept:
         metric: what the best is best by.
         best: None where no trial finished.
         rows: of the best one, on the test split: metrics by system.
-        anew: whether this call did anything.
+        is_new: whether this call did anything.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Swept:
     metric: str
     best: Trial | None
     rows: dict[str, dict[str, float]]
-    anew: bool
+    is_new: bool
 
     @property
     def failed(self) -> list[Trial]:
@@ -67,7 +67,7 @@ class Swept:
 
 def run_sweep(
     base: Config, search: SearchConfig, output: Path, run_name: str, fresh: bool, say: Callable[[str], None]
-) -> Swept:
+) -> SweepResult:
     """Make all trials there are to be, and measure the best one; `say` hears a line at every turn.
 
     Args:
@@ -84,15 +84,15 @@ def run_sweep(
     space, plan = plan_sweep(base, search)
     run = _open_directory(base, search, space, output, fresh)
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
-    best = best_of(trials, plan.metric)
+    best = find_best(trials, plan.metric)
     over = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
-    if over and best is not None and (rows := measured_best(output, config_of(base, dict(best.settings)))):
-        send_what_waits(output, tracking_uri(), say)
-        return Swept(output, trials, plan.metric, best, rows, anew=False)
+    if over and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
+        send_pending(output, tracking_uri(), say)
+        return SweepResult(output, trials, plan.metric, best, rows, is_new=False)
 
     check_uri(tracking_uri())
     check_cluster()
-    material = SweepMaterial(say)
+    material = SweepData(say)
     material.make_ready(base, space)
     server = MlflowServer(tracking_uri())
     run.begin(_dump(sweep_settings(base, search, space)))
@@ -104,26 +104,26 @@ def run_sweep(
         wanted = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))
         with ray_session(wanted - COORDINATORS):
             plan = replace(plan, at_once=search.trials_at_once or _places(workers))
-            conductor = Conductor(output, plan, material, trials, tracker, run_name, say)
+            conductor = TrialManager(output, plan, material, trials, tracker, run_name, say)
             try:
                 if conductor.left:
                     run_trials(conductor, plan, search, material)
             finally:
                 conductor.close()
         trials = conductor.trials
-        best, rows = best_of(trials, plan.metric), {}
+        best, rows = find_best(trials, plan.metric), {}
         if best is not None:
             folder = conductor.folder_of(best.number)
-            config = config_of(base, dict(best.settings))
-            rows = measure_best(output, best, config, folder, tracker, run_name, say, began)
+            config = trial_config(base, dict(best.settings))
+            rows = evaluate_best(output, best, config, folder, tracker, run_name, say, began)
         write_sweep(output, trials, space, plan.metric, watched_metric(base, search), tracker)
-    return Swept(output, trials, plan.metric, best, rows, anew=True)
+    return SweepResult(output, trials, plan.metric, best, rows, is_new=True)
 
 
 def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, output: Path, fresh: bool) -> RunDirectory:
     """The sweep's directory; see `RunDirectory.open`."""
     run = RunDirectory.open(output, sweep_settings(base, search, space), fresh)
-    if run.state != "new" and not (output / BOOKS).is_file() and (output / METRICS).is_file():
+    if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a run and no sweep", f"--output {output}", "give another directory")
     return run
 
@@ -134,4 +134,4 @@ def _dump(settings: dict[str, Any]) -> str:
 
 def _places(workers: int) -> int:
     """How many trials of so many workers the cluster has room for, or would make; a trial waits where it has none."""
-    return max(1, (gpus() or int(ray.cluster_resources().get("CPU", 0))) // workers)
+    return max(1, (count_gpus() or int(ray.cluster_resources().get("CPU", 0))) // workers)

@@ -9,7 +9,7 @@ from typing import Any
 
 from raytriever.config import Config, Curriculum, check_config, lay
 from raytriever.data.negatives import NegativesTable
-from raytriever.experiment.opening import OpenStage, open_run, used_config
+from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.experiment.stages import LexicalIndexes, find_negatives
 from raytriever.losses.registry import build_loss
 from raytriever.tracking.tracker import DatasetRecord
@@ -20,7 +20,7 @@ from raytriever.tuning.space import Point, SearchSpace
 MADE_READY = ("data", "model")
 
 
-def config_of(base: Config, point: Point) -> Config:
+def trial_config(base: Config, point: Point) -> Config:
     """The settings of a trial, held to their declarations and to each other; raises `ConfigError`."""
     layer: dict[str, dict[str, object]] = {}
     for key, value in point.items():
@@ -35,7 +35,7 @@ def config_of(base: Config, point: Point) -> Config:
 
 
 @dataclass
-class SweepMaterial:
+class SweepData:
     """Opened data sets and negatives tables, by what decides them.
 
     Args:
@@ -57,7 +57,7 @@ class SweepMaterial:
         values = [[one.high] if one.is_range else one.values for one in sets]
         for combination in itertools.product(*values):
             point = {one.key: value for one, value in zip(sets, combination, strict=True)}
-            self._open(config_of(base, point))
+            self._open(trial_config(base, point))
 
     def job(self, number: int, config: Config, folder: str) -> TrialJob:
         """What a trial is given; raises `UserError` where there is nothing to learn from with its settings."""
@@ -73,7 +73,7 @@ class SweepMaterial:
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
         """Return the settings of a trial as they are used, for the tracker."""
         stage, _ = self._stages[_key(config)]
-        return used_config(config, stage.description)
+        return resolved_config(config, stage.description)
 
     def record(self) -> DatasetRecord:
         """The data set that all trials are compared on, for the tracker."""

@@ -17,7 +17,7 @@ import torch
 from ray import tune
 
 from raytriever.cluster.event_queue import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
-from raytriever.cluster.session import Workplace, gpus
+from raytriever.cluster.session import DriverContext, count_gpus
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import Config
@@ -29,7 +29,7 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
-from raytriever.tracking.steps import curve
+from raytriever.tracking.steps import read_curve
 
 # What a trial reports to Tune in the end: how it ended, its figures, or why it failed.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
@@ -67,7 +67,7 @@ class TrialEvent:
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class SweepContext:
     """What all trials of a sweep share.
 
     Args:
@@ -79,24 +79,24 @@ class Circumstances:
     """
 
     queue: EventQueue
-    workplace: Workplace
+    workplace: DriverContext
     beside: int
     reported: str | None
     searches: bool
 
 
-def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], around: Circumstances) -> None:
+def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], around: SweepContext) -> None:
     """Train, measure, and report how it ended; what Tune stops ends by `SystemExit` within.
 
     Args:
         config: `{"job": TrialJob}`.
         tables: negatives tables by name.
-        around: see `Circumstances`.
+        around: see `SweepContext`.
     """
     job: TrialJob = config["job"]
     around.workplace.enter()
     folder = Path(job.folder)
-    told = max((step for step, _ in curve(folder, "loss")), default=0)
+    told = max((step for step, _ in read_curve(folder, "loss")), default=0)
     reporter = _TrialReporter(job.number, around)
     end: dict[str, Any]
     try:
@@ -126,7 +126,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
 class _TrialReporter:
     """Sends a trial's events to the driver, and reports its validations to Tune."""
 
-    def __init__(self, number: int, around: Circumstances) -> None:
+    def __init__(self, number: int, around: SweepContext) -> None:
         self._number, self._queue, self._watched = number, around.queue, around.reported
 
     def on_event(self, event: Event) -> None:
@@ -158,12 +158,12 @@ def _measured(job: TrialJob) -> dict[str, float]:
     if job.config.training.workers[1] == 1:
         return measure_on_dev(job)
     # The workers' places are free again; those of the trial, to which its tasks are bound by default, hold nothing.
-    task = ray.remote(num_cpus=1, num_gpus=min(1, gpus()), scheduling_strategy="DEFAULT")(measure_on_dev)
-    found: dict[str, float] = ray.get(task.remote(job, Workplace()))
+    task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(measure_on_dev)
+    found: dict[str, float] = ray.get(task.remote(job, DriverContext()))
     return found
 
 
-def measure_on_dev(job: TrialJob, workplace: Workplace | None = None) -> dict[str, float]:
+def measure_on_dev(job: TrialJob, workplace: DriverContext | None = None) -> dict[str, float]:
     """The metrics of a trial's model on the dev split of its first data set, the whole corpus searched."""
     if workplace is not None:
         workplace.enter()

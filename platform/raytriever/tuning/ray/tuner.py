@@ -22,13 +22,13 @@ from ray.tune.search import Searcher
 
 from raytriever.activity import activity
 from raytriever.cluster.event_queue import open_event_queue
-from raytriever.cluster.session import Workplace, gpus
+from raytriever.cluster.session import DriverContext, count_gpus
 from raytriever.cluster.train.fit import FitThread
-from raytriever.tracking.steps import curve
-from raytriever.tuning.ray.manager import Conductor, Plan
+from raytriever.tracking.steps import read_curve
+from raytriever.tuning.ray.manager import SweepPlan, TrialManager
 from raytriever.tuning.ray.planning import watched_metric
-from raytriever.tuning.ray.training_data import SweepMaterial
-from raytriever.tuning.ray.trial import STEP, Circumstances, TrialJob, run_trial
+from raytriever.tuning.ray.training_data import SweepData
+from raytriever.tuning.ray.trial import STEP, SweepContext, TrialJob, run_trial
 from raytriever.tuning.space import DEV_LOSS, SearchConfig
 from raytriever.tuning.trial_log import FINISHED, STOPPED
 
@@ -36,7 +36,7 @@ NEVER = 10**9  # steps
 Curve = Sequence[tuple[int, float]]
 
 
-class Proposals(Searcher):
+class TrialProposals(Searcher):
     """Gives out the trials of a sweep.
 
     Args:
@@ -120,9 +120,9 @@ class Asha(AsyncHyperBandScheduler):
         """See `TrialScheduler`."""
         self._replay(trial, self._curve_of(trial.config["job"].number))
 
-    def _replay(self, trial: Any, curve: Curve) -> None:
+    def _replay(self, trial: Any, points: Curve) -> None:
         super().on_trial_add(None, trial)
-        for step, value in curve:
+        for step, value in points:
             super().on_trial_result(None, trial, {STEP: step, self._metric: value})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Asha(AsyncHyperBandScheduler):
         Path(checkpoint_path).touch()
 
 
-class StopAll(Stopper):
+class SweepStopper(Stopper):
     """Stops every trial once it is told to."""
 
     def __init__(self) -> None:
@@ -166,21 +166,21 @@ _RAY_TUNE = {
 }
 
 
-def run_trials(conductor: Conductor, plan: Plan, search: SearchConfig, material: SweepMaterial) -> None:
+def run_trials(conductor: TrialManager, plan: SweepPlan, search: SearchConfig, material: SweepData) -> None:
     """Run all trials that are left; an interruption stops them and comes back at once."""
-    workers, stop = plan.base.training.workers[1], StopAll()
+    workers, stop = plan.base.training.workers[1], SweepStopper()
     nodes = sum(node["Alive"] for node in ray.nodes())
     for name, value in _RAY_TUNE.items():
         os.environ.setdefault(name, value)
     with open_event_queue(conductor.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
-        around = Circumstances(
+        around = SweepContext(
             events.queue,
-            Workplace(),
+            DriverContext(),
             math.ceil(plan.at_once / nodes),
             watched_metric(plan.base, search),
             plan.metric != DEV_LOSS,
         )
-        proposals = Proposals(conductor.next_job, conductor.ended)
+        proposals = TrialProposals(conductor.next_job, conductor.ended)
         trainable = tune.with_parameters(run_trial, tables=material.tables, around=around)
         tuner = tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory([_bundle(workers)])),
@@ -218,12 +218,12 @@ def _bundle(workers: int) -> dict[str, float]:
     """What a trial's own process takes: all it trains on, or of several workers, who take it themselves, nothing."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
-    return {"CPU": 1.0, "GPU": 1.0} if gpus() else {"CPU": 1.0}
+    return {"CPU": 1.0, "GPU": 1.0} if count_gpus() else {"CPU": 1.0}
 
 
-def _scheduler(conductor: Conductor, search: SearchConfig, watched: str) -> Asha:
+def _scheduler(conductor: TrialManager, search: SearchConfig, watched: str) -> Asha:
     def curve_of(number: int) -> list[tuple[int, float]]:
-        return curve(conductor.folder_of(number), watched)
+        return read_curve(conductor.folder_of(number), watched)
 
     over = [trial.number for trial in conductor.trials if trial.status in (FINISHED, STOPPED)]
     earlier = [curve_of(number) for number in over]

@@ -117,7 +117,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     """Turns of this process and of one actor with as many threads, from the first shard's end to the last one's."""
     import torch
 
-    from raytriever.cluster.encoding import ActorPool
+    from raytriever.cluster.encoding import ActorPool, run_in_actors
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
@@ -137,7 +137,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     found: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
     with TemporaryDirectory() as folder, ray_session(threads):
         for turn in range(ROUNDS):
-            for name, run in {"alone": encode_in_process, "pool": in_actors(ActorPool(1, 1, threads))}.items():
+            for name, run in {"alone": encode_in_process, "pool": run_in_actors(ActorPool(1, 1, threads))}.items():
                 work = StoreWriter(Path(folder) / f"{name}{turn}", plan)
                 began = time.perf_counter()
                 store = encode_store(work, config, retriever, dataset, run)
@@ -216,7 +216,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import psutil
     import ray
 
-    from raytriever.cluster.encoding import ActorPool
+    from raytriever.cluster.encoding import ActorPool, run_in_actors
     from raytriever.cluster.search import SearchPool, search_in_actors
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
@@ -236,7 +236,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
         before = process.memory_info().rss
         with watching("MapBatches(_Actor)") as peak:
             work = StoreWriter(cache / kind, plan)
-            store = encode_store(work, config, retriever, dataset, in_actors(ActorPool(2, 2)))
+            store = encode_store(work, config, retriever, dataset, run_in_actors(ActorPool(2, 2)))
         found[f"{kind} grown"], found[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
         ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
         found[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])

@@ -22,7 +22,7 @@ import torch
 from numpy import ndarray
 from ray.data import ActorPoolStrategy
 
-from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.gauges import Gauges, with_encoding_gauges
 from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, open_encoding_session, run_in_actors
-from raytriever.cluster.gauges import Gauges, with_encoding_gauges
+from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
 from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.encoding.config import EncodeConfig
 from raytriever.evaluation.job import run_evaluation

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from raytriever.cluster.launch_process import Launched
+from raytriever.cluster.launch import LaunchedServer
 
 Mistake = Callable[..., str]
 
@@ -41,7 +41,7 @@ def test_launch_refuses(
     mistake: Mistake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, told: str
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    monkeypatch.setattr(Launched, "__init__", _refuse_to_start)
+    monkeypatch.setattr(LaunchedServer, "__init__", _refuse_to_start)
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "file").touch()
     words, told = (text.replace("HERE", str(tmp_path)) for text in (words, told))

@@ -29,11 +29,11 @@ import sys, itertools
 from pathlib import Path
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.steps import curve
+from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
 folder = Path(sys.argv[1])
 spool = Spool.open(MlflowServer(sys.argv[2]), folder, "killed")
-done = max((step for step, _ in curve(folder, "loss")), default=0)
+done = max((step for step, _ in read_curve(folder, "loss")), default=0)
 print("begun", flush=True)
 for step in itertools.count(max(1, done - 20)):  # as from a checkpoint before the last step
     spool.log([Point("loss", step / 7, step, 1000 + step)])

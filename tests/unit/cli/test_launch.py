@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from raytriever.cluster.launch import LaunchedServer
 
 Mistake = Callable[..., str]

@@ -46,7 +46,7 @@ def test_equal_trainings_lose_no_step(command_line: Callable[..., Any], started:
     started += [cli.start("train", *cli.settings, *SETTINGS, "--wait") for _ in range(2)]
     ends = [process.communicate(timeout=500) for process in started[1:]]
     assert [process.returncode for process in started[1:]] == [0, 0], ends
-    assert sum("is finished; --fresh trains anew" in said for _, said in ends) == 1
+    assert sum("is finished; --fresh removes it and trains again" in said for _, said in ends) == 1
     assert sum("waiting for 'raytriever train'" in said for _, said in ends) == 1
     assert sum("continuing after step" in said for _, said in ends) == 1
     assert [step for step, _ in losses(run)] == list(range(1, STEPS + 1))

@@ -240,7 +240,7 @@ def test_a_job_that_is_stopped_leaves_a_run_that_the_same_command_goes_on_with(h
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 130, out
         assert "stopping raysubmit_" in out
-        assert out.rstrip().endswith("give the same command again to go on")
+        assert out.rstrip().endswith("run the same command again to continue")
         assert not (checkpoints.parent / "metrics.json").exists()
         reached = max(int(path.name[5:]) for path in checkpoints.glob("step-*"))
         assert reached < 400

@@ -93,5 +93,5 @@ def test_a_killed_study_goes_on(
 
     before = {file: file.stat().st_mtime_ns for file in (killed / "arms").rglob("*") if file.is_file()}
     _, err = finish(line, started, "killed")
-    assert "killed is finished; more --seeds go on" in err
+    assert "killed is finished; a larger --seeds continues it" in err
     assert before == {file: file.stat().st_mtime_ns for file in before}

@@ -68,7 +68,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     # The same command again has nothing to do and says the same.
     again = cli.train("--max-steps", "6", "--num-workers", "2", "--output", "run")
     assert again.returncode == 0
-    assert "is finished; --fresh trains anew" in again.stderr
+    assert "is finished; --fresh removes it and trains again" in again.stderr
     assert again.stdout == done.stdout
 
 
@@ -112,7 +112,7 @@ def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(comman
         os.kill(torn.pid, signal.SIGINT)
         _, err = torn.communicate(timeout=60)
         assert torn.returncode == 130, err
-        assert "interrupted; give the same command again to go on" in err
+        assert "interrupted; run the same command again to continue" in err
         assert "continuing after step" in err  # the killed worker's successor
 
         again = cli.start("train", *words, "--output", "torn")

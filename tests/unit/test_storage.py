@@ -211,9 +211,9 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
 ) -> None:
     log: list[str] = []
 
-    def note(name: str, path_of: Callable[..., str]) -> None:
+    def note(name: str, path_type: Callable[..., str]) -> None:
         real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *given: (log.append(f"{name} {path_of(*given)}"), real(*given))[1])
+        monkeypatch.setattr(os, name, lambda *given: (log.append(f"{name} {path_type(*given)}"), real(*given))[1])
 
     note("fsync", lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink().name)
     note("rename", lambda source, target: Path(target).name)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from raytriever.cli.main import run
-from raytriever.cli.train import _parser, resolve
+from raytriever.cli.train import _parser, resolve_settings
 from raytriever.config import Curriculum
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -53,7 +53,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(*words: str) -> Curriculum:
-    return resolve(_parser().parse([*TRAINING, *words]))
+    return resolve_settings(_parser().parse([*TRAINING, *words]))
 
 
 def bm25_of(dataset: RetrievalDataset) -> Bm25Index:

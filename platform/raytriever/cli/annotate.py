@@ -1,8 +1,7 @@
-"""`annotate`: positives that a language model finds, written as a data set that `train` reads."""
+"""`annotate`: find positives with a language model and write them as a data set that `train` reads."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from functools import partial
 from pathlib import Path
@@ -12,40 +11,37 @@ from raytriever.cli.arguments import (
     Parser,
     add_settings,
     add_wait,
-    check_given,
-    command_line,
-    given,
+    build_config,
+    check_effects,
     lock_output,
-    path_of,
+    path_type,
+    quote_command,
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
-from raytriever.options import check_options
 from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-
-
-# The encoder finds candidates, or nothing.
+# Only dense candidates use the encoder.
 _NEEDS = dict.fromkeys((*READING, "embeddings", "precision"), ("candidates=dense",))
 
 
 def main(words: list[str]) -> None:
     """Parse, annotate, print."""
     arguments = _parser().parse(words)
-    annotation = dataclasses.replace(AnnotationConfig(), **given(arguments, AnnotationConfig))
-    service = dataclasses.replace(ServiceConfig(), **given(arguments, ServiceConfig))
-    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
-    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
-    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    for settings in (annotation, service, model, data, training):
-        check_options(settings)
-    check_given(arguments, annotation, service, model, data, training, needs=_NEEDS)
+    annotation = build_config(arguments, AnnotationConfig)
+    service = build_config(arguments, ServiceConfig)
+    model = build_config(arguments, ModelConfig)
+    data = build_config(arguments, DataConfig)
+    training = build_config(arguments, TrainingConfig)
+    check_effects(arguments, annotation, service, model, data, training, needs=_NEEDS)
     if not _SPLIT.fullmatch(arguments.split):
-        raise ConfigError(f"{arguments.split!r} is no split's name", "--split", "use letters, digits, '_' and '-'")
+        raise ConfigError(
+            f"{arguments.split!r} is not a valid name of a split", "--split", "use letters, digits, '_' and '-'"
+        )
     check_annotation(annotation, arguments.embeddings is not None)
     check_paths(annotation, model, data)
     if arguments.embeddings is not None:
@@ -76,16 +72,17 @@ def main(words: list[str]) -> None:
     words = ["--dataset", str(output), "--positives", groups, "--positives-order", "ranked"]
     if annotated.told["negatives"]:
         words += ["--negatives-table", str(output / "negatives"), "--negatives-per-query", "5"]
-    show(f"\nGo on with:\n  {command_line('python', 'jobs/train.py', *words)}")
+    show(f"\nContinue with:\n  {quote_command('python', 'jobs/train.py', *words)}")
 
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="annotate", description="Let a language model find the positives among what several retrievers found."
+        prog="annotate",
+        description="Let a language model find the positives among the candidates of several retrievers.",
     )
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
         help="folder to write the annotated data set to",
@@ -94,26 +91,26 @@ def _parser() -> Parser:
         "--split",
         default="train",
         metavar="NAME",
-        help="split whose queries are annotated; a new name takes the queries that no split judges (default: train)",
+        help="split whose queries are annotated; a new name means the queries without a judgement (default: train)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what it will cost, and ask nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the estimated cost and send no request")
     parser.add_argument(
         "--answers",
-        type=path_of(OUTPUT, "--answers"),
+        type=path_type(OUTPUT, "--answers"),
         metavar="DIR",
-        help="where every answer is kept, for this job and all others (default: answers/ in the cache)",
+        help="folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
     )
     parser.add_argument(
         "--embeddings",
         type=partial(EMBEDDINGS.read_flag, flag="--embeddings"),
         metavar="DIR",
-        help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
+        help="embeddings of the passages, written by jobs/encode.py with --model (default: encode them and cache them)",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
-    add_settings(parser, ModelConfig, "encoder of dense", only=READING)
+    add_settings(parser, ModelConfig, "encoder of dense candidates", only=READING)
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

@@ -1,8 +1,8 @@
-"""Flags out of the settings' own declarations, on argparse.
+"""Command-line flags, generated with argparse from the declarations of the settings.
 
-A flag that is not given leaves no trace in the parsed arguments, so that layers can be laid over each other in
-order: the settings' defaults, a recipe, a configuration file, the flags. argparse rather than a generator of
-command lines, because every mistake is to end in one line.
+A flag that the command line omits is absent from the parsed arguments. So layers override each other in order: the
+defaults of the settings, a recipe, a configuration file, the flags. argparse is used rather than a library that
+generates command lines, because every user error must end in one line.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from raytriever.cli.suggestions import instead_of_flag
+from raytriever.cli.suggestions import suggest_for_flag
 from raytriever.errors import ConfigError
 from raytriever.locking import acquire
 from raytriever.masking import refuse_secrets
-from raytriever.options import flag_of, needs_of, read_option, without_effect
+from raytriever.options import check_options, flag_of, needs_of, read_option, without_effect
 from raytriever.paths import PathKind
 from raytriever.storage import lock_errors
 from raytriever.terminal import show, warn
 
-WIDTH = 100  # of the help of common flags: one line each
+T = TypeVar("T")
+WIDTH = 100  # characters of a line in the help of common flags
 _CHOICES = "; one of: "
 
 
@@ -33,10 +34,10 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ConfigError` where argparse prints its usage and exits.
 
     Args:
-        prog: the stage, as it follows `raytriever`.
-        description: what it does, in one sentence.
-        common: the flags that `--help` shows; `--help-all` shows all of them. Empty: `--help` shows all.
-        free_text: the name of an argument that is a question; it may look like a secret, and is stored nowhere.
+        prog: the stage, without `raytriever`.
+        description: the purpose of the stage, in one sentence.
+        common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
+        free_text: the name of an argument that holds a question. It may look like a secret, but is never stored.
     """
 
     def __init__(self, prog: str, description: str, common: Sequence[str] = (), free_text: str | None = None) -> None:
@@ -48,15 +49,15 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, help="show all flags and exit")
 
     def error(self, message: str) -> NoReturn:
-        """Tell a mistake in one line."""
+        """Raise `ConfigError` with the message of argparse."""
         raise ConfigError(message, remedy=f"see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help on standard output; a disk that is full is an error here too."""
+        """Print the help on standard output; raises `StorageError` if the disk is full."""
         show(self.format_help().rstrip("\n"))
 
     def format_usage(self) -> str:
-        """Return one line: the program, what it needs, and that there are flags."""
+        """Return one line: the program, its required arguments and `[flags]`."""
         needed = [_invocation(action) for action in self._actions if action.required and action.option_strings]
         words = [
             _invocation(action) for action in self._actions if not action.option_strings and action.metavar != "..."
@@ -64,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         return f"usage: {' '.join([self.prog, *words, *needed, '[flags]'])}\n"
 
     def format_help(self) -> str:
-        """Return the help: of the common flags where some are named, else of all."""
+        """Return the help of the common flags, or of all flags if no common flags are declared."""
         return self._format(self._common) if self._common else self.format_all()
 
     def format_all(self) -> str:
@@ -88,54 +89,66 @@ class Parser(argparse.ArgumentParser):
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def parse(self, words: Iterable[str]) -> argparse.Namespace:
-        """Parse a command line; an unknown flag is answered with the nearest known one."""
+        """Parse a command line.
+
+        Returns:
+            The values, and in `explicit_flags` the names of the settings that the command line contains.
+
+        Raises:
+            ConfigError: a flag is unknown (the message suggests the nearest known flag), a value is wrong or missing,
+                is not UTF-8, or looks like a secret.
+        """
         words = list(words)
         known = {flag for action in self._actions for flag in action.option_strings}
-        for place, word in enumerate(words):
+        for index, word in enumerate(words):
             if word == "--":
                 break
             flag = word.split("=")[0]
-            # Looked for first: to argparse a misspelt flag is a missing one.
+            # Checked first: argparse would report a misspelt flag as a missing one.
             if flag.startswith("--") and flag not in known:
-                raise ConfigError("unknown flag", flag, instead_of_flag(flag, known))
-            _check_utf8(word, _flag_before(words, place, known))
-        found, unknown = self.parse_known_args(words)
+                raise ConfigError("unknown flag", flag, suggest_for_flag(flag, known))
+            _check_utf8(word, _flag_before(words, index, known))
+        arguments, unknown = self.parse_known_args(words)
         for word in unknown:
             raise ConfigError(f"unexpected word {word!r}", remedy=f"see {self.prog} --help")
-        free = getattr(found, self._free_text) if self._free_text else None
-        for place, word in enumerate(words):
+        free = getattr(arguments, self._free_text) if self._free_text else None
+        for index, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
-                refuse_secrets(word, _flag_before(words, place, known))
+                refuse_secrets(word, _flag_before(words, index, known))
         actions = {flag: action.dest for action in self._actions for flag in action.option_strings}
         end = words.index("--") if "--" in words else len(words)
-        found.flags_given = {actions[flag] for word in words[:end] if (flag := word.partition("=")[0]) in actions}
-        return found
+        arguments.explicit_flags = {
+            actions[flag] for word in words[:end] if (flag := word.partition("=")[0]) in actions
+        }
+        return arguments
 
 
-def check_given(arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Refuse a flag that was given and has no effect next to the other settings; raises `ConfigError`.
+def check_effects(
+    arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Raise `ConfigError` for an explicit flag that has no effect next to the other settings.
 
-    Only flags count: a recipe or a file lists settings for other losses and stages too, as a run's own `config.yaml`
-    does.
+    Only flags are checked. A recipe, a configuration file or the `config.yaml` of a run also holds settings of other
+    losses and stages.
 
     Args:
-        arguments: as parsed.
+        arguments: the parsed arguments.
         configs: dataclass instances with the value of every setting.
-        needs: what flags need besides what their declarations say; see `options.NEEDS`.
+        needs: further needs of flags, besides those in their declarations; see `options.NEEDS`.
     """
     settings = vars(arguments) | {name: value for config in configs for name, value in vars(config).items()}
     declared = needs_of(*map(type, configs)) | dict(needs or {})
-    for error in without_effect(settings, sorted(arguments.flags_given), declared).values():
+    for error in without_effect(settings, sorted(arguments.explicit_flags), declared).values():
         raise error
 
 
-def _flag_before(words: Sequence[str], place: int, known: Collection[str]) -> str | None:
-    """Return the flag that a word of the command line is the value of, where there is one."""
-    return words[place - 1] if place and words[place - 1] in known else None
+def _flag_before(words: Sequence[str], index: int, known: Collection[str]) -> str | None:
+    """Return the flag before a word of the command line, or None."""
+    return words[index - 1] if index and words[index - 1] in known else None
 
 
 def _check_utf8(word: str, flag: str | None) -> None:
-    """The bytes of a word of the command line that are not UTF-8 reach Python as halves of surrogate pairs."""
+    """Raise `ConfigError` if a word is not UTF-8: Python receives such bytes as halves of surrogate pairs."""
     try:
         word.encode()
     except UnicodeEncodeError as error:
@@ -146,25 +159,25 @@ def _check_utf8(word: str, flag: str | None) -> None:
 
 
 class _HelpAll(argparse.Action):
-    """The flag that prints the help of all flags."""
+    """Flag that prints the help of all flags."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
 
-    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *values: Any) -> None:
         assert isinstance(parser, Parser)
         show(parser.format_all().rstrip("\n"))
         parser.exit()
 
 
 def _invocation(action: argparse.Action) -> str:
-    """An argument as a usage line has it."""
+    """Return an argument in the form of a usage line."""
     value = str(action.metavar or action.dest)
     return f"{action.option_strings[0]} {value}" if action.option_strings else value + " ..." * (action.nargs == "+")
 
 
 def _brief(action: argparse.Action) -> argparse.Action:
-    """The same flag without the list of its values, for help of one line a flag."""
+    """Return the same flag without the list of its values, so that its help fits on one line."""
     brief = copy(action)
     brief.help = (action.help or "").partition(_CHOICES)[0]
     return brief
@@ -182,7 +195,14 @@ def _terminal_width() -> int:
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
-    """Add a flag for every field of a settings dataclass (or for the named ones) that was declared by `option`."""
+    """Add flags for the fields of a settings dataclass.
+
+    Args:
+        parser: where the flags are added.
+        kind: a dataclass whose fields were declared with `option`.
+        title: the heading of the flags in the help.
+        only: names of the fields; all of them when None.
+    """
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -211,11 +231,13 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         )
         if choices and len(choices) > 4:
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
-        group.add_argument(flag_of(field.name), type=_typed(types[0], flag_of(field.name)), metavar=metavar, **common)
+        group.add_argument(
+            flag_of(field.name), type=_converter(types[0], flag_of(field.name)), metavar=metavar, **common
+        )
 
 
-def path_of(kind: PathKind, flag: str) -> Callable[[str], str]:
-    """Return the `type` of an argument that takes a path: it is expanded, never empty, and exists where it is read."""
+def path_type(kind: PathKind, flag: str) -> Callable[[str], str]:
+    """Return the argparse `type` of a path: it expands the path and checks it as `kind` says."""
 
     def read(text: str) -> str:
         path = kind.read_flag(text, flag)
@@ -225,13 +247,26 @@ def path_of(kind: PathKind, flag: str) -> Callable[[str], str]:
     return read
 
 
-def command_line(*words: object) -> str:
-    """Return words as a command that a shell takes as they are: white space, `;` and `$` in them are quoted."""
+def quote_command(*words: object) -> str:
+    """Return words as a shell command, with white space, `;` and `$` quoted."""
     return shlex.join(map(str, words))
 
 
-def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
-    """The fields of a settings dataclass that were given as flags."""
+def build_config(arguments: argparse.Namespace, kind: type[T], **settings: Any) -> T:
+    """Return a settings dataclass of its defaults and the explicit flags; raises `ConfigError` if a value is wrong.
+
+    Args:
+        arguments: the parsed arguments.
+        kind: a dataclass whose fields were declared with `option`.
+        settings: further values, which override both.
+    """
+    config = kind(**explicit_settings(arguments, kind) | settings)
+    check_options(config)
+    return config
+
+
+def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """Return the settings of a dataclass that the command line contains, by field name."""
     return {
         field.name: getattr(arguments, field.name)
         for field in dataclasses.fields(kind)
@@ -241,25 +276,27 @@ def given(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:
 
 def add_wait(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add `--wait`, for a stage that calls `lock_output`."""
-    parser.add_argument("--wait", action="store_true", help="wait for another command that is writing to --output")
+    parser.add_argument(
+        "--wait", action="store_true", help="wait until another command that writes to --output has ended"
+    )
 
 
 def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--output") -> None:
-    """Be the only command that writes a directory until this one ends; called before anything heavy is imported.
+    """Lock a directory for writing until this command ends; called before heavy imports.
 
     Args:
-        arguments: of a parser with `add_wait`.
-        output: the directory, which need not exist.
-        flag: names it.
+        arguments: arguments of a parser with `add_wait`.
+        output: the directory; it need not exist.
+        flag: the flag that names the directory.
 
     Raises:
-        InUseError: another command is writing it, and `--wait` is not given.
+        InUseError: another command writes to it, and `--wait` is absent.
     """
     with lock_errors(output):
         acquire(output, wait=arguments.wait, report=warn, remedy=f"wait for it with --wait, or give another {flag}")
 
 
-def _typed(kind: type, flag: str) -> Any:
+def _converter(kind: type, flag: str) -> Any:
     words = {int: "a whole number", float: "a number", str: "text"}
 
     def convert(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""`compare`: one page over finished runs."""
+"""`compare`: write one HTML page that compares finished runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raytriever.cli.arguments import Parser, path_of
+from raytriever.cli.arguments import Parser, path_type
 from raytriever.errors import ConfigError
 from raytriever.paths import OUTPUT, RUN
 from raytriever.storage import check_writable
@@ -27,26 +27,26 @@ def main(words: list[str]) -> None:
         if not (Path(word).is_dir() or _RUN_ID.fullmatch(word) or _FILTER.search(word)):
             raise ConfigError(
                 f"{word!r} is neither a directory nor an MLflow run",
-                remedy="give a directory, the 32 digits of an id, or a filter as \"params.loss.loss = 'mw'\"",
+                remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
             )
     output = Path(arguments.output)
     if output.is_dir():
-        raise ConfigError("is a directory", f"--output {output}", "name the HTML file to write")
+        raise ConfigError("is a directory", f"--output {output}", "give the path of the HTML file to write")
     check_writable(output.parent)
 
     from raytriever.report.comparison import write_comparison
 
-    write_comparison(output, _named(_read(arguments.runs)))
-    show(f"{output} in a browser")
+    write_comparison(output, _number_duplicates(_read_runs(arguments.runs)))
+    show(f"{output} (open it in a browser)")
 
 
-def _read(given: Sequence[str]) -> Iterator[FinishedRun]:
-    """Every run that was asked for, in that order."""
+def _read_runs(words: Sequence[str]) -> Iterator[FinishedRun]:
+    """Yield the runs of the command line, in order."""
     from raytriever.evaluation.names import distinct_names
     from raytriever.report.finished_runs import MlflowRuns, read_directory
 
-    names = iter(distinct_names([word for word in given if Path(word).is_dir()]))
-    for word in given:
+    names = iter(distinct_names([word for word in words if Path(word).is_dir()]))
+    for word in words:
         if Path(word).is_dir():
             yield read_directory(Path(word), next(names))
         elif _RUN_ID.fullmatch(word):
@@ -55,35 +55,37 @@ def _read(given: Sequence[str]) -> Iterator[FinishedRun]:
             yield from MlflowRuns().by_filter(word)
 
 
-def _named(runs: Iterator[FinishedRun]) -> list[FinishedRun]:
-    """The runs, those of a name that was there before numbered."""
+def _number_duplicates(runs: Iterator[FinishedRun]) -> list[FinishedRun]:
+    """Return the runs; append a number to each name that an earlier run has."""
     import dataclasses
 
-    found: list[FinishedRun] = []
+    renamed: list[FinishedRun] = []
     for run in runs:
-        names = {one.name for one in found}
+        names = {one.name for one in renamed}
         name, number = run.name, 2
         while name in names:
             name, number = f"{run.name} {number}", number + 1
-        found.append(dataclasses.replace(run, name=name))
-    return found
+        renamed.append(dataclasses.replace(run, name=name))
+    return renamed
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="compare", description="Write one page over finished runs of training and of evaluation.")
+    parser = Parser(
+        prog="compare", description="Write one HTML page that compares finished runs of training and evaluation."
+    )
     parser.add_argument(
         "runs",
         nargs="+",
-        type=path_of(RUN, ""),
+        type=path_type(RUN, ""),
         metavar="RUN",
-        help="a run's directory, its id in MLflow, or a filter of MLflow's search",
+        help="a run directory, a run id of MLflow, or a filter of MLflow's search",
     )
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         default="report.html",
         metavar="FILE",
         help="the page to write (default: report.html)",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

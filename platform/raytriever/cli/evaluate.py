@@ -1,17 +1,15 @@
-"""`evaluate`: models side by side on data sets."""
+"""`evaluate`: measure models on data sets and compare them."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import READING, ModelConfig
-from raytriever.options import check_options
 from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -20,15 +18,13 @@ from raytriever.training.config import TrainingConfig
 def main(words: list[str]) -> None:
     """Parse, evaluate, print."""
     arguments = _parser().parse(words)
-    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
-    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
-    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    config = dataclasses.replace(EvaluationConfig(), **given(arguments, EvaluationConfig))
-    encoding = dataclasses.replace(EncodeConfig(), **given(arguments, EncodeConfig))
-    for settings in (model, data, training, config, encoding):
-        check_options(settings)
+    model = build_config(arguments, ModelConfig)
+    data = build_config(arguments, DataConfig)
+    training = build_config(arguments, TrainingConfig)
+    config = build_config(arguments, EvaluationConfig)
+    encoding = build_config(arguments, EncodeConfig)
     check_encode(encoding)
-    check_given(arguments, model, data, training, config, encoding)
+    check_effects(arguments, model, data, training, config, encoding)
     check_paths(config)
     output = Path(arguments.output)
     lock_output(arguments, output)
@@ -44,7 +40,7 @@ def main(words: list[str]) -> None:
     from raytriever.tracking.spool import open_adjacent
 
     if not arguments.datasets and not config.suite:
-        raise ConfigError("no data set is given", remedy="give --datasets PATH, or --suite beir")
+        raise ConfigError("--datasets is missing", remedy="give --datasets PATH, or --suite beir")
     models = pin_models(read_models(arguments.models, model))
     protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
     job = EvaluationJob(
@@ -67,50 +63,50 @@ def main(words: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="evaluate", description="Measure models side by side on data sets.")
+    parser = Parser(prog="evaluate", description="Measure models on data sets and compare them.")
     parser.add_argument(
         "--model",
         nargs="+",
         dest="models",
-        type=path_of(MODELS, "--model"),
+        type=path_type(MODELS, "--model"),
         metavar="MODEL",
         default=[ModelConfig().model],
-        help="`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL calls one NAME (default: minilm)",
+        help="`bm25`, `minilm`, model directories, runs or hub names; NAME=MODEL names one in tables (default: minilm)",
     )
     parser.add_argument(
         "--datasets",
         nargs="+",
-        type=path_of(DATASET, "--datasets"),
+        type=path_type(DATASET, "--datasets"),
         metavar="PATH",
         default=[],
-        help="as --dataset of the other jobs; a folder of data sets is one, the mean over them",
+        help="as --dataset of the other stages; a folder of data sets counts as one, by the mean over them",
     )
     parser.add_argument(
         "--baseline",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="the models that the others are compared with, one or two (default: the first)",
+        help="one or two models that the others are compared with (default: the first model)",
     )
     parser.add_argument(
         "--calibrate",
         nargs="+",
         default=[],
         metavar="AIM",
-        help="thresholds for a wanted precision=0.9 or recall=0.8, chosen on --calibration-split, checked on --split",
+        help="choose score thresholds for precision=0.9 or recall=0.8 on --calibration-split and check them on --split",
     )
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         default="results",
         metavar="DIR",
-        help="where results go (default: results)",
+        help="folder to write the results to (default: results)",
     )
     parser.add_argument("--fresh", action="store_true", help="remove an earlier evaluation of --output")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, EvaluationConfig, "measuring")
-    add_settings(parser, ModelConfig, "models, all of them", only=[name for name in READING if name != "model"])
+    add_settings(parser, ModelConfig, "all models", only=[name for name in READING if name != "model"])
     add_settings(parser, DataConfig, "data", only=["max_bad_rows"])
     add_settings(parser, EncodeConfig, "encoding", only=["actors", "actor_gpus", "actor_cpus"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])

@@ -1,16 +1,14 @@
-"""`index`: the passages of a data set become an approximate index, which is opened, measured and searched."""
+"""`index`: build, open, measure and search an approximate index over the passages of a data set."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import IndexConfig, check_index
 from raytriever.models.config import READING, ModelConfig
-from raytriever.options import check_options
 from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -19,21 +17,19 @@ from raytriever.training.config import TrainingConfig
 def main(words: list[str]) -> None:
     """Parse, build or open, print."""
     arguments = _parser().parse(words)
-    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
-    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
-    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    config = dataclasses.replace(IndexConfig(), **given(arguments, IndexConfig))
-    for settings in (model, data, training, config):
-        check_options(settings)
+    model = build_config(arguments, ModelConfig)
+    data = build_config(arguments, DataConfig)
+    training = build_config(arguments, TrainingConfig)
+    config = build_config(arguments, IndexConfig)
     check_index(config)
-    check_given(arguments, model, data, training, config, needs={"top": ("query",)})
+    check_effects(arguments, model, data, training, config, needs={"top": ("query",)})
     if arguments.query is not None and not arguments.query.strip():
-        raise ConfigError("is empty", "--query", 'give a few words, such as "read a file line by line"')
+        raise ConfigError("the query is empty", "--query", 'give a few words, such as "read a file line by line"')
     if arguments.top < 1:
         raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
     check_paths(data, model)
     output = Path(arguments.output)
-    if not output.exists():  # a finished index is only read
+    if not output.exists():  # an existing index is only read
         lock_output(arguments, output)
 
     from raytriever.search.approximate import IndexJob, format_answers, format_measurements, run_index
@@ -48,44 +44,46 @@ def main(words: list[str]) -> None:
         arguments.split,
         Path(arguments.embeddings) if arguments.embeddings else None,
     )
-    found = run_index(job, output, warn)
-    index = found.index
-    how = "opened" if found.seconds is None else f"built in {found.seconds:,.1f} s"
+    opened = run_index(job, output, warn)
+    index = opened.index
+    action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
     show(
-        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {how}; "
-        f"{index.finder.bytes / 1e6:,.1f} MB beside the {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
+        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {action}; "
+        f"{index.finder.bytes / 1e6:,.1f} MB, and {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if arguments.split:
-        show("\n" + format_measurements(found, arguments.split))
+        show("\n" + format_measurements(opened, arguments.split))
     if arguments.query:
-        show("\n" + format_answers(found, arguments.query, arguments.top))
+        show("\n" + format_answers(opened, arguments.query, arguments.top))
     show(f"\n{output}")
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="index",
-        description="Build an approximate index over the passages of a data set, or open it.",
+        description="Build an approximate index over the passages of a data set, or open and search an existing one.",
         free_text="query",
     )
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="folder of the index: written there, or opened if it exists",
+        help="folder of the index; an index that exists there is opened",
     )
     parser.add_argument(
         "--embeddings",
-        type=path_of(EMBEDDINGS, "--embeddings"),
+        type=path_type(EMBEDDINGS, "--embeddings"),
         metavar="DIR",
-        help="the passages as jobs/encode.py encoded them with --model",
+        help="embeddings of the passages, written by jobs/encode.py with --model",
     )
-    parser.add_argument("--split", metavar="NAME", help="compare the index with exact search on this split's queries")
-    parser.add_argument("--query", metavar="TEXT", help="print the best passages for it")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
+    parser.add_argument(
+        "--split", metavar="NAME", help="compare the index with exact search on the queries of this split"
+    )
+    parser.add_argument("--query", metavar="TEXT", help="print the best passages for this query")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="number of passages to print (default: 5)")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, IndexConfig, "index")

@@ -1,8 +1,8 @@
-"""`raytriever STAGE` and `python jobs/STAGE.py`: one entry, one way to end.
+"""Entry point of `raytriever STAGE` and of `python jobs/STAGE.py`.
 
-A mistake a user can mend ends in one line and exit code 2, an interruption (Ctrl-C, SIGTERM as `ray job stop` sends it,
-or SIGHUP of a closed terminal) in one line and 130; any other exception keeps its traceback, because it is a defect of
-ours. `--debug` shows the traceback of mistakes too.
+A user error ends in one line and exit code 2. An interruption (Ctrl-C, the SIGTERM of `ray job stop`, or the SIGHUP of
+a closed terminal) ends in one line and exit code 130. Any other exception keeps its traceback, because it is a defect
+of raytriever. `--debug` shows the traceback of user errors, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 
 from raytriever import __version__
 from raytriever.activity import activity
-from raytriever.cli.suggestions import instead_of_stage
+from raytriever.cli.suggestions import suggest_for_stage
 from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
@@ -26,13 +26,13 @@ from raytriever.storage import disk_errors
 from raytriever.terminal import one_line, open_missing_streams, show, warn
 
 LONGEST_ERROR = 1500  # characters
-# Modules of this package; each has `main(words) -> None`. They are imported only when asked for.
+# Stages are modules of this package with `main(words) -> None`. A module is imported when its stage runs.
 TASKS = {
     "Prepare data": {
         "prepare": "check, tokenise and shard a data set",
         "annotate": "find positives with a language model and write a data set with them",
         "mine": "find hard negatives and write a table of them",
-        "score": "score pairs with a cross-encoder, for training to learn from",
+        "score": "score pairs with a cross-encoder, as a teacher for training",
     },
     "Train": {
         "train": "train an encoder and measure it before and after",
@@ -41,7 +41,7 @@ TASKS = {
     },
     "Measure": {
         "evaluate": "measure models on data sets",
-        "compare": "write one page that compares finished runs",
+        "compare": "compare finished runs on one HTML page",
     },
     "Use a model": {
         "search": "find the best passages for a query",
@@ -51,9 +51,9 @@ TASKS = {
     },
     "Operate": {
         "launch": "start a Ray head and an MLflow server on this machine",
-        "submit": "run another stage on a Ray cluster, in an upload of this folder",
+        "submit": "upload this folder to a Ray cluster and run a stage there",
         "runs": "list, show and clean run directories",
-        "cache": "list and prune what is kept to save time",
+        "cache": "list and prune cached data sets, models and embeddings",
         "doctor": "check this machine: versions, devices, servers, disks, locks",
     },
 }
@@ -61,7 +61,12 @@ STAGES = {name: text for stages in TASKS.values() for name, text in stages.items
 
 
 def run(stage: str, words: Sequence[str] | None = None) -> int:
-    """Run one stage on command-line words (those of this process when None); answers the exit code."""
+    """Run one stage and return its exit code.
+
+    Args:
+        stage: its name.
+        words: its command-line arguments; those of this process when None.
+    """
     arguments = list(sys.argv[1:] if words is None else words)
     return _exit_code(partial(_run_stage, stage, arguments), f"raytriever {stage}", "--debug" in arguments)
 
@@ -69,10 +74,10 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The console script `raytriever`."""
     words = sys.argv[1:]
-    sys.exit(run(words[0], words[1:]) if words and words[0] in STAGES else _exit_code(partial(_answer, words)))
+    sys.exit(run(words[0], words[1:]) if words and words[0] in STAGES else _exit_code(partial(_show_overview, words)))
 
 
-def stage_module(stage: str) -> str:
+def module_of_stage(stage: str) -> str:
     """Return the dotted name of the module of a stage."""
     return f"raytriever.cli.{'operate.' if stage in TASKS['Operate'] else ''}{stage}"
 
@@ -80,60 +85,60 @@ def stage_module(stage: str) -> str:
 def _run_stage(stage: str, arguments: list[str]) -> None:
     arguments = enter_lasting_folder(arguments, warn)
     with activity(f"raytriever {stage} is working"), released_at_end():
-        importlib.import_module(stage_module(stage)).main([word for word in arguments if word != "--debug"])
+        importlib.import_module(module_of_stage(stage)).main([word for word in arguments if word != "--debug"])
 
 
-def _answer(words: list[str]) -> None:
-    """Print the stages or the version."""
+def _show_overview(words: list[str]) -> None:
+    """Print the stages or the version; raises `ConfigError` for an unknown stage."""
     if words[:1] == ["--version"]:
         show(__version__)
         return
     if words and words[0] not in ("-h", "--help"):
-        raise ConfigError(f"unknown stage {words[0]!r}", remedy=instead_of_stage(words[0], STAGES))
+        raise ConfigError(f"unknown stage {words[0]!r}", remedy=suggest_for_stage(words[0], STAGES))
     lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]"]
     for task, stages in TASKS.items():
         lines += ["", f"{task}:", *(f"  {name:<10}{text}" for name, text in stages.items())]
-    show("\n".join([*lines, "", "raytriever STAGE --help shows the flags of a stage"]))
+    show("\n".join([*lines, "", "`raytriever STAGE --help` shows the flags of a stage"]))
 
 
 def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool = False) -> int:
-    """Call an action and turn the ways in which it may end into an exit code.
+    """Call an action and return the exit code for the way in which it ends.
 
-    A system error that is no mistake of the package (a full disk, too many open files) ends in one line too, wherever
-    it occurs; `name` is used where the error names no path.
+    A system error (a full disk, too many open files) ends in one line, too. Its line begins with `name` if the error
+    has no path.
     """
     open_missing_streams()
     try:
         with interruptible(), disk_errors(name):
             _check_working_directory()
             action()
-    except UserError as mistake:
+    except UserError as error:
         if debug:
             _report(traceback.format_exc().rstrip("\n"))
-        _report(_error_line(str(mistake)))
+        _report(_error_line(str(error)))
         return 2
     except FileNotFoundError as error:
         if error.filename is None:
             raise
-        missing = f"{error.filename}: no such file or folder; give a path that exists, and let nothing remove it"
-        _report(_error_line(missing))
+        line = f"{error.filename}: no such file or folder; give a path that exists, and keep it until the command ends"
+        _report(_error_line(line))
         return 2
     except KeyboardInterrupt:
-        warn("interrupted; give the same command again to go on")
+        warn("interrupted; run the same command again to continue")
         return 130
     except BrokenPipeError:
-        return 141  # the reader of our output went away: nothing more can be printed
+        return 141  # the reader of standard output has gone: nothing more can be printed
     return 0
 
 
 def _report(text: str) -> None:
-    """Print a line on standard error; the exit code tells the same where its reader has gone."""
+    """Print a line on standard error; skip it if its reader has gone, because the exit code says the same."""
     with suppress(BrokenPipeError):
         warn(text)
 
 
 def _error_line(text: str) -> str:
-    """The line of an error; of a very long one, which quotes a path or a row, the beginning and the end."""
+    """Return an error as one line; cut the middle out of a very long one, which quotes a path or a row."""
     line = one_line(text)
     half = LONGEST_ERROR // 2
     return f"error: {line}" if len(line) <= LONGEST_ERROR else f"error: {line[:half]} ... {line[-half:]}"

@@ -1,9 +1,8 @@
-"""`mine`: hard negatives of a data set's queries, written as a table that `train` reads."""
+"""`mine`: find hard negatives for the queries of a data set and write them as a table that `train` reads."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,21 @@ from raytriever.cli.arguments import (
     Parser,
     add_settings,
     add_wait,
-    check_given,
-    command_line,
-    given,
+    build_config,
+    check_effects,
     lock_output,
-    path_of,
+    path_type,
+    quote_command,
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING, ModelConfig
-from raytriever.options import check_options
 from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 _RANKS = re.compile(r"(\d{1,9}):(\d{1,9})")
-
-
 _BY_ENCODER = ("method=dense|cross-query",)
 _NEEDS = dict.fromkeys((*READING, "embeddings"), _BY_ENCODER) | {"precision": (*_BY_ENCODER, "judge")}
 
@@ -37,14 +33,12 @@ _NEEDS = dict.fromkeys((*READING, "embeddings"), _BY_ENCODER) | {"precision": (*
 def main(words: list[str]) -> None:
     """Parse, mine, print."""
     arguments = _parser().parse(words)
-    mining = dataclasses.replace(MiningConfig(), **given(arguments, MiningConfig) | _ranks(arguments))
-    model = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
-    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
-    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    for settings in (mining, model, data, training):
-        check_options(settings)
+    mining = build_config(arguments, MiningConfig, **_ranks(arguments))
+    model = build_config(arguments, ModelConfig)
+    data = build_config(arguments, DataConfig)
+    training = build_config(arguments, TrainingConfig)
     check_mining(mining)
-    check_given(arguments, mining, model, data, training, needs=_NEEDS)
+    check_effects(arguments, mining, model, data, training, needs=_NEEDS)
     if not 0 <= arguments.round < 2**31:
         raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
     check_paths(data, model, mining)
@@ -70,34 +64,29 @@ def main(words: list[str]) -> None:
     show(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
     if quarantined:
         show(quarantined)
-    show(
-        f"\nGo on with:\n  python jobs/train.py --dataset {data.dataset} --negatives-table {output} "
-        f"--negatives-per-query {min(mining.num_negatives, 5)}"
-    )
     words = ["--dataset", data.dataset, "--negatives-table", str(output)]
     words += ["--negatives-per-query", str(min(mining.num_negatives, 5))]
-    train = command_line("python", "jobs/train.py", *words)
-    show(f"\nGo on with:\n  {train}")
+    show(f"\nContinue with:\n  {quote_command('python', 'jobs/train.py', *words)}")
 
 
 def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:
-    """`--ranks 30:200` as the two settings it stands for."""
+    """Return the two settings for which `--ranks 30:200` is short."""
     if arguments.ranks is None:
         return {}
     for name in ("range_min", "range_max"):
         if hasattr(arguments, name):
-            raise ConfigError("says the same as --ranks", f"--{name.replace('_', '-')}", "give one of them")
-    found = _RANKS.fullmatch(arguments.ranks)
-    if found is None:
-        raise ConfigError(f"{arguments.ranks!r}", "--ranks", "give two whole numbers, as in 30:200")
-    return {"range_min": int(found[1]), "range_max": int(found[2])}
+            raise ConfigError("sets the same as --ranks", f"--{name.replace('_', '-')}", "give one of them")
+    match = _RANKS.fullmatch(arguments.ranks)
+    if match is None:
+        raise ConfigError(f"{arguments.ranks!r} is not a range", "--ranks", "give two whole numbers, as in 30:200")
+    return {"range_min": int(match[1]), "range_max": int(match[2])}
 
 
 def _parser() -> Parser:
     parser = Parser(prog="mine", description="Find hard negatives, and remove the false ones among them.")
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
         help="folder to write the negatives table to",
@@ -105,20 +94,24 @@ def _parser() -> Parser:
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="split whose queries get negatives (default: train)"
     )
-    parser.add_argument("--ranks", metavar="A:B", help="--range-min A --range-max B")
+    parser.add_argument("--ranks", metavar="A:B", help="short for --range-min A --range-max B")
     parser.add_argument(
-        "--round", type=int, default=0, metavar="N", help="the round of mining, as the table tells it (default: 0)"
+        "--round",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of this round of mining, which the table records (default: 0)",
     )
     parser.add_argument(
         "--embeddings",
-        type=path_of(EMBEDDINGS, "--embeddings"),
+        type=path_type(EMBEDDINGS, "--embeddings"),
         metavar="DIR",
-        help="the passages as jobs/encode.py encoded them with --model; by default they are encoded here, and kept",
+        help="embeddings of the passages, written by jobs/encode.py with --model (default: encode them and cache them)",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, MiningConfig, "mining")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
-    add_settings(parser, TrainingConfig, "arithmetic and draws", only=["precision", "seed"])
+    add_settings(parser, TrainingConfig, "arithmetic and random draws", only=["precision", "seed"])
     return parser

@@ -1,12 +1,11 @@
-"""`search`: the best passages for a query, with their scores."""
+"""`search`: print the best passages for a query, with their scores."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import textwrap
 
-from raytriever.cli.arguments import Parser, add_settings, given, path_of
+from raytriever.cli.arguments import Parser, add_settings, build_config, path_type
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
@@ -17,16 +16,14 @@ from raytriever.terminal import one_line, show
 def main(words: list[str]) -> None:
     """Parse, search, print."""
     arguments = _parser().parse(words)
-    config = dataclasses.replace(ModelConfig(), **given(arguments, ModelConfig))
+    config = build_config(arguments, ModelConfig)
     check_options(config)
     if not arguments.query.strip():
         raise ConfigError("the query is empty", remedy='give a few words, such as "read a file line by line"')
     if arguments.top < 1:
         raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
-
     if arguments.threshold is not None and math.isnan(arguments.threshold):
-        raise ConfigError("is no number", "--threshold", "give a score, such as 0.5")
-
+        raise ConfigError("nan is out of range", "--threshold", "give a score, such as 0.5")
     check_paths(config)
 
     from raytriever.search.exact import search_dataset
@@ -45,18 +42,18 @@ def _parser() -> Parser:
     parser.add_argument("query", help="the question")
     parser.add_argument(
         "--dataset",
-        type=path_of(DATASET, "--dataset"),
+        type=path_type(DATASET, "--dataset"),
         default="pydocs",
         metavar="PATH",
-        help="`pydocs`, or a folder in BEIR layout",
+        help="`pydocs`, or a data set as a folder in BEIR layout (default: pydocs)",
     )
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="how many passages (default: 5)")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="number of passages to print (default: 5)")
     parser.add_argument(
         "--threshold",
         type=float,
         metavar="SCORE",
-        help="show nothing that scores below it, such as one of jobs/evaluate.py --calibrate",
+        help="lowest score of a passage to print; `evaluate --calibrate` finds a threshold",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ModelConfig, "model", only=READING)
     return parser

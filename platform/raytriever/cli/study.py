@@ -1,11 +1,14 @@
-"""`study`: a table of a paper, trained and measured anew; `study ood` has flags of its own (`study_ood.py`)."""
+"""`study`: repeat the trainings and measurements of a table of a paper.
+
+`study ood` has its own flags; see `study_ood.py`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser, add_wait, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_wait, lock_output, path_type
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
@@ -25,7 +28,11 @@ def main(words: list[str]) -> None:
     arguments = _parser().parse(words)
     name, scale, output = arguments.study, arguments.scale, Path(arguments.output)
     if name not in STUDIES:
-        remedy = did_you_mean(name, (*STUDIES, study_ood.OOD)) if name != study_ood.OOD else "name it first: study ood"
+        remedy = (
+            did_you_mean(name, (*STUDIES, study_ood.OOD))
+            if name != study_ood.OOD
+            else "put it first, as in `study ood --output DIR`"
+        )
         raise ConfigError(f"unknown study {name!r}", remedy=remedy)
     if scale not in SCALES:
         raise ConfigError(f"unknown scale {scale!r}", "--scale", did_you_mean(scale, SCALES))
@@ -33,7 +40,9 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{arguments.seeds} is out of range", "--seeds", f"give 1 to {MOST_SEEDS}")
     run_name = f"study-{name}-{scale}" if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(run_name):
-        raise ConfigError(f"{run_name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+        raise ConfigError(
+            f"{run_name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'"
+        )
     root = Path(arguments.data_root) if arguments.data_root else None
     lock_output(arguments, output)
 
@@ -50,38 +59,52 @@ def main(words: list[str]) -> None:
         cost = cost_of(study, seeds)
         show(cost_text(study, seeds, cost))
         if not has_gpu():
-            remedy = "give --scale small here, or the same command where there is a GPU"
-            raise ConfigError(f"there is no GPU here for {cost.gpu_hours:,.0f} GPU hours", f"--scale {FULL}", remedy)
+            remedy = "give --scale small, or run the same command on a machine with a GPU"
+            raise ConfigError(
+                f"the study needs {cost.gpu_hours:,.0f} GPU hours, and this machine has no GPU",
+                f"--scale {FULL}",
+                remedy,
+            )
     studied = run_study(study, scale, output, seeds, run_name, warn)
     if not studied.anew:
-        warn(f"{studied.path} is finished; more --seeds go on")
+        warn(f"{studied.path} is finished; a larger --seeds continues it")
     show((studied.path / TABLE).read_text())
     show(str(studied.path / PAGE))
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="study", description="Train and measure what is behind a table of a paper.")
+    parser = Parser(
+        prog="study", description="Repeat the trainings and measurements of a table of a paper, and check its claims."
+    )
     parser.add_argument("study", metavar="NAME", help=f"one of: {', '.join(STUDIES)}; or ood, see `study ood --help`")
     parser.add_argument(
-        "--scale", default="smoke", metavar="|".join(SCALES), help="how much of the paper (default: smoke)"
+        "--scale",
+        default="smoke",
+        metavar="|".join(SCALES),
+        help="size of the study; full is the size of the paper (default: smoke)",
     )
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
         help="folder to write runs, table and figures to",
     )
-    parser.add_argument("--seeds", type=_count, metavar="N", help="trainings of each arm (default: the study's own)")
+    parser.add_argument(
+        "--seeds",
+        type=_count,
+        metavar="N",
+        help="trainings of each row of the table, with seeds 0 to N-1 (default: set by the study)",
+    )
     parser.add_argument(
         "--data-root",
-        type=path_of(DATA_ROOT, "--data-root"),
+        type=path_type(DATA_ROOT, "--data-root"),
         metavar="DIR",
-        help="the folder of the data packs, by name: squad, scifact, ...",
+        help="folder that holds the data sets in folders by name: squad, scifact, ...",
     )
-    parser.add_argument("--run-name", metavar="NAME", help="the study's name in MLflow")
+    parser.add_argument("--run-name", metavar="NAME", help="name of the study in MLflow (default: study-NAME-SCALE)")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

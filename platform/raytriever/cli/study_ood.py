@@ -1,15 +1,14 @@
-"""`study ood`: the gap between queries and passages, and what indexes pay for it."""
+"""`study ood`: measure the gap between queries and passages, and its cost for approximate indexes."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, check_given, given, lock_output, path_of
+from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import INDEXES
-from raytriever.options import check_options, did_you_mean
+from raytriever.options import did_you_mean
 from raytriever.paths import GAP_MODELS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -20,18 +19,16 @@ OOD = "ood"
 def main(words: list[str]) -> None:
     """Parse, study, print."""
     arguments = _parser().parse(words)
-    data = dataclasses.replace(DataConfig(), **given(arguments, DataConfig))
-    training = dataclasses.replace(TrainingConfig(), **given(arguments, TrainingConfig))
-    for settings in (data, training):
-        check_options(settings)
-    check_given(arguments, data, training, needs={"documents": ("model=control",)})
+    data = build_config(arguments, DataConfig)
+    training = build_config(arguments, TrainingConfig)
+    check_effects(arguments, data, training, needs={"documents": ("model=control",)})
     indexes = tuple(dict.fromkeys(arguments.indexes.split(",")))
     for kind in indexes:
         if kind not in INDEXES:
             raise ConfigError(f"unknown index {kind!r}", "--indexes", did_you_mean(kind, INDEXES))
-    for flag, value, least in (("--queries", arguments.queries, 1), ("--documents", arguments.documents, 1_000)):
-        if value < least:
-            raise ConfigError(f"{value} is out of range", flag, f"give at least {least:,}")
+    for flag, value, minimum in (("--queries", arguments.queries, 1), ("--documents", arguments.documents, 1_000)):
+        if value < minimum:
+            raise ConfigError(f"{value} is out of range", flag, f"give at least {minimum:,}")
     check_paths(data)
     output = Path(arguments.output)
     lock_output(arguments, output)
@@ -57,11 +54,14 @@ def main(words: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog=f"study {OOD}", description="Measure the gap between queries and passages.")
-    parser.add_argument("study", metavar=OOD, help="this study")
+    parser = Parser(
+        prog=f"study {OOD}",
+        description="Measure the gap between queries and passages, and its cost for approximate indexes.",
+    )
+    parser.add_argument("study", metavar=OOD, help="name of this study")
     parser.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
         help="folder to write tables and figures to",
@@ -69,16 +69,16 @@ def _parser() -> Parser:
     parser.add_argument(
         "--model",
         nargs="+",
-        type=path_of(GAP_MODELS, "--model"),
+        type=path_type(GAP_MODELS, "--model"),
         default=["minilm"],
         metavar="NAME",
-        help="encoders; `control` is synthetic, with a gap",
+        help="encoders; `control` is a synthetic data set with a gap (default: minilm)",
     )
     parser.add_argument(
         "--indexes",
         default=",".join(kind for kind in INDEXES if kind != "vamana"),
         metavar="A,B",
-        help="which are built",
+        help="kinds of index to build (default: all but vamana)",
     )
     parser.add_argument(
         "--split", default="test", metavar="NAME", help="split whose queries are searched (default: test)"
@@ -88,13 +88,17 @@ def _parser() -> Parser:
         type=int,
         default=1_000,
         metavar="N",
-        help="number of queries, and of passages that are held out (default: 1000)",
+        help="number of queries, and of held-out passages (default: 1000)",
     )
     parser.add_argument(
-        "--documents", type=int, default=100_000, metavar="N", help="of the control set (default: 100000)"
+        "--documents",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="number of documents in the control set (default: 100000)",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
     return parser

@@ -1,6 +1,6 @@
-"""What to give in place of flags and stages that other programs have or that are easily mistyped.
+"""Suggestions for unknown flags and stages: names of other programs, and names that are easily mistyped.
 
-One table serves all stages. A suggestion is made only where the stage has every flag that it names.
+One table serves all stages. A suggestion is made only if the stage has every flag in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from raytriever.options import did_you_mean
 
-# Of a flag of another trainer, library or benchmark: ours, in the order in which they are looked for.
+# Flag of another trainer, library or benchmark: our flags, the first that the stage has is suggested.
 _FLAGS = {
     "--lr": "--learning-rate",
     "--learningrate": "--learning-rate",
@@ -120,7 +120,7 @@ _FLAGS = {
 }
 _MLFLOW = "MLflow records every run; see docs/how-to/track-runs.md"
 _RESUME = "nothing is needed: the same command continues an interrupted run"
-# Of a flag that has no counterpart: what to do.
+# Flag without a counterpart: advice.
 _ADVICE = {
     "--resume": _RESUME,
     "--resume-from-checkpoint": _RESUME,
@@ -187,11 +187,11 @@ _STAGES = {
 }
 
 
-def instead_of_flag(flag: str, known: Collection[str]) -> str:
-    """Return what to give in place of an unknown flag.
+def suggest_for_flag(flag: str, known: Collection[str]) -> str:
+    """Return a suggestion for an unknown flag.
 
     Args:
-        flag: as it was given, with underscores or dashes.
+        flag: the flag, with underscores or dashes.
         known: the flags of the stage.
     """
     dashed = flag.replace("_", "-").lower()
@@ -206,7 +206,7 @@ def instead_of_flag(flag: str, known: Collection[str]) -> str:
     return did_you_mean(dashed, [one for one in known if one not in ("-h", "--help", "--help-all")])
 
 
-def instead_of_stage(word: str, stages: Collection[str]) -> str:
-    """Return what to give in place of an unknown stage."""
+def suggest_for_stage(word: str, stages: Collection[str]) -> str:
+    """Return a suggestion for an unknown stage."""
     ours = _STAGES.get(word.lower())
     return f"did you mean {ours!r}?" if ours is not None else did_you_mean(word.lower(), stages)

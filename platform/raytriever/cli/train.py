@@ -1,4 +1,7 @@
-"""`train`: settings from defaults, recipe, file and flags; then one experiment; then its table."""
+"""`train`: train an encoder, measure it before and after, and print the table.
+
+The settings come from the defaults, a recipe, a configuration file and the flags.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, command_line, given, lock_output, path_of
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_wait,
+    explicit_settings,
+    lock_output,
+    path_type,
+    quote_command,
+)
 from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum, naming
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -38,12 +49,12 @@ SECTIONS = {
 def main(words: list[str]) -> None:
     """Parse, train, print."""
     arguments = _parser().parse(words)
-    curriculum = resolve(arguments)
+    curriculum = resolve_settings(arguments)
     check_curriculum(curriculum)
     check_flags(arguments, curriculum)
     name = _default_name(curriculum) if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"{name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     check_curriculum_paths(curriculum)
     output = Path(arguments.output) if arguments.output else runs_folder() / name
@@ -54,11 +65,11 @@ def main(words: list[str]) -> None:
     from raytriever.experiment.train import run_experiment
     from raytriever.tracking.mlflow_tracker import tracking_uri
 
-    for line in _without_effect(curriculum, _flags(arguments)):
+    for line in _overridden_flags(curriculum, _flags(arguments)):
         warn(line)
     finished = run_experiment(curriculum, output, name, arguments.fresh, warn)
     if not finished.is_new:
-        warn(f"{finished.path} is finished; --fresh trains anew")
+        warn(f"{finished.path} is finished; --fresh removes it and trains again")
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
     config = curriculum.base
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")
@@ -66,13 +77,13 @@ def main(words: list[str]) -> None:
     show(training_notes(RunDirectory(finished.path, "finished").metrics(), _ROW_TITLES))
     if finished.quarantined:
         show(finished.quarantined)
-    show("\nGo on with:")
+    show("\nContinue with:")
     uri = tracking_uri()
-    mlflow = command_line(_program("mlflow"), "ui", "--backend-store-uri", uri)
-    show(f"  {uri} in a browser" if uri.startswith("http") else f"  {mlflow}")
+    mlflow = quote_command(_program("mlflow"), "ui", "--backend-store-uri", uri)
+    show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
     search = [_program("python"), "jobs/search.py", "--model", finished.path, "--dataset", config.data.dataset]
-    show(f"  {command_line(*search, _EXAMPLE)}")
-    show(f"  {finished.path / 'report.html'} in a browser")
+    show(f"  {quote_command(*search, _EXAMPLE)}")
+    show(f"  {finished.path / 'report.html'} (open it in a browser)")
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
@@ -80,22 +91,22 @@ _EXAMPLE = "solve a system of linear equations"
 
 
 def _program(name: str) -> str:
-    """How this environment's program is called from here: by its name where the shell would find it, else by path."""
+    """Return the command of a program of this environment: its name if the shell finds it, else its path."""
     own = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    if found is not None and Path(found).absolute() == own.absolute():
+    in_shell = shutil.which(name)
+    if in_shell is not None and Path(in_shell).absolute() == own.absolute():
         return name
     return os.path.relpath(own) if own.absolute().is_relative_to(Path.cwd()) else str(own)
 
 
-def resolve(arguments: argparse.Namespace) -> Curriculum:
-    """Lay recipe, file and flags over the defaults, and the file's stages over all of these."""
+def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
+    """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
     base, flags = _base(arguments), _flags(arguments)
     return load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(lay(base, flags))
 
 
 def check_curriculum_paths(curriculum: Curriculum) -> None:
-    """Report a missing local path in the settings of a run or of any of its stages."""
+    """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
     base = curriculum.base
     check_paths(base.data, base.model, base.validation)
     for stage in curriculum.stages:
@@ -104,51 +115,51 @@ def check_curriculum_paths(curriculum: Curriculum) -> None:
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The settings given as flags, by section."""
-    flags = {name: given(arguments, kind) for name, kind in SECTIONS.items()}
+    """Return the settings that the command line contains, by section."""
+    flags = {name: explicit_settings(arguments, kind) for name, kind in SECTIONS.items()}
     if "epochs" in flags["training"]:
-        flags["training"].setdefault("max_steps", None)  # a recipe's steps give way to the epochs asked for
+        flags["training"].setdefault("max_steps", None)  # explicit epochs override the steps of a recipe
     return flags
 
 
 def check_flags(
-    arguments: argparse.Namespace, curriculum: Curriculum, search: Any = None, tried: Collection[str] = ()
+    arguments: argparse.Namespace, curriculum: Curriculum, search: Any = None, varied: Collection[str] = ()
 ) -> None:
-    """Refuse a flag that has no effect in any stage; raises `ConfigError`.
+    """Raise `ConfigError` for a flag that has no effect in any stage.
 
     Args:
-        arguments: as parsed.
-        curriculum: the settings that they and the file result in.
+        arguments: the parsed arguments.
+        curriculum: the resolved settings.
         search: the settings of a search.
-        tried: names of the settings that it varies: some trial may meet a need for them.
+        varied: names of the settings that the search varies; some trial may meet a need for them.
     """
     kinds = (*SECTIONS.values(), *([type(search)] if search else []))
     needs = {
         name: each
         for name, each in needs_of(*kinds).items()
-        if not any(match[2] in tried for need in each if (match := NEEDS.fullmatch(need)))
+        if not any(match[2] in varied for need in each if (match := NEEDS.fullmatch(need)))
     }
     extra = vars(search) if search else {}
     errors = [
         without_effect(
-            {key: value for name in SECTIONS for key, value in vars(getattr(part.config, name)).items()} | extra,
-            sorted(arguments.flags_given),
+            {key: value for name in SECTIONS for key, value in vars(getattr(stage.config, name)).items()} | extra,
+            sorted(arguments.explicit_flags),
             needs,
         )
-        for part in curriculum.parts
+        for stage in curriculum.parts
     ]
     for name, error in errors[0].items():
         if all(name in each for each in errors):
             raise error
 
 
-def _without_effect(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A line for each flag that some stage has a setting of its own for."""
+def _overridden_flags(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each flag that the file overrides in a stage."""
     for section, settings in flags.items():
         for name, value in settings.items():
             own = [s.name for s in curriculum.stages if getattr(getattr(s.config, section), name) != value]
             if own and value is not None:
-                yield f"{flag_of(name)} {value}: not in stage {', '.join(own)}, where --config FILE says otherwise"
+                yield f"{flag_of(name)} {value}: the --config file overrides it in stage {', '.join(own)}"
 
 
 def _base(arguments: argparse.Namespace) -> Config:
@@ -192,19 +203,19 @@ def _parser() -> Parser:
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--output", type=path_of(OUTPUT, "--output"), metavar="DIR", help="the run directory (default: runs/RUN-NAME)"
+        "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/RUN-NAME)"
     )
-    run.add_argument("--run-name", metavar="NAME", help="the run's name in MLflow (default: data, model, loss, seed)")
+    run.add_argument("--run-name", metavar="NAME", help="name of the run in MLflow (default: data, model, loss, seed)")
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
         "--config",
-        type=path_of(SETTINGS, "--config"),
+        type=path_type(SETTINGS, "--config"),
         metavar="FILE",
-        help="YAML file of settings; flags win over it, its `stages:` over flags",
+        help="YAML settings; flags override them, `stages:` override flags",
     )
-    run.add_argument("--fresh", action="store_true", help="remove what an earlier run left in --output")
+    run.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
     add_wait(run)
-    run.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

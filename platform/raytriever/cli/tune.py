@@ -1,13 +1,12 @@
-"""`tune`: the settings of `train`, what is searched, and then one sweep and its tables."""
+"""`tune`: search the settings of `train`, measure the best trial, and print the tables."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, command_line, given, lock_output, path_of
-from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve
+from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, lock_output, path_type, quote_command
+from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve_settings
 from raytriever.config import NAME, Config
 from raytriever.errors import ConfigError
 from raytriever.options import flag_of
@@ -18,23 +17,25 @@ from raytriever.tuning.space import SearchConfig, parse_search_space
 
 
 def main(words: list[str]) -> None:
-    """Parse, search, print; raises `TrialError` in the end where trials failed."""
+    """Parse, search, print; raises `TrialError` at the end if trials failed."""
     arguments = _parser().parse(words)
-    curriculum = resolve(arguments)
+    curriculum = resolve_settings(arguments)
     if curriculum.stages:
-        raise ConfigError("a curriculum cannot be searched", f"--config {arguments.config}", "leave out `stages:`")
+        raise ConfigError(
+            "`tune` cannot search a curriculum", f"--config {arguments.config}", "remove `stages:` from the file"
+        )
     base = curriculum.base
-    search = replace(SearchConfig(), **given(arguments, SearchConfig))
+    search = build_config(arguments, SearchConfig)
     check_paths(search)
-    tried = [dimension.name for dimension in parse_search_space(search.search_space).dimensions]
-    check_flags(arguments, curriculum, search, tried)
-    for setting in tried:
-        if setting in arguments.flags_given:
+    varied = [dimension.name for dimension in parse_search_space(search.search_space).dimensions]
+    check_flags(arguments, curriculum, search, varied)
+    for setting in varied:
+        if setting in arguments.explicit_flags:
             reason = f"has no effect, because --search-space {search.search_space} varies it"
             warn(f"{flag_of(setting)} {getattr(arguments, setting)}: {reason}; leave it out")
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no run name", "--run-name", "use letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"{name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     check_curriculum_paths(curriculum)
     output = Path(arguments.output) if arguments.output else runs_folder() / name
@@ -49,7 +50,7 @@ def main(words: list[str]) -> None:
 
     swept = run_sweep(base, search, output, name, arguments.fresh, warn)
     if not swept.is_new:
-        warn(f"{swept.path} is finished; more --trials go on, --fresh begins anew")
+        warn(f"{swept.path} is finished; a larger --trials continues it, --fresh removes it and starts again")
     show(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
     show(plain_table(sweep_rows(swept.trials, swept.metric, short_name)))
     if swept.best is not None:
@@ -57,15 +58,15 @@ def main(words: list[str]) -> None:
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
         show(metrics_table(rows))
         show(training_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
-        best = command_line("python", "jobs/train.py", "--config", swept.path / "best.yaml", "--output")
-        show(f"\nGo on with:\n  {best} DIR")
+        best = quote_command("python", "jobs/train.py", "--config", swept.path / "best.yaml", "--output")
+        show(f"\nContinue with:\n  {best} DIR")
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:
         first = swept.failed[0]
         raise TrialError(
             f"{len(swept.failed)} of {len(swept.trials)} trials failed, first {first.name}: {first.reason}",
             str(swept.path),
-            "the same command tries them again",
+            "run the same command to try them again",
         )
 
 
@@ -80,21 +81,23 @@ def _parser() -> Parser:
     run = parser.add_argument_group("run")
     run.add_argument(
         "--output",
-        type=path_of(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "--output"),
         metavar="DIR",
-        help="the sweep's directory (default: runs/RUN-NAME)",
+        help="directory of the sweep (default: runs/RUN-NAME)",
     )
-    run.add_argument("--run-name", metavar="NAME", help="the sweep's name in MLflow")
+    run.add_argument(
+        "--run-name", metavar="NAME", help="name of the sweep in MLflow (default: sweep, data, model and seed)"
+    )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
         "--config",
-        type=path_of(SETTINGS, "--config"),
+        type=path_type(SETTINGS, "--config"),
         metavar="FILE",
-        help="YAML settings laid over the recipe; flags win over them",
+        help="YAML file of settings, which override the recipe; flags override the file",
     )
-    run.add_argument("--fresh", action="store_true", help="remove what an earlier sweep left in --output")
+    run.add_argument("--fresh", action="store_true", help="remove an earlier sweep in --output")
     add_wait(run)
-    run.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -61,7 +61,7 @@ def told(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         ("{} --in-flight 0", "--in-flight: 0 is out of range; give a value at least 1"),
         ("{} --candidates ,", "--candidates: nobody is named; give bm25, dense or the path of a run"),
         ("{} --candidates bm25,bm25", "--candidates: 'bm25' is named twice; name each once"),
-        ("{} --split ../x", "--split: '../x' is no split's name; use letters, digits, '_' and '-'"),
+        ("{} --split ../x", "--split: '../x' is not a valid name of a split; use letters, digits, '_' and '-'"),
         ("{} --prompts none", "--prompts none: no such folder; give a folder with files such as relevance.txt"),
         ("{} --agreed both", "--agreed: unknown value 'both'; choose from human, llm"),
         ("{} --budgt 3", "--budgt: unknown flag; did you mean '--budget'?"),

@@ -33,7 +33,7 @@ def letters(tiny_dataset: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mistake(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a stage that must end with exit code 2 and one line, and leave nothing; answers the line."""
 
     def end(stage: str, *words: object) -> str:

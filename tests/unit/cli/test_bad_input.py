@@ -11,7 +11,7 @@ from raytriever.cli.main import run
 from raytriever.config import Config, dump_config
 from raytriever.data.config import DataConfig
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 
 
 def spoil(file: Path, row: int, content: bytes) -> None:
@@ -21,7 +21,7 @@ def spoil(file: Path, row: int, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("--loss mv", "--loss: unknown value 'mv'; did you mean 'mw'?"),
         (
@@ -40,9 +40,9 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--max-bad-rows 2", "--max-bad-rows: 2.0 is out of range; give a value at most 1"),
         ("--recipe pydoc", "--recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?"),
         (f"--batch-size {'9' * 100}", "--batch-size: is out of range; give a number of at most 18 digits"),
-        ("--run-name=", "--run-name: '' is no run name; use letters, digits"),
-        ("--run-name ../x", "--run-name: '../x' is no run name; use letters, digits"),
-        ("--run-name $(x)", "--run-name: '$(x)' is no run name; use letters, digits"),
+        ("--run-name=", "--run-name: '' is not a valid run name; use letters, digits"),
+        ("--run-name ../x", "--run-name: '../x' is not a valid run name; use letters, digits"),
+        ("--run-name $(x)", "--run-name: '$(x)' is not a valid run name; use letters, digits"),
         ("stray", "unexpected word 'stray'; see raytriever train --help"),
         ("--config missing.yaml", "missing.yaml: cannot be read (No such file or directory); give a YAML file"),
         ("--dataset nowhere", "--dataset nowhere: no data set of this name and no such folder; give 'pydocs' or"),
@@ -85,13 +85,13 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--dev-split de --dataset LETTERS", "letters: no split 'de'; there are: dev, test, train; choose from dev"),
     ],
 )
-def test_train_refuses(mistake: Mistake, letters: Path, words: str, told: str) -> None:
-    line = mistake("train", *(word.replace("LETTERS", str(letters)) for word in words.split()))
-    assert told in line
+def test_train_refuses(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:
+    line = error_line("train", *(word.replace("LETTERS", str(letters)) for word in words.split()))
+    assert expected in line
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("search", "the following arguments are required: query; see raytriever search --help"),
         ("search ''", "the query is empty; give a few words"),
@@ -108,14 +108,14 @@ def test_train_refuses(mistake: Mistake, letters: Path, words: str, told: str) -
         ("evaluate --datasets LETTERS --pooling man", "--pooling: unknown value 'man'; did you mean 'mean'?"),
     ],
 )
-def test_evaluate_and_search_refuse(mistake: Mistake, letters: Path, words: str, told: str) -> None:
+def test_evaluate_and_search_refuse(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:
     stage, *rest = words.split()
-    line = mistake(stage, *(word.replace("LETTERS", str(letters)).replace("''", " ") for word in rest))
-    assert told in line
+    line = error_line(stage, *(word.replace("LETTERS", str(letters)).replace("''", " ") for word in rest))
+    assert expected in line
 
 
 @pytest.mark.parametrize(
-    ("file", "row", "content", "told"),
+    ("file", "row", "content", "expected"),
     [
         ("corpus.jsonl", 3, b'{"_id": "d2", "contents": "x"}', 'no field "text"; the fields are _id, contents'),
         ("corpus.jsonl", 3, b'{"_id": "d2", "text": " "}', 'empty "text"'),
@@ -126,39 +126,39 @@ def test_evaluate_and_search_refuse(mistake: Mistake, letters: Path, words: str,
 )
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
 def test_a_bad_row_over_the_threshold(
-    mistake: Mistake, letters: Path, stage: str, file: str, row: int, content: bytes, told: str
+    error_line: ErrorLine, letters: Path, stage: str, file: str, row: int, content: bytes, expected: str
 ) -> None:
     spoil(letters / file, row, content)
     flag = {"train": "--dataset", "evaluate": "--datasets"}[stage]
-    line = mistake(stage, flag, letters, "--max-bad-rows", "0.005")
-    assert line.startswith(f"{letters / file} row {row}: {told}")
+    line = error_line(stage, flag, letters, "--max-bad-rows", "0.005")
+    assert line.startswith(f"{letters / file} row {row}: {expected}")
     assert "--max-bad-rows; mend them or raise it" in line
 
 
 @pytest.mark.parametrize("file", ["corpus.jsonl", "queries.jsonl"])
-def test_a_missing_file_names_the_folder_and_what_it_holds(mistake: Mistake, letters: Path, file: str) -> None:
+def test_a_missing_file_names_the_folder_and_what_it_holds(error_line: ErrorLine, letters: Path, file: str) -> None:
     (letters / file).unlink()
-    line = mistake("train", "--dataset", letters)
+    line = error_line("train", "--dataset", letters)
     assert line.startswith(f"{letters}: no {file} or {file}.gz in it; it holds ")
     assert "give a folder in BEIR layout" in line
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate", "search"])
 def test_a_model_that_cannot_be_had(
-    mistake: Mistake, work: Path, letters: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+    error_line: ErrorLine, work: Path, letters: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(work))
     words = {"train": ["--dataset"], "evaluate": ["--datasets"], "search": ["x", "--dataset"]}[stage]
-    line = mistake(stage, *words, letters, "--model", "intfloat/e5-base-v2")
+    line = error_line(stage, *words, letters, "--model", "intfloat/e5-base-v2")
     assert line.startswith("intfloat/e5-base-v2: the hub cannot be reached")
     assert "or use 'minilm'" in line
-    line = mistake(stage, *words, letters, "--model", letters)
+    line = error_line(stage, *words, letters, "--model", letters)
     assert line.startswith(f"{letters}: holds no config.json and no modules.json; name a")
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("losses: {loss: mw}", "unknown section 'losses'; did you mean 'loss'?"),
         ("training: {batchsize: 8}", "unknown setting 'batchsize'; did you mean 'batch_size'?"),
@@ -188,58 +188,58 @@ def test_a_model_that_cannot_be_had(
         ("model: {model: 2026-99-01}", "is not YAML (month must be in 1..12)"),
     ],
 )
-def test_a_configuration_file(mistake: Mistake, tmp_path: Path, content: str | bytes, told: str) -> None:
+def test_a_configuration_file(error_line: ErrorLine, tmp_path: Path, content: str | bytes, expected: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    line = mistake("train", "--config", file)
-    assert told in line
+    line = error_line("train", "--config", file)
+    assert expected in line
     assert line.startswith((f"{file}: ", "--"))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("loss:\n  temperature: [1]\nloss:\n  loss: [mw]\n", "'loss' is given twice, in line 1 and in line 3"),
         ("loss: " + "{a: " * 10_000, "line 1: lists and mappings are nested more than 100 deep"),
         ("1: [2]", "unknown section 1; choose from"),
     ],
 )
-def test_a_search_space(mistake: Mistake, tmp_path: Path, content: str, told: str) -> None:
+def test_a_search_space(error_line: ErrorLine, tmp_path: Path, content: str, expected: str) -> None:
     file = tmp_path / "space.yaml"
     file.write_text(content)
-    assert mistake("tune", "--search-space", file).startswith(f"{file}: {told}")
+    assert error_line("tune", "--search-space", file).startswith(f"{file}: {expected}")
 
 
-def test_the_configuration_of_a_run(mistake: Mistake, work: Path, letters: Path) -> None:
+def test_the_configuration_of_a_run(error_line: ErrorLine, work: Path, letters: Path) -> None:
     (work / "run").mkdir()
-    for content, told in (
+    for content, expected in (
         ("loss: {loss: mw, loss: mw}", "'loss' is given twice, in line 1 and in line 1"),
         ("[" * 10_000, "line 1: lists and mappings are nested more than 100 deep"),
     ):
         (work / "run" / "config.yaml").write_text(content)
-        assert told in mistake("train", "--dataset", letters, "--output", work / "run")
+        assert expected in error_line("train", "--dataset", letters, "--output", work / "run")
 
 
-def test_an_output_that_holds_something_else(mistake: Mistake, work: Path, letters: Path) -> None:
+def test_an_output_that_holds_something_else(error_line: ErrorLine, work: Path, letters: Path) -> None:
     (work / "photos").mkdir()
     (work / "photos" / "cat.jpg").touch()
     for fresh in ([], ["--fresh"]):
-        line = mistake("train", "--dataset", letters, "--output", "photos", *fresh)
+        line = error_line("train", "--dataset", letters, "--output", "photos", *fresh)
         assert line == "--output photos: is not empty and holds no run; give another directory"
     for stage, flag in (("train", "--dataset"), ("evaluate", "--datasets")):
-        line = mistake(stage, flag, letters, "--output", "photos/cat.jpg/run")
+        line = error_line(stage, flag, letters, "--output", "photos/cat.jpg/run")
         assert line == "photos/cat.jpg/run: a part of the path is a file; give a path whose parents are directories"
 
 
-def test_an_interrupted_run_of_other_settings(mistake: Mistake, work: Path, letters: Path) -> None:
+def test_an_interrupted_run_of_other_settings(error_line: ErrorLine, work: Path, letters: Path) -> None:
     (work / "run").mkdir()
     there = Config(data=DataConfig(dataset=str(letters)))
     (work / "run" / "config.yaml").write_text(dump_config(there))
-    line = mistake("train", "--dataset", letters, "--output", "run", "--seed", "7")
+    line = error_line("train", "--dataset", letters, "--output", "run", "--seed", "7")
     assert line.startswith("--output run: holds a run with other settings (training.seed is 0 there and 7 here); give")
     assert line.endswith("--fresh to remove that run")
     (work / "run" / "config.yaml").write_text("loss: {")
-    assert "run/config.yaml: is not YAML" in mistake("train", "--dataset", letters, "--output", "run")
+    assert "run/config.yaml: is not YAML" in error_line("train", "--dataset", letters, "--output", "run")
 
 
 def test_a_tracking_server_that_does_not_answer(
@@ -253,12 +253,12 @@ def test_a_tracking_server_that_does_not_answer(
     assert not list(work.iterdir())
 
 
-def test_a_full_disk(mistake: Mistake, letters: Path, tiny_encoder: Path, full_disk: Path) -> None:
+def test_a_full_disk(error_line: ErrorLine, letters: Path, tiny_encoder: Path, full_disk: Path) -> None:
     before = sorted(full_disk.iterdir())
     model = ["--model", tiny_encoder, "--output", full_disk / "deep" / "out"]
-    told = f"{full_disk}/deep/out: no space left on the disk; free some space or write to another disk"
-    assert mistake("train", "--dataset", letters, *model) == told
-    assert mistake("evaluate", "--datasets", letters, *model) == told
+    expected = f"{full_disk}/deep/out: no space left on the disk; free some space or write to another disk"
+    assert error_line("train", "--dataset", letters, *model) == expected
+    assert error_line("evaluate", "--datasets", letters, *model) == expected
     assert sorted(full_disk.iterdir()) == before
 
 
@@ -315,16 +315,16 @@ def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
 
 
 @pytest.mark.parametrize(
-    ("flag", "told"),
+    ("flag", "expected"),
     [
         ("--gradient-accumulation-steps", "--grad-cache-chunk: accumulated small batches would lose"),
         ("--gradient-accumulation-steps=4", "--grad-cache-chunk: accumulated small batches would lose"),
         ("--per-device-train-batch-size", "give --batch-size, which counts the queries of a step over all workers"),
     ],
 )
-def test_flags_of_other_trainers_are_answered_with_ours(mistake: Mistake, flag: str, told: str) -> None:
-    line = mistake("train", flag, *([] if "=" in flag else ["4"]))
-    assert told in line
+def test_flags_of_other_trainers_are_answered_with_ours(error_line: ErrorLine, flag: str, expected: str) -> None:
+    line = error_line("train", flag, *([] if "=" in flag else ["4"]))
+    assert expected in line
     assert f"{flag.split('=')[0]}: unknown flag; " in line
 
 
@@ -340,7 +340,7 @@ def test_flags_of_other_trainers_are_answered_with_ours(mistake: Mistake, flag: 
         (["search", "--dataset", "https://host/data?key=abcdef", "a question"], "there is a value of key in"),
     ],
 )
-def test_only_what_is_stored_is_refused_for_a_secret(mistake: Mistake, words: list[str], expected: str) -> None:
-    line = mistake(*words)
+def test_only_what_is_stored_is_refused_for_a_secret(error_line: ErrorLine, words: list[str], expected: str) -> None:
+    line = error_line(*words)
     assert expected in line
     assert "abcdef" not in line

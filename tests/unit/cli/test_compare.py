@@ -12,7 +12,7 @@ from raytriever.cli.main import run
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.tracker import DatasetRecord, Point
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 ID = "0123456789abcdef" * 2
 SYSTEMS = ("bm25", "before", "after")
 QUERIES = [f"q{number}" for number in range(40)]
@@ -25,19 +25,19 @@ def values(system: str, number: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ([], "the following arguments are required: RUN"),
         (["nowhere"], "'nowhere' is neither a directory nor an MLflow run; give a directory"),
         ([ID], "no such database; name the server or database by MLFLOW_TRACKING_URI"),
         (["params.loss.loss = 'mw'"], "no such database"),
         (["."], ".: holds no run; name a directory"),
-        ([".", "--output", "."], "--output .: is a directory; name the HTML file to write"),
+        ([".", "--output", "."], "--output .: is a directory; give the path of the HTML file to write"),
         ([".", "--outpt", "x"], "--outpt: unknown flag; did you mean '--output'?"),
     ],
 )
-def test_a_mistake_is_one_line(mistake: Mistake, words: list[str], told: str) -> None:
-    assert told in mistake("compare", *words)
+def test_a_mistake_is_one_line(error_line: ErrorLine, words: list[str], expected: str) -> None:
+    assert expected in error_line("compare", *words)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     assert run("compare", [wanted, "--output", "one.html"]) == 0
     assert "1 runs: run of infonce." in Path("one.html").read_text()
     capsys.readouterr()
-    for word, told in (
+    for word, expected in (
         (ID, f"does not know the run '{ID}'"),
         (empty.run_id, "has no figures; name a finished run"),
         ("metrics.nothing = ", "does not understand"),
@@ -83,6 +83,6 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         assert run("compare", [word, "--output", "two.html"]) == 2
         err = capsys.readouterr().err
-        assert told in err
+        assert expected in err
         assert err.count("\n") == 1
     assert not Path("two.html").exists()

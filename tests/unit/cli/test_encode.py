@@ -30,7 +30,7 @@ def test_it_makes_a_store_and_finds_it_again(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ("", "the following arguments are required: --output"),
         ("--output own --dtype fp8", "--dtype: unknown value 'fp8'; "),
@@ -40,15 +40,15 @@ def test_it_makes_a_store_and_finds_it_again(
         ("--output own --model ./none", "./none: no such directory"),
     ],
 )
-def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
-    assert told in mistake("encode", "--dataset", letters, *flags.split())
+def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
+    assert expected in error_line("encode", "--dataset", letters, *flags.split())
 
 
 def test_a_directory_of_something_else_is_left_alone(
-    mistake: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path
+    error_line: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path
 ) -> None:
     (work / "own").mkdir()
     (work / "own" / "thesis.txt").write_text("years of work")
     words = ["--dataset", letters, "--model", tiny_encoder, "--precision", "fp32", "--output", "own"]
-    told = mistake("encode", *words)
-    assert told.endswith("own: holds something else than these embeddings; give another --output, or remove it")
+    expected = error_line("encode", *words)
+    assert expected.endswith("own: holds something else than these embeddings; give another --output, or remove it")

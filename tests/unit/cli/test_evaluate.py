@@ -14,14 +14,14 @@ import pytest
 
 from raytriever.cli.main import run
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
-        ("", "no data set is given; give --datasets PATH, or --suite beir"),
+        ("", "--datasets is missing; give --datasets PATH, or --suite beir"),
         ("--suite bier", "--suite: unknown value 'bier'; did you mean 'beir'?"),
         ("--datasets LETTERS --metrics ndgc@10", "--metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?"),
         (
@@ -38,44 +38,46 @@ REPOSITORY = Path(__file__).parents[3]
         ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; call one otherwise"),
     ],
 )
-def test_evaluate_refuses(mistake: Mistake, letters: Path, words: str, told: str) -> None:
-    assert told in mistake("evaluate", *(word.replace("LETTERS", str(letters)) for word in words.split()))
+def test_evaluate_refuses(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:
+    assert expected in error_line("evaluate", *(word.replace("LETTERS", str(letters)) for word in words.split()))
 
 
-def test_judgements_of_another_corpus(mistake: Mistake, letters: Path) -> None:
+def test_judgements_of_another_corpus(error_line: ErrorLine, letters: Path) -> None:
     file = letters / "qrels" / "test.tsv"
     file.write_text(file.read_text().replace("\td", "\tother-"))
-    line = mistake("evaluate", "--datasets", letters, "--model", "bm25")
+    line = error_line("evaluate", "--datasets", letters, "--model", "bm25")
     assert line == (
         f"{file} row 2: the judgements seem to belong to another corpus: 32 of 32 rows are bad, the first for an "
         "unknown document id 'other-128'; give the corpus that was judged"
     )
 
 
-def test_an_empty_split(mistake: Mistake, letters: Path) -> None:
+def test_an_empty_split(error_line: ErrorLine, letters: Path) -> None:
     (letters / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq128\td128\t0\n")
-    line = mistake("evaluate", "--datasets", letters, "--model", "bm25")
+    line = error_line("evaluate", "--datasets", letters, "--model", "bm25")
     assert line == "letters, split 'test': no query has a relevant document; give a split with judgements above 0"
 
 
-def test_a_model_without_its_tokenizer(mistake: Mistake, letters: Path, tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_model_without_its_tokenizer(
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, tmp_path: Path
+) -> None:
     bare = Path(shutil.copytree(tiny_encoder, tmp_path / "bare"))
     for file in bare.glob("tokenizer*"):
         file.unlink()
-    line = mistake("evaluate", "--datasets", letters, "--model", "bm25", bare)
+    line = error_line("evaluate", "--datasets", letters, "--model", "bm25", bare)
     assert line == f"{bare}: has no tokenizer; copy tokenizer.json and tokenizer_config.json beside config.json"
 
 
-def test_an_output_that_holds_something_else(mistake: Mistake, letters: Path, work: Path) -> None:
+def test_an_output_that_holds_something_else(error_line: ErrorLine, letters: Path, work: Path) -> None:
     (work / "out").mkdir()
     (work / "out" / "results.json").write_text('{"split": "test", "models": {}}')
-    line = mistake("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
+    line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
     assert line == (
         "out/results.json: is of an older format, without a number; this version reads format 1; "
         "evaluate again into another directory"
     )
     (work / "out" / "results.json").rename(work / "out" / "notes.txt")
-    line = mistake("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
+    line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
     assert line == "--output out: is not empty and holds no evaluation; give another directory"
 
 
@@ -98,8 +100,10 @@ def test_nothing_below_a_threshold_is_shown(
     assert capsys.readouterr().out == "no passage scores 7 or more\n"
 
 
-def test_a_threshold_that_is_no_score(mistake: Mistake, letters: Path) -> None:
-    assert mistake("search", "x", "--dataset", letters, "--threshold", "nan").startswith("--threshold: is no number")
+def test_a_threshold_that_is_no_score(error_line: ErrorLine, letters: Path) -> None:
+    assert error_line("search", "x", "--dataset", letters, "--threshold", "nan").startswith(
+        "--threshold: nan is out of range"
+    )
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ from importlib import import_module
 
 import pytest
 
-from raytriever.cli.main import STAGES, TASKS, run, stage_module
-from raytriever.cli.suggestions import _ADVICE, _FLAGS, _STAGES, instead_of_flag, instead_of_stage
+from raytriever.cli.main import STAGES, TASKS, module_of_stage, run
+from raytriever.cli.suggestions import _ADVICE, _FLAGS, _STAGES, suggest_for_flag, suggest_for_stage
 from raytriever.cli.train import COMMON, _parser
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 
 
 def help_of(stage: str, capsys: pytest.CaptureFixture[str], flag: str = "--help") -> str:
@@ -87,25 +87,25 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
         ("runs clean --force", "did you mean '--yes'?"),
     ],
 )
-def test_flags_of_other_programs(mistake: Mistake, words: str, remedy: str) -> None:
+def test_flags_of_other_programs(error_line: ErrorLine, words: str, remedy: str) -> None:
     stage, *rest = words.split()
-    line = mistake(stage, *rest)
+    line = error_line(stage, *rest)
     assert ": unknown flag; " in line
     assert remedy in line
 
 
 def test_a_suggestion_names_only_flags_of_the_stage() -> None:
     known = {"--output", "--dataset", "-h", "--help"}
-    assert instead_of_flag("--gradient-accumulation-steps", known) == "choose from --dataset, --output"
-    assert instead_of_flag("--out_dir", known) == "did you mean '--output'?"
-    assert instead_of_flag("--wandb", known).startswith("MLflow records")
+    assert suggest_for_flag("--gradient-accumulation-steps", known) == "choose from --dataset, --output"
+    assert suggest_for_flag("--out_dir", known) == "did you mean '--output'?"
+    assert suggest_for_flag("--wandb", known).startswith("MLflow records")
 
 
 def test_every_suggestion_exists() -> None:
     known = {
         flag
         for stage in STAGES
-        for action in import_module(stage_module(stage))._parser()._actions
+        for action in import_module(module_of_stage(stage))._parser()._actions
         for flag in action.option_strings
     }
     named = {flag for words in (*_FLAGS.values(), *_ADVICE.values()) for flag in re.findall(r"--[a-z0-9-]+", words)}
@@ -116,4 +116,4 @@ def test_every_suggestion_exists() -> None:
 
 @pytest.mark.parametrize(("word", "remedy"), [("trian", "train"), ("eval", "evaluate"), ("ls", "runs list")])
 def test_stages_of_other_programs(word: str, remedy: str) -> None:
-    assert instead_of_stage(word, STAGES) == f"did you mean {remedy!r}?"
+    assert suggest_for_stage(word, STAGES) == f"did you mean {remedy!r}?"

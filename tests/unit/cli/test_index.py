@@ -11,7 +11,7 @@ from raytriever.cli.main import run
 
 
 def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritten(
-    letters: Path, tiny_encoder: Path, work: Path, mistake: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    letters: Path, tiny_encoder: Path, work: Path, error_line: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--output", "made", "--index"]
     assert run("index", [*words, "roargraph"]) == 0
@@ -25,12 +25,12 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
     assert recalls == ["1.0000", "1.0000"]
     assert sum(" is " in line for line in out.splitlines() if line.startswith(" " * 10)) == 2
     assert {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")} == before
-    assert "made: holds another index (roargraph of letters" in mistake("index", *words, "hnsw")
-    assert "'tset'" in mistake("index", *words, "roargraph", "--training-split", "tset")
+    assert "made: holds another index (roargraph of letters" in error_line("index", *words, "hnsw")
+    assert "'tset'" in error_line("index", *words, "roargraph", "--training-split", "tset")
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ("", "the following arguments are required: --output"),
         ("--output i --index hnws", "--index: unknown value 'hnws'; did you mean 'hnsw'?"),
@@ -40,13 +40,13 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
         ),
         ("--output i --effort 0", "--effort: 0 is out of range; give a value at least 1"),
         ("--output i --top 0", "--top: 0 is out of range; give at least 1"),
-        ("--output i --query  ", "--query: is empty; give a few words"),
+        ("--output i --query  ", "--query: the query is empty; give a few words"),
         ("--output i --index roargraph --split train", "--split: the graph is built from the queries of train; ask"),
         ("--output .", "cannot read manifest.json"),
     ],
 )
-def test_a_mistake_is_one_line(flags: str, told: str, mistake: Callable[..., str]) -> None:
+def test_a_mistake_is_one_line(flags: str, expected: str, error_line: Callable[..., str]) -> None:
     words = flags.split(" ") if flags else []
     if "" in words:  # an empty query
         words = [*words[: words.index("")], " "]
-    assert told in mistake("index", *words)
+    assert expected in error_line("index", *words)

@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.cluster.launch import LaunchedServer
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 
 
 def _refuse_to_start(*given: object) -> None:
@@ -18,12 +18,12 @@ def _refuse_to_start(*given: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("--host 0.0.0.0", "--host: 0.0.0.0 lets whoever reaches this machine run programs on it; add --auth, so that"),
         ("--host :: ", "--host: :: lets whoever"),
-        ("--mlflow-port 0", "--mlflow-port: 0 is no port; give 1 to 65535"),
-        ("--ray-port 65536", "--ray-port: 65536 is no port"),
+        ("--mlflow-port 0", "--mlflow-port: 0 is not a port; give 1 to 65535"),
+        ("--ray-port 65536", "--ray-port: 65536 is not a port"),
         ("--timeout 0", "--timeout: 0 is out of range; give seconds above 0"),
         ("--timeout nan", "--timeout: nan is out of range; give seconds above 0"),
         ("--num-cpus 0", "--num-cpus: 0 is out of range; give a value at least 1"),
@@ -39,26 +39,26 @@ def _refuse_to_start(*given: object) -> None:
     ],
 )
 def test_launch_refuses(
-    mistake: Mistake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, told: str
+    error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, expected: str
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setattr(LaunchedServer, "__init__", _refuse_to_start)
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "file").touch()
-    words, told = (text.replace("HERE", str(tmp_path)) for text in (words, told))
+    words, expected = (text.replace("HERE", str(tmp_path)) for text in (words, expected))
     # Ports of their own, so that whatever runs on this machine is not in the way.
     free = [] if "port" in words else ["--ray-port", "16379", "--dashboard-port", "18265", "--mlflow-port", "15000"]
-    assert mistake("launch", *free, *words.split()).startswith(told)
+    assert error_line("launch", *free, *words.split()).startswith(expected)
 
 
-def test_a_path_is_refused_before_a_port(mistake: Mistake) -> None:
+def test_a_path_is_refused_before_a_port(error_line: ErrorLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        line = mistake("launch", "--mlflow-port", taken.getsockname()[1], "--database", "n" * 300)
+        line = error_line("launch", "--mlflow-port", taken.getsockname()[1], "--database", "n" * 300)
     assert line.endswith("the name is too long; give a shorter name")
 
 
-def test_a_port_that_is_taken(mistake: Mistake) -> None:
+def test_a_port_that_is_taken(error_line: ErrorLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = mistake("launch", "--mlflow-port", port, "--ray-port", "16379", "--dashboard-port", "18265")
+        line = error_line("launch", "--mlflow-port", port, "--ray-port", "16379", "--dashboard-port", "18265")
     assert line == f"--mlflow-port: 127.0.0.1:{port}: Address already in use; give another"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raytriever.cli.arguments import add_settings
-from raytriever.cli.train import _default_name, _parser, resolve
+from raytriever.cli.train import _default_name, _parser, resolve_settings
 from raytriever.config import NAME, Config, Curriculum, dump_config, load_curriculum, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
@@ -18,7 +18,7 @@ from raytriever.training.config import TrainingConfig
 
 
 def resolved(*words: object) -> Config:
-    curriculum = resolve(_parser().parse([str(word) for word in words]))
+    curriculum = resolve_settings(_parser().parse([str(word) for word in words]))
     assert not curriculum.stages
     return curriculum.base
 
@@ -152,9 +152,12 @@ def _other(value: Any) -> Any:
 
 
 def test_a_flag_is_read_by_the_declaration_of_its_field() -> None:
-    from raytriever.cli.arguments import Parser, given
+    from raytriever.cli.arguments import Parser, explicit_settings
 
     parser = Parser("test", "a test")
     add_settings(parser, TrainingConfig, "training", only=["seed", "epochs", "precision"])
-    assert given(parser.parse(["--seed", "7", "--epochs", "0.5"]), TrainingConfig) == {"seed": 7, "epochs": 0.5}
-    assert given(parser.parse([]), TrainingConfig) == {}
+    assert explicit_settings(parser.parse(["--seed", "7", "--epochs", "0.5"]), TrainingConfig) == {
+        "seed": 7,
+        "epochs": 0.5,
+    }
+    assert explicit_settings(parser.parse([]), TrainingConfig) == {}

@@ -43,9 +43,9 @@ def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_that_writes_refuses_it(held: Path, mistake: Callable[..., str], stage: str) -> None:
+def test_every_stage_that_writes_refuses_it(held: Path, error_line: Callable[..., str], stage: str) -> None:
     name, *more = stage.split()
-    line = mistake(name, *more, *STAGES[stage], "--output", held)
+    line = error_line(name, *more, *STAGES[stage], "--output", held)
     assert line.startswith("mine: in use by ")
     assert f", pid {os.getpid()}, since " in line
     assert line.endswith("; wait for it with --wait, or give another --output")
@@ -63,20 +63,22 @@ def test_fresh_removes_nothing_of_a_run_that_another_command_writes(
 
 
 def test_the_answers_of_annotate_are_locked_for_themselves(
-    held: Path, mistake: Callable[..., str], letters: Path
+    held: Path, error_line: Callable[..., str], letters: Path
 ) -> None:
     words = ["--dataset", letters, "--endpoint", "http://localhost:1/v1", "--llm", "judge"]
-    line = mistake("annotate", *words, "--output", "other", "--answers", held)
+    line = error_line("annotate", *words, "--output", "other", "--answers", held)
     assert line.startswith("mine: in use by ")
     assert line.endswith("; wait for it with --wait, or give other --answers")
 
 
-def test_what_exists_is_opened_as_an_index_without_a_lock(held: Path, work: Path, mistake: Callable[..., str]) -> None:
+def test_what_exists_is_opened_as_an_index_without_a_lock(
+    held: Path, work: Path, error_line: Callable[..., str]
+) -> None:
     (work / "mine").mkdir()
-    assert "in use" not in mistake("index", "--output", held)
+    assert "in use" not in error_line("index", "--output", held)
 
 
-def test_two_real_commands_for_one_directory(work: Path, letters: Path, mistake: Callable[..., str]) -> None:
+def test_two_real_commands_for_one_directory(work: Path, letters: Path, error_line: Callable[..., str]) -> None:
     first = subprocess.Popen(
         [sys.executable, JOBS / "prepare.py", "--dataset", letters, "--output", work / "made"],
         stdout=subprocess.DEVNULL,
@@ -89,13 +91,13 @@ def test_two_real_commands_for_one_directory(work: Path, letters: Path, mistake:
             assert time.monotonic() < until
             time.sleep(0.02)
         assert (owner.pid, owner.command) == (first.pid, "raytriever prepare")
-        line = mistake("prepare", "--dataset", letters, "--output", "made/../made")
+        line = error_line("prepare", "--dataset", letters, "--output", "made/../made")
         assert line.startswith("made/../made: in use by 'raytriever prepare' on host ")
     finally:
         first.send_signal(signal.SIGTERM)  # before the work: two seconds are for imports
         _, said = first.communicate()
     assert first.returncode == 130
-    assert "interrupted; give the same command again to go on" in said
+    assert "interrupted; run the same command again to continue" in said
     assert sorted(work.iterdir()) == []
 
 

@@ -31,33 +31,33 @@ def test_a_table_that_training_reads(
     assert run("mine", words) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["dense", "random"]
-    told = cells(out)
+    expected = cells(out)
     for method in (0, 1):
-        removed = [numbers[method] for name, numbers in told.items() if name != "candidates"]
-        assert told["candidates"][method] == sum(removed)
-    assert told["before the range"] == [96 * 2, 0]
+        removed = [numbers[method] for name, numbers in expected.items() if name != "candidates"]
+        assert expected["candidates"][method] == sum(removed)
+    assert expected["before the range"] == [96 * 2, 0]
     assert "96 queries; " in out
     assert f"python jobs/train.py --dataset {letters} --negatives-table table" in out
     dataset = open_dataset(letters, ["train", "dev", "test"])
     table = read_negatives("table", dataset)
-    assert [table.counts()[name] for name in ("dense", "random")] == told["kept"]
+    assert [table.counts()[name] for name in ("dense", "random")] == expected["kept"]
     assert set(table.rounds.tolist()) == {3}
     assert (table.scores <= 0.99).all()
     meta = json.loads(Path("table/manifest.json").read_text())["meta"]
-    assert meta["counts"]["dense"]["candidates"] == told["candidates"][0]
+    assert meta["counts"]["dense"]["candidates"] == expected["candidates"][0]
     assert meta["settings"]["range_max"] == 40
     assert meta["dataset"] == dataset.digest
     assert (meta["scores"], meta["seed"], meta["split"]) == ("encoder", 5, "train")
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ("", "the following arguments are required: --output"),
         ("--output t --method bm52", "--method: unknown method 'bm52'; did you mean 'bm25'?"),
         ("--output t --metod bm25", "--metod: unknown flag; did you mean '--method'?"),
-        ("--output t --ranks 30-200", "--ranks: '30-200'; give two whole numbers, as in 30:200"),
-        ("--output t --ranks 30:200 --range-max 5", "--range-max: says the same as --ranks; give one of them"),
+        ("--output t --ranks 30-200", "--ranks: '30-200' is not a range; give two whole numbers, as in 30:200"),
+        ("--output t --ranks 30:200 --range-max 5", "--range-max: sets the same as --ranks; give one of them"),
         ("--output t --ranks 200:30", "--range-max: 30 is not above --range-min 200; give a higher rank"),
         ("--output t --ranks 30:35", "--num-negatives: 10 negatives out of 5 ranks (30 to 34)"),
         ("--output t --relative-margin -0.1", "--relative-margin: -0.1 is out of range; give a value at least 0"),
@@ -71,12 +71,12 @@ def test_a_table_that_training_reads(
         ("--output t --judge nowhere --max-score 1", "nowhere: holds no config.json"),
     ],
 )
-def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
-    assert told in mistake("mine", "--dataset", letters, *flags.split())
+def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
+    assert expected in error_line("mine", "--dataset", letters, *flags.split())
 
 
 def test_embeddings_that_are_there_are_used_and_others_refused(
-    mistake: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+    error_line: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32"]
     for name, more in {"passages": [], "queries": ["--side", "query"], "short": ["--passage-length", "9"]}.items():
@@ -89,23 +89,26 @@ def test_embeddings_that_are_there_are_used_and_others_refused(
     dataset = open_dataset(letters, ["train", "dev", "test"])
     own, given = (read_negatives(name, dataset) for name in ("own", "given"))
     assert own.documents.tolist() == given.documents.tolist()
-    for name, told in {
+    for name, expected in {
         "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as jobs/encode.py",
         "short": "short: holds embeddings of texts cut at another length (9, here 64); name the passages",
         "none": "--embeddings none: no such embeddings; ",
     }.items():
-        assert told in mistake("mine", *model, *words, "--output", "other", "--embeddings", name)
-    told = mistake("mine", *model, "--output", "other", "--embeddings", "passages")
-    assert "--embeddings: has no effect with --method bm25; leave it out, or give --method dense or cross-query" in told
+        assert expected in error_line("mine", *model, *words, "--output", "other", "--embeddings", name)
+    expected = error_line("mine", *model, "--output", "other", "--embeddings", "passages")
+    assert (
+        "--embeddings: has no effect with --method bm25; leave it out, or give --method dense or cross-query"
+        in expected
+    )
     assert not (work / "other").exists()
 
 
-def test_when_nothing_is_left_the_counts_say_why(mistake: Callable[..., str], letters: Path) -> None:
-    line = mistake("mine", "--dataset", letters, "--output", "table")
+def test_when_nothing_is_left_the_counts_say_why(error_line: Callable[..., str], letters: Path) -> None:
+    line = error_line("mine", "--dataset", letters, "--output", "table")
     # No two passages share a word, and a query's own is its positive.
     assert line == "letters: no negative is left; bm25: candidates 96, relevant 96, kept 0; loosen what removed them"
 
 
-def test_what_is_there_already_is_left(mistake: Callable[..., str], letters: Path, work: Path) -> None:
+def test_what_is_there_already_is_left(error_line: Callable[..., str], letters: Path, work: Path) -> None:
     (work / "table").mkdir()
-    assert "table: is there already; give another --output" in mistake("mine", "--output", "table")
+    assert "table: is there already; give another --output" in error_line("mine", "--output", "table")

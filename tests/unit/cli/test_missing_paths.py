@@ -46,10 +46,10 @@ import io, json, sys
 from contextlib import redirect_stderr
 from raytriever.cli.main import run
 for stage, words in json.loads(sys.argv[1]):
-    told = io.StringIO()
-    with redirect_stderr(told):
+    expected = io.StringIO()
+    with redirect_stderr(expected):
         code = run(stage, words)
-    print(json.dumps([code, told.getvalue(), [name for name in HEAVY if name in sys.modules]]))
+    print(json.dumps([code, expected.getvalue(), [name for name in HEAVY if name in sys.modules]]))
 """
 
 
@@ -60,10 +60,10 @@ def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == len(CASES)
-    for (stage, words), (code, told, heavy) in zip(CASES, lines, strict=True):
-        assert code == 2, (stage, words, told)
-        assert told.count("\n") == 1, (stage, words, told)
-        assert MISSING in told, (stage, words, told)
+    for (stage, words), (code, expected, heavy) in zip(CASES, lines, strict=True):
+        assert code == 2, (stage, words, expected)
+        assert expected.count("\n") == 1, (stage, words, expected)
+        assert MISSING in expected, (stage, words, expected)
         assert heavy == [], (stage, words, heavy)
     assert not list(tmp_path.iterdir())
 
@@ -89,18 +89,18 @@ def test_every_stage_that_reads_a_path_is_among_them() -> None:
         ("annotate", [*_OUT, "--answers", MISSING]),
     ],
 )
-def test_an_empty_path_is_refused(mistake: Callable[..., str], stage: str, words: list[str]) -> None:
-    line = mistake(stage, *words[:-1], "")
+def test_an_empty_path_is_refused(error_line: Callable[..., str], stage: str, words: list[str]) -> None:
+    line = error_line(stage, *words[:-1], "")
     assert line == f"{words[-2]}: the path is empty; give a path, or leave the flag out"
 
 
 def test_the_home_folder_is_expanded_in_flags_and_in_files(
-    mistake: Callable[..., str], work: Path, monkeypatch: pytest.MonkeyPatch
+    error_line: Callable[..., str], work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(work))
-    assert mistake("train", "--dataset=~/none").startswith(f"--dataset {work}/none: no data set of this name")
+    assert error_line("train", "--dataset=~/none").startswith(f"--dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ~/none}\n")
     for words in (["--config", work / "mine.yaml"], ["--config=~/mine.yaml"]):
-        assert mistake("train", *words).startswith(f"--dataset {work}/none: no data set of this name")
+        assert error_line("train", *words).startswith(f"--dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ''}\n")
-    assert "mine.yaml: dataset: ''; the path is empty: give a path" in mistake("train", "--config=~/mine.yaml")
+    assert "mine.yaml: dataset: ''; the path is empty: give a path" in error_line("train", "--config=~/mine.yaml")

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("dims", "told"),
+    ("dims", "expected"),
     [
         ("0", "--matryoshka-dims: '0'; give whole numbers from 1 on, with commas between, as in 256,128,64"),
         ("16,x", "--matryoshka-dims: '16,x'; give whole numbers from 1 on"),
@@ -17,6 +17,8 @@ import pytest
         ("64,16", "--matryoshka-dims: 64 components, embeddings have 32; give at most 32"),
     ],
 )
-def test_training_refuses(mistake: Callable[..., str], letters: Path, tiny_encoder: Path, dims: str, told: str) -> None:
+def test_training_refuses(
+    error_line: Callable[..., str], letters: Path, tiny_encoder: Path, dims: str, expected: str
+) -> None:
     words = ["--dataset", letters, "--model", tiny_encoder, "--output", "run", "--matryoshka-dims", dims]
-    assert told in mistake("train", *words)
+    assert expected in error_line("train", *words)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cli.train import _parser, resolve
+from raytriever.cli.train import _parser, resolve_settings
 from raytriever.config import check_curriculum, dump_config, load_curriculum
 from raytriever.errors import ConfigError
 from raytriever.training.config import TrainingConfig
 
 
 def training(*words: object) -> TrainingConfig:
-    curriculum = resolve(_parser().parse([str(word) for word in words]))
+    curriculum = resolve_settings(_parser().parse([str(word) for word in words]))
     check_curriculum(curriculum)
     return curriculum.base.training
 

@@ -30,7 +30,7 @@ def test_it_tells_what_it_found_and_what_to_do_next(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ("", "the following arguments are required: --output"),
         ("--output own --format biir", "unknown format 'biir'; did you mean"),
@@ -38,8 +38,8 @@ def test_it_tells_what_it_found_and_what_to_do_next(
         ("--output own --max-bad-rows 2", "--max-bad-rows"),
     ],
 )
-def test_mistakes_are_one_line(mistake: Callable[..., str], letters: Path, flags: str, told: str) -> None:
-    assert told in mistake("prepare", "--dataset", letters, *flags.split())
+def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
+    assert expected in error_line("prepare", "--dataset", letters, *flags.split())
 
 
 def test_a_printed_command_is_quoted_for_the_shell(

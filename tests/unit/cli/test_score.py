@@ -122,15 +122,15 @@ def test_an_interrupted_call_is_gone_on_with_to_the_same_bytes(
 
 
 def test_what_stands_there_is_not_mixed_with_others(
-    mistake: Callable[..., str], letters: Path, teacher: Path, negatives: Path
+    error_line: Callable[..., str], letters: Path, teacher: Path, negatives: Path
 ) -> None:
     words = ["--dataset", letters, "--model", teacher, "--negatives", negatives, "--precision", "fp32", "--output", "s"]
     assert run("score", [str(word) for word in words]) == 0
-    assert mistake("score", *words, "--max-length", 32) == (
+    assert error_line("score", *words, "--max-length", 32) == (
         "s: holds scores of pairs cut at another length; give another --output, or remove it"
     )
-    assert "s: holds scores of other pairs" in mistake("score", *words, "--split", "train", "--run", _run(3))
-    assert "negatives: holds something else than these scores" in mistake("score", *words[:-1], negatives)
+    assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
+    assert "negatives: holds something else than these scores" in error_line("score", *words[:-1], negatives)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,14 @@ def test_what_stands_there_is_not_mixed_with_others(
     ],
 )
 def test_an_edited_plan_is_refused_before_a_model_is_looked_for(
-    mistake: Callable[..., str], letters: Path, edit: dict[str, object], line: str
+    error_line: Callable[..., str], letters: Path, edit: dict[str, object], line: str
 ) -> None:
     Path("s").mkdir()
     Path("s/plan.json").write_text(json.dumps({"model": "org/teacher", "revision": None, "key": "k", **edit}))
     words = ["--dataset", letters, "--model", "org/teacher", "--negatives", letters, "--output", "s"]
-    assert mistake("score", *words) == (f"s/plan.json: is torn or changed: {line}; give another --output, or remove it")
+    assert error_line("score", *words) == (
+        f"s/plan.json: is torn or changed: {line}; give another --output, or remove it"
+    )
 
 
 def _run(depth: int) -> Path:
@@ -172,7 +174,7 @@ def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negativ
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ("", "the following arguments are required: --output"),
         ("--output s", "--model: is not given; name a cross-encoder: a directory, or a hub name"),
@@ -190,14 +192,14 @@ def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negativ
     ],
 )
 def test_mistakes_are_one_line(
-    mistake: Callable[..., str], letters: Path, teacher: Path, tiny_encoder: Path, flags: str, told: str
+    error_line: Callable[..., str], letters: Path, teacher: Path, tiny_encoder: Path, flags: str, expected: str
 ) -> None:
     words = flags.replace("TEACHER", str(teacher)).replace("ENCODER", str(tiny_encoder)).split()
-    assert told in mistake("score", "--dataset", letters, *words)
+    assert expected in error_line("score", "--dataset", letters, *words)
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (
             "--teacher s",
@@ -220,6 +222,6 @@ def test_mistakes_are_one_line(
     ],
 )
 def test_training_refuses_what_does_not_fit(
-    mistake: Callable[..., str], letters: Path, tiny_encoder: Path, flags: str, told: str
+    error_line: Callable[..., str], letters: Path, tiny_encoder: Path, flags: str, expected: str
 ) -> None:
-    assert told in mistake("train", "--dataset", letters, "--model", tiny_encoder, *flags.split())
+    assert expected in error_line("train", "--dataset", letters, "--model", tiny_encoder, *flags.split())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raytriever.cli.train import _default_name, _flags, _parser, _without_effect, resolve
+from raytriever.cli.train import _default_name, _flags, _overridden_flags, _parser, resolve_settings
 from raytriever.config import Curriculum, Stage, different_stages, dump_config, load_curriculum, to_dict
 from raytriever.config.settings import Config
 from raytriever.data.config import DataConfig
@@ -18,7 +18,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 
 PAPER = """
 data: {dataset: letters, negatives_per_query: 7}
@@ -43,7 +43,7 @@ def paper(tmp_path: Path) -> Path:
 
 
 def resolved(*words: object) -> Curriculum:
-    return resolve(_parser().parse([str(word) for word in words]))
+    return resolve_settings(_parser().parse([str(word) for word in words]))
 
 
 def test_a_stage_is_laid_over_the_runs_settings_and_not_over_the_stage_before(paper: Path) -> None:
@@ -86,9 +86,9 @@ def test_recipe_file_flags_and_stages_lie_over_each_other_in_this_order(
         training = config.training
         assert (training.patience, training.batch_size, config.loss.temperature, training.seed) == (3, 128, 1.0, 5)
     assert [stage.config.loss.loss for stage in curriculum.stages] == ["lsepair", "infonce"]
-    # A flag that a stage overrides is told, and only such a one.
-    told = list(_without_effect(curriculum, _flags(_parser().parse(words))))
-    assert told == ["--loss mw: not in stage llm, human, where --config FILE says otherwise"]
+    # A flag that a stage overrides is expected, and only such a one.
+    expected = list(_overridden_flags(curriculum, _flags(_parser().parse(words))))
+    assert expected == ["--loss mw: the --config file overrides it in stage llm, human"]
 
 
 def test_of_epochs_and_steps_a_stage_gives_one_in_place_of_the_other(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "told"),
+    ("stages", "expected"),
     [
         ("[]", "`stages:` holds []; give a list of stages, each with a `name:`"),
         ("", "`stages:` holds None; give a list"),
@@ -216,21 +216,23 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_stage(
-    mistake: Mistake, letters: Path, tiny_encoder: Path, tmp_path: Path, stages: str, told: str
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, tmp_path: Path, stages: str, expected: str
 ) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"data: {{dataset: '{letters}'}}\nmodel: {{model: '{tiny_encoder}'}}\nstages: {stages}\n")
-    line = mistake("train", "--config", file)
-    assert told in line
+    line = error_line("train", "--config", file)
+    assert expected in line
     assert line.startswith((f"{file}: ", "stage 'b': "))
 
 
-def test_a_misspelt_list_of_stages(mistake: Mistake, tmp_path: Path) -> None:
+def test_a_misspelt_list_of_stages(error_line: ErrorLine, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("stage: [{name: a}]\n")
-    assert "unknown section 'stage'; did you mean 'stages'?" in mistake("train", "--config", tmp_path / "mine.yaml")
+    assert "unknown section 'stage'; did you mean 'stages'?" in error_line("train", "--config", tmp_path / "mine.yaml")
 
 
-def test_the_measured_split_is_the_runs_own(mistake: Mistake, letters: Path, tiny_encoder: Path, work: Path) -> None:
+def test_the_measured_split_is_the_runs_own(
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path
+) -> None:
     other = letters.parent / "other"
     other.symlink_to(letters)
     file = letters.parent / "mine.yaml"
@@ -238,34 +240,36 @@ def test_the_measured_split_is_the_runs_own(mistake: Mistake, letters: Path, tin
         f"data: {{dataset: '{letters}', test_split: held}}\nmodel: {{model: '{tiny_encoder}'}}\n"
         f"stages: [{{name: a, data: {{dataset: '{other}'}}}}]\n"
     )
-    assert mistake("train", "--config", file).startswith(f"{letters}: no split 'held'")
+    assert error_line("train", "--config", file).startswith(f"{letters}: no split 'held'")
     # Also where a stage learns from the same data set: the mistake is none of the stage's.
     file.write_text(file.read_text().replace(f"'{other}'", f"'{letters}'"))
-    assert mistake("train", "--config", file).startswith(f"{letters}: no split 'held'")
+    assert error_line("train", "--config", file).startswith(f"{letters}: no split 'held'")
 
 
 def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
-    mistake: Mistake, work: Path, paper: Path, tmp_path: Path
+    error_line: ErrorLine, work: Path, paper: Path, tmp_path: Path
 ) -> None:
     there = load_curriculum(paper)
     (work / "letters").mkdir()
     (work / "run").mkdir()
     kept = work / "run" / "config.yaml"
     kept.write_text(dump_config(there))
-    told = "--output run: holds a run with other settings ({}); give another --output, or --fresh to remove that run"
+    expected = (
+        "--output run: holds a run with other settings ({}); give another --output, or --fresh to remove that run"
+    )
 
     def refused(text: str) -> str:
         (tmp_path / "here.yaml").write_text(text)
-        return mistake("train", "--config", tmp_path / "here.yaml", "--output", "run")
+        return error_line("train", "--config", tmp_path / "here.yaml", "--output", "run")
 
     different = "data.positives of stage 'llm' is 'llm' there and 'all' here"
-    assert refused(PAPER.replace("{positives: llm, ", "{")) == told.format(different)
-    assert refused(PAPER.replace("batch_size: 128", "batch_size: 64")) == told.format(
+    assert refused(PAPER.replace("{positives: llm, ", "{")) == expected.format(different)
+    assert refused(PAPER.replace("batch_size: 128", "batch_size: 64")) == expected.format(
         "training.batch_size is 128 there and 64 here"
     )
     plain = PAPER[: PAPER.index("stages:")]
-    assert refused(plain) == told.format("its stages are llm, human there and none here")
+    assert refused(plain) == expected.format("its stages are llm, human there and none here")
     kept.write_text(dump_config(there.base))
-    assert refused(PAPER) == told.format("its stages are none there and llm, human here")
+    assert refused(PAPER) == expected.format("its stages are none there and llm, human here")
     # Fresh, the directory is no matter any more, and what is wrong is the data set.
-    assert "--dataset letters" in mistake("train", "--config", paper, "--output", "run", "--fresh")
+    assert "--dataset letters" in error_line("train", "--config", paper, "--output", "run", "--fresh")

@@ -12,45 +12,47 @@ from raytriever.cli.main import run
 from raytriever.studies.run import study as engine
 from raytriever.studies.run.settings import SETTINGS
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("mw-in-domian --output s", "unknown study 'mw-in-domian'; did you mean 'mw-in-domain'?"),
         ("mw-in-domain", "the following arguments are required: --output; see raytriever study --help"),
         ("mw-in-domain --output s --scale smal", "--scale: unknown scale 'smal'; did you mean 'small'?"),
         ("mw-in-domain --output s --seeds 0", "--seeds: 0 is out of range; give 1 to 100"),
         ("mw-in-domain --output s --seeds few", "--seeds: 'few'; give a whole number"),
-        ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is no run name; use letters"),
+        ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is not a valid run name; use letters"),
         ("mw-in-domain --output s --data-root gone", "--data-root gone: is no folder; name the folder that holds"),
         ("mw-in-domain --output s --scale small --data-root .", "squad"),
         ("mw-in-domain --output s --indexes flat", "--indexes: unknown flag"),
-        ("--output s ood", "unknown study 'ood'; name it first: study ood"),
+        ("--output s ood", "unknown study 'ood'; put it first, as in `study ood --output DIR`"),
     ],
 )
-def test_mistakes(mistake: Mistake, words: str, told: str) -> None:
-    assert told in mistake("study", *words.split())
+def test_mistakes(error_line: ErrorLine, words: str, expected: str) -> None:
+    assert expected in error_line("study", *words.split())
 
 
-def test_a_directory_of_something_else_is_refused(mistake: Mistake, work: Path) -> None:
+def test_a_directory_of_something_else_is_refused(error_line: ErrorLine, work: Path) -> None:
     folder = work / "s"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    assert "--output s: is not empty and holds no study" in mistake("study", "mw-in-domain", "--output", "s")
+    assert "--output s: is not empty and holds no study" in error_line("study", "mw-in-domain", "--output", "s")
     (folder / SETTINGS).write_text(json.dumps({"study": "ratio", "scale": "smoke", "arms": {}}))
-    told = mistake("study", "mw-in-domain", "--output", "s")
-    assert told == "--output s: holds another study (study ratio there and mw-in-domain here); give another directory"
+    expected = error_line("study", "mw-in-domain", "--output", "s")
+    assert (
+        expected == "--output s: holds another study (study ratio there and mw-in-domain here); give another directory"
+    )
     (folder / SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
-    assert "(scale small there and smoke here)" in mistake("study", "mw-in-domain", "--output", "s")
+    assert "(scale small there and smoke here)" in error_line("study", "mw-in-domain", "--output", "s")
     (folder / SETTINGS).write_text('{"study": "mw-in')
-    assert "study.json: is torn or changed: it is not JSON" in mistake("study", "mw-in-domain", "--output", "s")
+    assert "study.json: is torn or changed: it is not JSON" in error_line("study", "mw-in-domain", "--output", "s")
 
 
-def test_a_place_that_cannot_be_written_is_refused(mistake: Mistake, work: Path) -> None:
+def test_a_place_that_cannot_be_written_is_refused(error_line: ErrorLine, work: Path) -> None:
     (work / "file").write_text("")
-    assert "a part of the path is a file" in mistake("study", "mw-in-domain", "--output", "file/s")
+    assert "a part of the path is a file" in error_line("study", "mw-in-domain", "--output", "file/s")
 
 
 def test_the_papers_size_is_told_and_not_begun_without_a_gpu(
@@ -61,7 +63,7 @@ def test_the_papers_size_is_told_and_not_begun_without_a_gpu(
     out, err = capsys.readouterr()
     assert "xlm-roberta-large" in out
     assert "GPU hours" in out
-    assert err.startswith("error: --scale full: there is no GPU here for ")
+    assert err.startswith("error: --scale full: the study needs ")
     assert len(err.splitlines()) == 1
     assert not list(work.iterdir())
 

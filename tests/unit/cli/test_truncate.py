@@ -11,7 +11,7 @@ import pytest
 from raytriever.cli.main import run
 from raytriever.encoding.store import EmbeddingStore
 
-Mistake = Callable[..., str]
+ErrorLine = Callable[..., str]
 STAGES = {
     "encode": "--output made",
     "search": "x",
@@ -23,15 +23,15 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_width_is_held_to_the_encoder(mistake: Mistake, letters: Path, tiny_encoder: Path, stage: str) -> None:
+def test_a_width_is_held_to_the_encoder(error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str) -> None:
     data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
     words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
-    assert "--truncate-dim: 33 components, embeddings of" in mistake(stage, *words, "33")
-    assert "--truncate-dim: 0 is out of range; give a value at least 1" in mistake(stage, *words, "0")
+    assert "--truncate-dim: 33 components, embeddings of" in error_line(stage, *words, "33")
+    assert "--truncate-dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
 
 
 def test_stores_and_indexes_of_two_widths_are_told_apart(
-    mistake: Mistake, letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = ["--dataset", str(letters), "--model", str(tiny_encoder)]
     narrow = [*own, "--truncate-dim", "12"]
@@ -39,23 +39,23 @@ def test_stores_and_indexes_of_two_widths_are_told_apart(
     assert "160 embeddings of width 12" in capsys.readouterr().out
     store = EmbeddingStore.open(work / "made")
     assert (store.width, store.meta["width"]) == (12, 12)
-    assert "made: holds something else than these embeddings" in mistake("encode", *own, "--output", "made")
+    assert "made: holds something else than these embeddings" in error_line("encode", *own, "--output", "made")
     words = ["--embeddings", "made", "--output", "index"]
-    assert "made: holds embeddings of another width (12, here 32)" in mistake("index", *own, *words)
+    assert "made: holds embeddings of another width (12, here 32)" in error_line("index", *own, *words)
     assert run("index", [*narrow, *words]) == 0
     assert "160 passages of width 12" in capsys.readouterr().out
-    assert "index: holds another index" in mistake("index", *own, "--output", "index")
+    assert "index: holds another index" in error_line("index", *own, "--output", "index")
 
 
 def test_search_reads_the_first_components(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = []
+    expected = []
     for width in ("32", "4", "32"):  # what the cache holds of one is there for the next
         words = ["--model", str(tiny_encoder), "--truncate-dim", width]
         assert run("search", ["what is abc", "--dataset", str(letters), *words]) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[2] != told[1]
+        expected.append(capsys.readouterr().out)
+    assert expected[0] == expected[2] != expected[1]
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_an_entry_in_use_and_answers_are_never_pruned(cache: Path, capsys: pytes
     finally:
         lock.release()
     assert sorted(entry.path.name for entry in cache_entries()) == ["answers", "squad-1"]
-    assert "what is left is in use, or cannot be made again" in capsys.readouterr().err
+    assert "the other entries are in use or cannot be created again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_sizes_are_shown_with_a_unit() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("prune --max-size lots", "--max-size: 'lots'; give a size such as 500MB or 10GB"),
+        ("prune --max-size lots", "--max-size: 'lots' is not a size; give a size such as 500MB or 10GB"),
         ("prune --max-size -3", "--max-size"),
-        ("prune", "prune, --max-size: belong together; as in `raytriever cache prune --max-size 10GB`"),
-        ("list --max-size 1GB", "prune, --max-size: belong together"),
+        ("prune", "`cache prune` needs --max-size; give a size, such as --max-size 10GB"),
+        ("list --max-size 1GB", "`cache list` has no --max-size; leave it out, or give `cache prune`"),
         ("lsit", "unknown action 'lsit'; did you mean 'list'?"),
     ],
 )

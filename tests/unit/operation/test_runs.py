@@ -136,7 +136,10 @@ def test_cleaning_shows_what_would_be_lost_and_removes_nothing_unasked(
 ) -> None:
     before = sorted(folder.rglob("*"))
     assert run("runs", ["clean"]) == 2
-    assert "say what to clean; give --finished, --interrupted or both" in capsys.readouterr().err
+    assert (
+        "`runs clean` needs the state of the runs to clean; give --finished, --interrupted or both"
+        in capsys.readouterr().err
+    )
     assert run("runs", ["clean", "--finished", "--interrupted"]) == 0
     out = capsys.readouterr().out
     assert f"{folder}/finished: 2 checkpoints of a finished run; the model, the figures and the report stay, " in out
@@ -178,6 +181,6 @@ def test_a_run_that_was_continued_since_it_was_listed_is_left_alone(
         assert run("runs", ["clean", "--interrupted", "--finished", "--yes"]) == 0
     finally:
         lock.release()
-    assert f"left alone: {folder}/interrupted: in use by " in capsys.readouterr().err
+    assert f"kept: {folder}/interrupted: in use by " in capsys.readouterr().err
     read_manifest(folder / "interrupted" / "checkpoints" / "step-8")
     assert not (folder / "finished" / "checkpoints").exists()

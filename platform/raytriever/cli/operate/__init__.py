@@ -1,1 +1,1 @@
-"""Commands that operate runs and machines: launch, submit, runs, cache, doctor."""
+"""Stages that operate runs and machines."""

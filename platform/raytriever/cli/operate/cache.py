@@ -1,4 +1,4 @@
-"""`cache`: list what is kept to save time, or shrink it to a size."""
+"""`cache`: list cached data sets, models and embeddings, or prune them to a size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def main(words: list[str]) -> None:
     if arguments.action not in ACTIONS:
         raise ConfigError(f"unknown action {arguments.action!r}", remedy=did_you_mean(arguments.action, ACTIONS))
     if (arguments.action == "prune") != (arguments.max_size is not None):
-        raise ConfigError("belong together", "prune, --max-size", "as in `raytriever cache prune --max-size 10GB`")
+        if arguments.action == "prune":
+            raise ConfigError("`cache prune` needs --max-size", remedy="give a size, such as --max-size 10GB")
+        raise ConfigError("`cache list` has no --max-size", remedy="leave it out, or give `cache prune`")
     entries = cache_entries()
     if arguments.action == "list":
         _list(entries)
@@ -30,43 +32,45 @@ def main(words: list[str]) -> None:
 def _list(entries: list[CacheEntry]) -> None:
     from raytriever.terminal import plain_table
 
-    rows = [["last used", "size", "entry", "what it is"]]
+    rows = [["last used", "size", "entry", "content"]]
     for entry in entries:
-        made = entry.made + (f"; in use by {entry.owner}" if entry.owner is not None else "")
-        rows.append([time_text(entry.used), size_text(entry.size), str(entry.path.relative_to(cache_folder())), made])
+        content = entry.made + (f"; in use by {entry.owner}" if entry.owner is not None else "")
+        rows.append(
+            [time_text(entry.used), size_text(entry.size), str(entry.path.relative_to(cache_folder())), content]
+        )
     if entries:
         show(plain_table(rows))
     show(f"{cache_folder()}: {len(entries)} entries, {size_text(sum(entry.size for entry in entries))}")
 
 
-def _prune(entries: list[CacheEntry], most: int) -> None:
+def _prune(entries: list[CacheEntry], limit: int) -> None:
     left = sum(entry.size for entry in entries)
-    for entry in to_prune(entries, most):
+    for entry in to_prune(entries, limit):
         if prune(entry):
             left -= entry.size
             show(f"removed {entry.path.relative_to(cache_folder())}, {size_text(entry.size)}: {entry.made}")
         else:
-            warn(f"{entry.path}: left alone, a process has begun to write it")
+            warn(f"{entry.path}: kept, because another process is writing to it")
     show(f"{cache_folder()}: {size_text(left)} left")
-    if left > most:
-        warn(f"that is more than {size_text(most)}: what is left is in use, or cannot be made again")
+    if left > limit:
+        warn(f"more than {size_text(limit)} is left, because the other entries are in use or cannot be created again")
 
 
 def _size(text: str) -> int:
     try:
         return read_size(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r}", "--max-size", str(error)) from error
+        raise ConfigError(f"{text!r} is not a size", "--max-size", str(error)) from error
 
 
 def _parser() -> Parser:
-    parser = Parser("cache", "List what is kept to save time, or remove what was not used for longest.")
-    parser.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
+    parser = Parser("cache", "List cached data sets, models and embeddings, or remove the least recently used ones.")
+    parser.add_argument("action", metavar="|".join(ACTIONS), help="list the entries, or prune the cache to --max-size")
     parser.add_argument(
         "--max-size",
         type=_size,
         metavar="SIZE",
-        help="prune: remove the least recently used entries until so much is left, such as 500MB or 10GB",
+        help="prune: size to keep, such as 500MB or 10GB; the least recently used entries are removed first",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -1,4 +1,4 @@
-"""`doctor`: a line for each thing on this machine that a run needs; exit code 1 where one is an error."""
+"""`doctor`: print one line for each thing that a run needs; exit code 1 if one of them is an error."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raytriever.terminal import show
 def main(words: list[str]) -> None:
     """Parse, examine, print."""
     _parser().parse(words)
-    found = examine()
-    for line in found:
-        show(str(line))
-    errors, warnings = (sum(line.level == level for line in found) for level in (ERROR, WARNING))
+    findings = examine()
+    for finding in findings:
+        show(str(finding))
+    errors, warnings = (sum(finding.level == level for finding in findings) for level in (ERROR, WARNING))
     show(f"\n{errors} errors, {warnings} warnings")
     if errors:
         sys.exit(1)
@@ -23,5 +23,5 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser("doctor", "Check versions, processor, memory, devices, servers, disks, locks and tokens.")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -1,24 +1,24 @@
-"""`launch`: a Ray head and an MLflow server on this machine, for this machine unless told otherwise."""
+"""`launch`: start a Ray head and an MLflow server; by default only this machine reaches them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, path_of
+from raytriever.cli.arguments import Parser, path_type
 from raytriever.errors import ConfigError
 from raytriever.paths import OUTPUT
 from raytriever.terminal import warn
 
-MOST_PORT = 65_535
+MAX_PORT = 65_535
 
 
 def main(words: list[str]) -> None:
-    """Parse, start, and stay until it is stopped."""
+    """Parse, start, and run until interrupted."""
     arguments = _parser().parse(words)
     for name in ("ray_port", "dashboard_port", "mlflow_port"):
         port = getattr(arguments, name)
-        if not 1 <= port <= MOST_PORT:
-            raise ConfigError(f"{port} is no port", f"--{name.replace('_', '-')}", f"give 1 to {MOST_PORT}")
+        if not 1 <= port <= MAX_PORT:
+            raise ConfigError(f"{port} is not a port", f"--{name.replace('_', '-')}", f"give 1 to {MAX_PORT}")
     if arguments.num_cpus is not None and arguments.num_cpus < 1:
         raise ConfigError(f"{arguments.num_cpus} is out of range", "--num-cpus", "give a value at least 1")
     if not 0 < arguments.timeout < float("inf"):
@@ -26,7 +26,7 @@ def main(words: list[str]) -> None:
 
     from raytriever.cluster.launch import LaunchSettings, launch
 
-    asked = LaunchSettings(
+    settings = LaunchSettings(
         host=arguments.host,
         authenticate=arguments.auth,
         ray_port=arguments.ray_port,
@@ -38,7 +38,7 @@ def main(words: list[str]) -> None:
         timeout=arguments.timeout,
     )
     try:
-        launch(asked, warn)
+        launch(settings, warn)
     except KeyboardInterrupt:
         warn("stopped")
 
@@ -49,39 +49,41 @@ def _parser() -> Parser:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="where Ray listens (default: 127.0.0.1, this machine alone; any other address needs --auth)",
+        help="address on which Ray listens (default: 127.0.0.1, this machine only; any other address needs --auth)",
     )
     parser.add_argument(
         "--auth",
         action="store_true",
-        help="let Ray ask for the token in RAY_AUTH_TOKEN_PATH (default: ~/.ray/auth_token; made if there is none)",
+        help="require the token in RAY_AUTH_TOKEN_PATH (default: ~/.ray/auth_token; created if it does not exist)",
     )
-    for name, port, what in (("ray", 6379, "the Ray head"), ("dashboard", 8265, "its dashboard and jobs")):
-        parser.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=f"of {what} ({port})")
-    parser.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT", help="of MLflow (5000)")
+    for name, port, server in (("ray", 6379, "Ray head"), ("dashboard", 8265, "Ray dashboard and job server")):
+        parser.add_argument(
+            f"--{name}-port", type=int, default=port, metavar="PORT", help=f"port of the {server} (default: {port})"
+        )
+    parser.add_argument(
+        "--mlflow-port", type=int, default=5000, metavar="PORT", help="port of the MLflow server (default: 5000)"
+    )
     parser.add_argument(
         "--database",
-        type=path_of(OUTPUT, "--database"),
+        type=path_type(OUTPUT, "--database"),
         default="mlflow.db",
         metavar="FILE",
-        help="MLflow's (default: mlflow.db)",
+        help="database of MLflow (default: mlflow.db)",
     )
     parser.add_argument(
         "--artifacts",
-        type=path_of(OUTPUT, "--artifacts"),
+        type=path_type(OUTPUT, "--artifacts"),
         default="mlartifacts",
         metavar="DIR",
-        help="MLflow's files (default: mlartifacts)",
+        help="folder for the artifacts of MLflow (default: mlartifacts)",
     )
-    parser.add_argument(
-        "--num-cpus", type=int, metavar="N", help="as how many Ray counts this machine's (default: all)"
-    )
+    parser.add_argument("--num-cpus", type=int, metavar="N", help="number of CPUs that Ray may use (default: all)")
     parser.add_argument(
         "--timeout",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="in which Ray must be ready (default: 120); MLflow may take longer, and Ray is kept without it",
+        help="time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, path_of
+from raytriever.cli.arguments import Parser, path_type
 from raytriever.errors import ConfigError
 from raytriever.locking import InUseError
 from raytriever.operation.disk_usage import size_text, time_text
@@ -36,18 +36,23 @@ def main(words: list[str]) -> None:
     if arguments.action not in ACTIONS:
         raise ConfigError(f"unknown action {arguments.action!r}", remedy=did_you_mean(arguments.action, ACTIONS))
     if arguments.action != "clean" and (arguments.finished or arguments.interrupted or arguments.yes):
-        raise ConfigError("only `runs clean` takes --finished, --interrupted and --yes")
+        raise ConfigError(
+            "only `runs clean` has --finished, --interrupted and --yes",
+            remedy=f"leave them out of `runs {arguments.action}`",
+        )
     folders = [Path(folder) for folder in arguments.folders]
     if arguments.action == "show":
         if len(folders) != 1:
-            raise ConfigError("give one run", remedy="as in `raytriever runs show runs/mine`")
+            raise ConfigError(
+                "`runs show` needs one run", remedy="give its directory, as in `raytriever runs show runs/mine`"
+            )
         _show(folders[0])
         return
-    found = find_runs(folders or [runs_folder()])
+    runs = find_runs(folders or [runs_folder()])
     if arguments.action == "list":
-        _list(found)
+        _list(runs)
     else:
-        _clean(found, arguments.finished, arguments.interrupted, arguments.yes)
+        _clean(runs, arguments.finished, arguments.interrupted, arguments.yes)
 
 
 def _list(runs: list[RunEntry]) -> None:
@@ -76,7 +81,9 @@ def _list(runs: list[RunEntry]) -> None:
 def _show(folder: Path) -> None:
     run = read_run(folder)
     if run is None:
-        raise ConfigError("holds no run", str(folder), "give a directory that a stage wrote")
+        raise ConfigError(
+            "the folder holds no run", str(folder), "give a directory that `train`, `tune`, `evaluate` or `study` wrote"
+        )
     lines = [f"{run.path}: {run.kind}, {run.state}" + (f" ({run.detail})" if run.detail else "")]
     lines.append(f"started {time_text(run.started)}, ended {time_text(run.ended)}, {size_text(run.size)}")
     if run.kind == TRAINING:
@@ -91,10 +98,10 @@ def _show(folder: Path) -> None:
     if run.checkpoints:
         lines += ["", "checkpoints:"]
         lines += [f"  {one.path}  {size_text(one.size)}" for one in run.checkpoints]
-    logs = [(STEPS, "every step's figures"), (IDENTITY, "its run in MLflow"), ("report.html", "the report")]
-    there = [f"  {folder / name}  {what}" for name, what in logs if (folder / name).is_file()]
-    if there:
-        lines += ["", "logs:", *there, "  session_latest/logs/ below Ray's temporary folder  the workers' own lines"]
+    logs = [(STEPS, "metrics of every step"), (IDENTITY, "id of the run in MLflow"), ("report.html", "the report")]
+    existing = [f"  {folder / name}  {content}" for name, content in logs if (folder / name).is_file()]
+    if existing:
+        lines += ["", "logs:", *existing, "  session_latest/logs/ in Ray's temporary folder  output of the workers"]
     if (folder / MODEL).is_dir():
         lines += ["", f"model: {folder / MODEL}"]
     if run.command:
@@ -105,7 +112,9 @@ def _show(folder: Path) -> None:
 def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -> None:
     states = [FINISHED] * finished + [INTERRUPTED] * interrupted
     if not states:
-        raise ConfigError("say what to clean", remedy="give --finished, --interrupted or both")
+        raise ConfigError(
+            "`runs clean` needs the state of the runs to clean", remedy="give --finished, --interrupted or both"
+        )
     chosen = cleanable(runs, states)
     size = sum(one.size for run in chosen for one in run.checkpoints)
     for run in chosen:
@@ -120,13 +129,13 @@ def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -
     for run in chosen:
         try:
             freed += remove_checkpoints(run)
-        except InUseError as error:  # it has been continued since it was listed
-            warn(f"left alone: {error}")
+        except InUseError as error:  # it has been resumed since it was listed
+            warn(f"kept: {error}")
     show(f"removed {size_text(freed)}")
 
 
 def _agrees(question: str) -> bool:
-    """Ask on the terminal; without one the answer is no."""
+    """Ask on the terminal; without a terminal the answer is no."""
     if sys.stdin is None or not sys.stdin.isatty():
         return False
     warn(f"{question} [y/N]")
@@ -135,16 +144,18 @@ def _agrees(question: str) -> bool:
 
 def _parser() -> Parser:
     parser = Parser("runs", "List run directories, show one, or remove checkpoints that are no longer needed.")
-    parser.add_argument("action", metavar="|".join(ACTIONS), help="what to do")
+    parser.add_argument(
+        "action", metavar="|".join(ACTIONS), help="list runs, show one run, or clean runs of checkpoints"
+    )
     parser.add_argument(
         "folders",
         nargs="*",
-        type=path_of(RUN_FOLDER, ""),
+        type=path_type(RUN_FOLDER, ""),
         metavar="FOLDER",
-        help="runs, or folders of runs (default: RAYTRIEVER_RUNS, or runs/)",
+        help="run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)",
     )
-    parser.add_argument("--finished", action="store_true", help="clean: the checkpoints of finished runs")
-    parser.add_argument("--interrupted", action="store_true", help="clean: the checkpoints of interrupted runs")
+    parser.add_argument("--finished", action="store_true", help="clean: remove the checkpoints of finished runs")
+    parser.add_argument("--interrupted", action="store_true", help="clean: remove the checkpoints of interrupted runs")
     parser.add_argument("--yes", action="store_true", help="clean: remove without asking")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

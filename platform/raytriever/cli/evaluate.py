@@ -7,7 +7,6 @@ from pathlib import Path
 from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
-from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
@@ -30,31 +29,22 @@ def main(words: list[str]) -> None:
     lock_output(arguments, output)
 
     from raytriever.cluster.evaluation import evaluate_in_session
-    from raytriever.evaluation.datasets import describe_datasets, with_mteb_task
     from raytriever.evaluation.job import format_results
-    from raytriever.evaluation.pooled_scores import parse_aims
-    from raytriever.evaluation.protocol import Protocol, read_metrics
-    from raytriever.evaluation.request import EvaluationJob, add_suite, choose_baselines, pin_models, read_models
+    from raytriever.evaluation.request import build_evaluation_job, read_models
     from raytriever.evaluation.results import RESULTS
     from raytriever.tracking.mlflow_tracker import tracking_uri
     from raytriever.tracking.spool import open_adjacent
 
-    if not arguments.datasets and not config.suite:
-        raise ConfigError("--datasets is missing", remedy="give --datasets PATH, or --suite beir")
-    models = pin_models(read_models(arguments.models, model))
-    protocol = Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id)
-    job = EvaluationJob(
-        models=models,
-        datasets=[with_mteb_task(one) for one in describe_datasets(arguments.datasets, config.split)],
-        baselines=choose_baselines(arguments.baseline, models),
-        protocol=protocol,
-        aims=parse_aims(arguments.calibrate),
-        calibration_split=config.calibration_split,
-        precision=training.precision,
-        max_bad_rows=data.max_bad_rows,
+    job = build_evaluation_job(
+        read_models(arguments.models, model),
+        arguments.datasets,
+        config,
+        arguments.baseline,
+        arguments.calibrate,
+        training.precision,
+        data.max_bad_rows,
+        warn,
     )
-    if config.suite:
-        job = add_suite(job, Path(config.data_root) if config.data_root else None, warn)
     results = evaluate_in_session(
         job, encoding, output, arguments.fresh, lambda: open_adjacent(tracking_uri(), output, warn), warn
     )

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,23 @@ from raytriever.cli.arguments import (
     path_type,
     quote_command,
 )
-from raytriever.config import NAME, Config, Curriculum, check_curriculum, lay, load_curriculum, naming
+from raytriever.config import (
+    NAME,
+    Curriculum,
+    check_curriculum,
+    check_curriculum_paths,
+    check_explicit_settings,
+    default_run_name,
+    lay,
+    load_curriculum,
+)
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
-from raytriever.options import NEEDS, did_you_mean, flag_of, needs_of, without_effect
-from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
-from raytriever.recipes import RECIPES
+from raytriever.options import flag_of
+from raytriever.paths import OUTPUT, SETTINGS, runs_folder
+from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 from raytriever.training.refresh.config import RefreshConfig
@@ -51,8 +59,8 @@ def main(words: list[str]) -> None:
     arguments = _parser().parse(words)
     curriculum = resolve_settings(arguments)
     check_curriculum(curriculum)
-    check_flags(arguments, curriculum)
-    name = _default_name(curriculum) if arguments.run_name is None else arguments.run_name
+    check_explicit_settings(curriculum, arguments.explicit_flags)
+    name = default_run_name(curriculum) if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
@@ -101,17 +109,9 @@ def _program(name: str) -> str:
 
 def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
     """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
-    base, flags = _base(arguments), _flags(arguments)
+    flags = _flags(arguments)
+    base = base_config(arguments.recipe, flags["data"].get("dataset"), bool(arguments.config))
     return load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(lay(base, flags))
-
-
-def check_curriculum_paths(curriculum: Curriculum) -> None:
-    """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
-    base = curriculum.base
-    check_paths(base.data, base.model, base.validation)
-    for stage in curriculum.stages:
-        with naming(stage):
-            check_paths(stage.config.data, stage.config.model, stage.config.validation)
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -122,37 +122,6 @@ def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return flags
 
 
-def check_flags(
-    arguments: argparse.Namespace, curriculum: Curriculum, search: Any = None, varied: Collection[str] = ()
-) -> None:
-    """Raise `ConfigError` for a flag that has no effect in any stage.
-
-    Args:
-        arguments: the parsed arguments.
-        curriculum: the resolved settings.
-        search: the settings of a search.
-        varied: names of the settings that the search varies; some trial may meet a need for them.
-    """
-    kinds = (*SECTIONS.values(), *([type(search)] if search else []))
-    needs = {
-        name: each
-        for name, each in needs_of(*kinds).items()
-        if not any(match[2] in varied for need in each if (match := NEEDS.fullmatch(need)))
-    }
-    extra = vars(search) if search else {}
-    errors = [
-        without_effect(
-            {key: value for name in SECTIONS for key, value in vars(getattr(stage.config, name)).items()} | extra,
-            sorted(arguments.explicit_flags),
-            needs,
-        )
-        for stage in curriculum.parts
-    ]
-    for name, error in errors[0].items():
-        if all(name in each for each in errors):
-            raise error
-
-
 def _overridden_flags(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each flag that the file overrides in a stage."""
     for section, settings in flags.items():
@@ -160,17 +129,6 @@ def _overridden_flags(curriculum: Curriculum, flags: dict[str, dict[str, Any]]) 
             own = [s.name for s in curriculum.stages if getattr(getattr(s.config, section), name) != value]
             if own and value is not None:
                 yield f"{flag_of(name)} {value}: the --config file overrides it in stage {', '.join(own)}"
-
-
-def _base(arguments: argparse.Namespace) -> Config:
-    if arguments.recipe:
-        if arguments.recipe not in RECIPES:
-            raise ConfigError(
-                f"unknown recipe {arguments.recipe!r}", "--recipe", did_you_mean(arguments.recipe, RECIPES)
-            )
-        return RECIPES[arguments.recipe]()
-    dataset = getattr(arguments, "dataset", DataConfig.dataset)
-    return RECIPES["pydocs"]() if dataset == "pydocs" and not arguments.config else Config()
 
 
 COMMON = (
@@ -217,14 +175,3 @@ def _parser() -> Parser:
     add_wait(run)
     run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
-
-
-def _default_name(curriculum: Curriculum) -> str:
-    config = curriculum.base
-    parts = (
-        Path(config.data.dataset).name,
-        Path(config.model.model).name,
-        *(stage.name or stage.config.loss.loss for stage in curriculum.parts),
-        f"seed{config.training.seed}",
-    )
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")

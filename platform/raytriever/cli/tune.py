@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, lock_output, path_type, quote_command
-from raytriever.cli.train import SECTIONS, check_curriculum_paths, check_flags, resolve_settings
-from raytriever.config import NAME, Config
+from raytriever.cli.train import SECTIONS, resolve_settings
+from raytriever.config import NAME, Config, check_curriculum_paths, check_explicit_settings
 from raytriever.errors import ConfigError
 from raytriever.options import flag_of
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
     search = build_config(arguments, SearchConfig)
     check_paths(search)
     varied = [dimension.name for dimension in parse_search_space(search.search_space).dimensions]
-    check_flags(arguments, curriculum, search, varied)
+    check_explicit_settings(curriculum, arguments.explicit_flags, search, varied)
     for setting in varied:
         if setting in arguments.explicit_flags:
             reason = f"has no effect, because --search-space {search.search_space} varies it"

@@ -7,14 +7,16 @@ paper, section 4.3: first the positives that an LLM judged, then one epoch on th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, lay, to_dict
 from raytriever.errors import ConfigError, UserError
+from raytriever.options import NEEDS, needs_of, without_effect
+from raytriever.paths import check_paths
 from raytriever.reading.structured import read_yaml
 from raytriever.storage import disk_errors
 from raytriever.training.config import MAY_CHANGE
@@ -125,6 +127,60 @@ def naming(stage: Stage) -> Iterator[None]:
             raise
         where = f"stage {stage.name!r}" + (f": {error.where}" if error.where else "")
         raise type(error)(error.what, where, error.remedy) from error
+
+
+def check_curriculum_paths(curriculum: Curriculum) -> None:
+    """Report a missing local path in the settings of a run or of any of its stages."""
+    base = curriculum.base
+    check_paths(base.data, base.model, base.validation)
+    for stage in curriculum.stages:
+        with naming(stage):
+            check_paths(stage.config.data, stage.config.model, stage.config.validation)
+
+
+def check_explicit_settings(
+    curriculum: Curriculum, explicit: Iterable[str], search: Any = None, varied: Collection[str] = ()
+) -> None:
+    """Refuse an explicit setting that has no effect in any stage; raises `ConfigError`.
+
+    Args:
+        curriculum: all settings.
+        explicit: names of the settings that the user gave.
+        search: the settings of a search.
+        varied: names of the settings that the search varies: some trial may meet a need for them.
+    """
+    sections = [field.name for field in fields(Config)]
+    kinds = [type(getattr(curriculum.base, name)) for name in sections] + ([type(search)] if search else [])
+    needs = {
+        name: each
+        for name, each in needs_of(*kinds).items()
+        if not any(match[2] in varied for need in each if (match := NEEDS.fullmatch(need)))
+    }
+    extra = vars(search) if search else {}
+    names = sorted(explicit)
+    errors = [
+        without_effect(
+            {key: value for name in sections for key, value in vars(getattr(part.config, name)).items()} | extra,
+            names,
+            needs,
+        )
+        for part in curriculum.parts
+    ]
+    for name, error in errors[0].items():
+        if all(name in each for each in errors):
+            raise error
+
+
+def default_run_name(curriculum: Curriculum) -> str:
+    """Return a run's name made of its data set, encoder, losses or stages, and seed."""
+    config = curriculum.base
+    parts = (
+        Path(config.data.dataset).name,
+        Path(config.model.model).name,
+        *(stage.name or stage.config.loss.loss for stage in curriculum.parts),
+        f"seed{config.training.seed}",
+    )
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")
 
 
 def different_stages(there: Any, here: Curriculum) -> str | None:

@@ -13,9 +13,11 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.answers import check_answers
-from raytriever.evaluation.datasets import EvaluationDataset, beir_suite
+from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.datasets import EvaluationDataset, beir_suite, describe_datasets, with_mteb_task
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
-from raytriever.evaluation.protocol import Protocol, select_judged_queries
+from raytriever.evaluation.pooled_scores import parse_aims
+from raytriever.evaluation.protocol import Protocol, read_metrics, select_judged_queries
 from raytriever.metrics.calibration import Aim
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import check_revision, commit_of
@@ -187,3 +189,45 @@ def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None])
         where = f"--data-root {root}" if root else "--suite beir"
         raise DataError("no data set of the suite is there", where, "give --data-root, the folder that holds them")
     return replace(job, datasets=[*job.datasets, *found], missing=missing)
+
+
+def build_evaluation_job(
+    models: Sequence[EvaluatedModel],
+    datasets: Sequence[str],
+    config: EvaluationConfig,
+    baselines: Sequence[str],
+    aims: Sequence[str],
+    precision: str | None,
+    max_bad_rows: float,
+    report: Callable[[str], None],
+) -> EvaluationJob:
+    """Return the request that settings describe, with hub models pinned to commits.
+
+    Args:
+        models: at least one.
+        datasets: paths, URIs or names; those of `config.suite` are added.
+        config: what is measured.
+        baselines: see `choose_baselines`.
+        aims: wanted precisions and recalls, as `precision=0.9`.
+        precision: of encoding; None for what suits the device.
+        max_bad_rows: the share of each file's rows that may be bad, 0 to 1.
+        report: called with a line for each data set of the suite that is missing.
+
+    Raises:
+        ConfigError: no data set is given, or a metric, an aim or a baseline is unknown.
+        ModelError: see `pin_models`.
+    """
+    if not datasets and not config.suite:
+        raise ConfigError("--datasets is missing", remedy="give --datasets PATH, or --suite beir")
+    models = pin_models(models)
+    job = EvaluationJob(
+        models=models,
+        datasets=[with_mteb_task(one) for one in describe_datasets(datasets, config.split)],
+        baselines=choose_baselines(baselines, models),
+        protocol=Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id),
+        aims=parse_aims(aims),
+        calibration_split=config.calibration_split,
+        precision=precision,
+        max_bad_rows=max_bad_rows,
+    )
+    return add_suite(job, Path(config.data_root) if config.data_root else None, report) if config.suite else job

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 
 from raytriever.config import Config
+from raytriever.data.config import DataConfig
+from raytriever.errors import ConfigError
+from raytriever.options import did_you_mean
 from raytriever.recipes.minilm import minilm
 from raytriever.recipes.pydocs import pydocs
 from raytriever.recipes.xlmr_base import xlmr_base
@@ -14,3 +17,21 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "xlmr-base": xlmr_base,
     "xlmr-large": xlmr_large,
 }
+
+
+def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
+    """Return the settings that others are laid over: a recipe's, those of the quickstart for `pydocs`, or the defaults.
+
+    Args:
+        recipe: its name, if any.
+        dataset: the data set that was given, if any.
+        has_file: whether a file of settings is laid over them, which then says everything itself.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    if recipe:
+        if recipe not in RECIPES:
+            raise ConfigError(f"unknown recipe {recipe!r}", "--recipe", did_you_mean(recipe, RECIPES))
+        return RECIPES[recipe]()
+    return RECIPES["pydocs"]() if (dataset or DataConfig.dataset) == "pydocs" and not has_file else Config()

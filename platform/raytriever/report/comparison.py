@@ -7,8 +7,9 @@ has one of the same name. Gains and tests are against the run given first: its t
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,16 +18,55 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.evaluation.names import unique_names
+from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.significance import best_models, significance_rows
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves
-from raytriever.report.finished_runs import Figures, FinishedRun
+from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
 from raytriever.report.page import Page, Picture, Table, write_page
 from raytriever.report.queries import chosen_queries
+from raytriever.report.request import RUN_ID
 from raytriever.report.tables import result_tables
 
 CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
+
+
+def compare_runs(runs: Sequence[str], output: Path) -> None:
+    """Read finished runs and write one page that compares them.
+
+    Args:
+        runs: directories, ids of MLflow, or filters of its search, see `report.request.check_comparison`.
+        output: the HTML file.
+
+    Raises:
+        ConfigError: one is no finished run.
+        StorageError: a run is damaged, or the page cannot be written.
+    """
+    write_comparison(output, _with_distinct_names(_read(runs)))
+
+
+def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
+    """Read every run, in the order given; a filter may find several."""
+    names = iter(distinct_names([word for word in runs if Path(word).is_dir()]))
+    for word in runs:
+        if Path(word).is_dir():
+            yield read_directory(Path(word), next(names))
+        elif RUN_ID.fullmatch(word):
+            yield MlflowRuns().by_id(word)
+        else:
+            yield from MlflowRuns().by_filter(word)
+
+
+def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
+    """Number the runs whose name an earlier one has."""
+    distinct: list[FinishedRun] = []
+    for run in runs:
+        names = {one.name for one in distinct}
+        name, number = run.name, 2
+        while name in names:
+            name, number = f"{run.name} {number}", number + 1
+        distinct.append(dataclasses.replace(run, name=name))
+    return distinct
 
 
 @activity("writing the page")

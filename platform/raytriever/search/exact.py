@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
@@ -20,6 +22,7 @@ from raytriever.errors import ModelError
 from raytriever.index.exact.search import tie_order, top_k, top_k_of_blocks
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
+from raytriever.models.retriever import Retriever
 from raytriever.storage import disk_errors
 
 
@@ -88,6 +91,48 @@ class Hit:
     text: str
 
 
+@dataclass(frozen=True)
+class ExactIndex:
+    """The passages of a data set with their embeddings and their encoder, in memory for any number of searches.
+
+    Args:
+        dataset: whose passages are searched.
+        retriever: encodes the queries.
+        passages: embeddings, mapped from the cache.
+    """
+
+    dataset: RetrievalDataset
+    retriever: Retriever
+    passages: Float32[ndarray, "documents width"]
+
+    @classmethod
+    def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
+        """Encode the passages, or find them encoded in the cache; `retriever` was loaded by `config`."""
+        return cls(dataset, retriever, embed_corpus(config, retriever, dataset).array())
+
+    @cached_property
+    def _ties(self) -> Int64[ndarray, " documents"]:
+        return tie_order(self.dataset.documents.ids)
+
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
+        """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
+
+        Raises:
+            ModelError: the embedding of a query is not finite.
+        """
+        embeddings = encode_texts(self.retriever, queries, "query", "queries")
+        scores, ranking = top_k(embeddings, self.passages, top, self._ties)
+        documents = self.dataset.documents
+        return [
+            [
+                Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
+                for score, place in zip(*row, strict=True)
+                if place >= 0 and (threshold is None or score >= threshold)
+            ]
+            for row in zip(scores, ranking, strict=True)
+        ]
+
+
 def search_dataset(
     config: ModelConfig, dataset_name: str, query: str, top: int, threshold: float | None = None
 ) -> list[Hit]:
@@ -95,12 +140,4 @@ def search_dataset(
     dataset = open_dataset(dataset_name, [], run=in_processes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_for_encoding(config, choose_precision(None, device), device)
-    passages = embed_corpus(config, retriever, dataset).array()
-    embedding = encode_texts(retriever, [query], "query", "query")
-    scores, found = top_k(embedding, passages, top, tie_order(dataset.documents.ids))
-    documents = dataset.documents
-    return [
-        Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
-        for score, place in zip(scores[0], found[0], strict=True)
-        if threshold is None or score >= threshold
-    ]
+    return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]

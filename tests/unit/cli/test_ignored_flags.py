@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli import annotate, evaluate, index, mine, score, study_ood, train, tune
+from raytriever.config import check_explicit_settings
 from raytriever.errors import ConfigError, DataError
 
 MAINS = {
@@ -77,7 +78,7 @@ def test_a_flag_without_effect_is_refused(
 def parsed(stage: str, words: str) -> None:
     parser = {"train": train, "tune": tune}[stage]._parser()
     arguments = parser.parse(words.split())
-    train.check_flags(arguments, train.resolve_settings(arguments))
+    check_explicit_settings(train.resolve_settings(arguments), arguments.explicit_flags)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +135,4 @@ def test_a_flag_that_the_search_space_varies_is_named(
 
 def test_what_a_search_varies_may_have_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = tune._parser().parse(["--margin", "0.2", "--search-space", "loss"])
-    train.check_flags(arguments, train.resolve_settings(arguments), varied=["loss"])
+    check_explicit_settings(train.resolve_settings(arguments), arguments.explicit_flags, varied=["loss"])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raytriever.cli.arguments import add_settings
-from raytriever.cli.train import _default_name, _parser, resolve_settings
-from raytriever.config import NAME, Config, Curriculum, dump_config, load_curriculum, to_dict
+from raytriever.cli.train import _parser, resolve_settings
+from raytriever.config import NAME, Config, Curriculum, default_run_name, dump_config, load_curriculum, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.recipes import RECIPES
@@ -128,7 +128,7 @@ def test_every_setting_has_a_flag_and_words_of_help() -> None:
 @pytest.mark.parametrize("dataset", ["data/scifact", "_x", "..", ".", "数据", "a b$(c)", "x" * 300])
 @pytest.mark.parametrize("model", ["minilm", "intfloat/e5-base-v2", "../../m"])
 def test_the_default_name_of_a_run_is_a_run_name(dataset: str, model: str) -> None:
-    name = _default_name(Curriculum(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model))))
+    name = default_run_name(Curriculum(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model))))
     assert NAME.fullmatch(name)
     assert name.endswith("-mw-seed0")
 

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from raytriever.cli.train import _default_name, _flags, _overridden_flags, _parser, resolve_settings
-from raytriever.config import Curriculum, Stage, different_stages, dump_config, load_curriculum, to_dict
+from raytriever.cli.train import _flags, _overridden_flags, _parser, resolve_settings
+from raytriever.config import (
+    Curriculum,
+    Stage,
+    default_run_name,
+    different_stages,
+    dump_config,
+    load_curriculum,
+    to_dict,
+)
 from raytriever.config.settings import Config
 from raytriever.data.config import DataConfig
 from raytriever.losses.config import LossConfig
@@ -73,7 +81,7 @@ def test_a_stage_is_laid_over_the_runs_settings_and_not_over_the_stage_before(pa
         ),
     )
     assert curriculum.losses == "lsepair then infonce"
-    assert _default_name(curriculum) == "letters-minilm-llm-human-seed0"
+    assert default_run_name(curriculum) == "letters-minilm-llm-human-seed0"
 
 
 def test_recipe_file_flags_and_stages_lie_over_each_other_in_this_order(

@@ -147,6 +147,17 @@ def open_dataset(
     return replace(dataset, judgements=judgements, absent=absent, place=reachable)
 
 
+def open_all_splits(
+    name_or_path: str | Path, *, max_bad_rows: float = 0.01, run: Runner = in_this_process, say: Say = quietly
+) -> RetrievalDataset:
+    """Check, prepare and open a data set without tokens, with the judgements of every split that it has.
+
+    Args and errors are those of `open_dataset`; the rows of every file count.
+    """
+    place, reachable = _locate(Request(str(name_or_path), max_bad_rows=max_bad_rows), run, say)
+    return replace(read_prepared(place, splits_of(place)), place=reachable)
+
+
 def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
     """The directory of the prepared data set, the one the request names or the one `prepare` finds or makes; and from
     where any process opens it: another node fetches for itself what was fetched here."""

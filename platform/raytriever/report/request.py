@@ -1,0 +1,35 @@
+"""Checks of what is compared, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from raytriever.errors import ConfigError
+from raytriever.storage import check_writable
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
+
+
+def check_comparison(runs: Sequence[str], output: Path) -> None:
+    """Refuse what is no run, and a page that cannot be written.
+
+    Args:
+        runs: directories, ids of MLflow, and filters of its search.
+        output: the page.
+
+    Raises:
+        ConfigError: a word is none of these, or the page is a directory.
+        StorageError: nothing can be written there.
+    """
+    for word in runs:
+        if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
+            raise ConfigError(
+                f"{word!r} is neither a directory nor an MLflow run",
+                remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
+            )
+    if output.is_dir():
+        raise ConfigError("is a directory", f"--output {output}", "give the path of the HTML file to write")
+    check_writable(output.parent)

@@ -1,4 +1,4 @@
-"""Data sets in memory to mine in, and what was mined."""
+"""Small data sets in memory for tests of mining."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY = MiningConfig(method=",".join(METHODS), num_negatives=3, range_max=9, sam
 
 
 def made(queries: list[str], documents: list[str], **splits: Pairs) -> RetrievalDataset:
-    """A data set in memory; query n has the id `n`, as has document n + 3."""
+    """Return a data set in memory; query n and document n + 3 have the id `n`."""
     judgements = {}
     for split, pairs in splits.items():
         rows = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
@@ -31,12 +31,12 @@ def made(queries: list[str], documents: list[str], **splits: Pairs) -> Retrieval
 
 
 def whole_numbers(rng: np.random.Generator, rows: int) -> np.ndarray:
-    """Embeddings whose dot products are exact."""
+    """Return embeddings with exact dot products."""
     return rng.integers(-2, 3, (rows, 4)).astype(np.float32)
 
 
 def rows_of(mined: MiningResult) -> dict[int, list[tuple[int, int]]]:
-    """(document, rank) by query."""
+    """Return (document, rank) pairs by query."""
     found: dict[int, list[tuple[int, int]]] = {}
     columns = (mined.table.queries, mined.table.documents, mined.table.ranks)
     for query, document, rank in zip(*(column.tolist() for column in columns), strict=True):
@@ -45,7 +45,7 @@ def rows_of(mined: MiningResult) -> dict[int, list[tuple[int, int]]]:
 
 
 def made_gardens() -> tuple[RetrievalDataset, Embeddings]:
-    """60 documents of three words, 40 queries of two, gold negatives, and embeddings."""
+    """Return 60 documents of three words, 40 queries of two words, gold negatives, and embeddings."""
     rng = np.random.default_rng(5)
     words = [f"word{n}" for n in range(25)]
     documents = [" ".join(rng.choice(words, 3, replace=False)) for _ in range(60)]

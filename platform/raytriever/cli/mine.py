@@ -60,8 +60,9 @@ def main(words: list[str]) -> None:
     )
     mined, quarantined = run_mining(job, output, warn)
     show(format_counts(mined))
-    short, none = int((mined.found < mined.wanted).sum()), int((mined.found == 0).sum())
-    show(f"\n{len(mined.found):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
+    counts = mined.counts_per_query
+    short, none = int((counts < mined.wanted).sum()), int((counts == 0).sum())
+    show(f"\n{len(counts):,} queries; {short:,} of them have fewer than {mined.wanted}, {none:,} have none")
     if quarantined:
         show(quarantined)
     words = ["--dataset", data.dataset, "--negatives-table", str(output)]

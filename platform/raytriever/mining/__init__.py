@@ -1,1 +1,1 @@
-"""Mine hard negatives: BM25, finders of candidates, scorers and filters."""
+"""Mining of hard negatives: BM25, candidate finders, scorers and filters."""

@@ -1,9 +1,9 @@
 """BM25 over passages: baseline of the evaluation tables and first source of hard negatives.
 
-bm25s weighs the terms when the index is built (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009); `analyser`
-defines the terms. The ranking is compiled: one pass over the postings of a query's terms, then a heap. Scores are
-those of bm25s to the last bit, ties are broken by position, and a query's ranking depends neither on the other
-queries nor on the threads."""
+bm25s computes the term weights when the index is built (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009);
+`analyser` defines the terms. The ranking is compiled: one pass over the postings of a query's terms, then a heap.
+Scores equal those of bm25s to the last bit. Ties are broken by position. A query's ranking depends neither on the
+other queries nor on the number of threads."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.mining.analyser import analyse
 
+K1, B = 0.9, 0.4
+# Queries of one task: enough to keep a thread busy, few enough to share out.
+_CHUNK = 256
+
 
 @numba.njit(cache=True, nogil=True)
 def add_scores(weights, documents, starts, terms, scores):  # type: ignore[no-untyped-def]
     """Add a query's score of every document to `scores`.
 
     Args:
-        weights, documents: the postings of term t stand from `starts[t]` to `starts[t + 1]`.
-        terms: of the query; one that stands twice counts twice.
-        scores: `[documents]` float32, 0 before.
+        weights, documents: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
+        terms: terms of the query; a repeated term counts each time.
+        scores: `[documents]` float32, initially 0.
     """
     for term in terms:
-        for place in range(starts[term], starts[term + 1]):
-            scores[documents[place]] += weights[place]
+        for posting in range(starts[term], starts[term + 1]):
+            scores[documents[posting]] += weights[posting]
 
 
 @numba.njit(cache=True, nogil=True)
-def rank(weights, documents, starts, terms, offsets, size, best, where):  # type: ignore[no-untyped-def]
-    """Fill `best` and `where`, `[queries, k]`, with the highest scores of `size` documents, by score, then position.
+def rank(weights, documents, starts, terms, offsets, size, best, positions):  # type: ignore[no-untyped-def]
+    """Fill `best` and `positions`, `[queries, k]`, with the k best of `size` documents, by score, then position.
 
     The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; k is at most `size`.
     """
@@ -45,80 +49,78 @@ def rank(weights, documents, starts, terms, offsets, size, best, where):  # type
     for query in range(len(offsets) - 1):
         scores[:] = 0
         add_scores(weights, documents, starts, terms[offsets[query] : offsets[query + 1]], scores)
-        _top(scores, best[query], where[query])
+        _select_top(scores, best[query], positions[query])
 
 
 @numba.njit(cache=True, nogil=True)
-def pick(weights, documents, starts, terms, offsets, size, wanted, found):  # type: ignore[no-untyped-def]
-    """Fill `found` with the scores of the documents `wanted`, `[queries, any]`; untouched where one is -1."""
+def gather(weights, documents, starts, terms, offsets, size, wanted, gathered):  # type: ignore[no-untyped-def]
+    """Fill `gathered` with the scores of the documents `wanted`, `[queries, any]`; skip entries of -1."""
     scores = np.zeros(size, np.float32)
     for query in range(len(offsets) - 1):
         scores[:] = 0
         add_scores(weights, documents, starts, terms[offsets[query] : offsets[query + 1]], scores)
-        for place in range(wanted.shape[1]):
-            if wanted[query, place] >= 0:
-                found[query, place] = scores[wanted[query, place]]
+        for column in range(wanted.shape[1]):
+            if wanted[query, column] >= 0:
+                gathered[query, column] = scores[wanted[query, column]]
 
 
 @numba.njit(cache=True, nogil=True)
-def _top(scores, best, where):  # type: ignore[no-untyped-def]
-    """The head of a stable sort by descending score: a heap with the one to go next on top, then emptied backwards."""
+def _select_top(scores, best, positions):  # type: ignore[no-untyped-def]
+    """Fill `best` with the head of a stable sort by descending score.
+
+    A heap holds the worst entry on top; it is emptied from the back.
+    """
     size, k = 0, len(best)
     for position in range(len(scores)):
         score = scores[position]
         if size < k:
-            best[size], where[size] = score, position
+            best[size], positions[size] = score, position
             child = size
             size += 1
-            while child > 0 and _goes_first(best, where, child, (child - 1) // 2):
-                _swap(best, where, child, (child - 1) // 2)
+            while child > 0 and _is_worse(best, positions, child, (child - 1) // 2):
+                _swap(best, positions, child, (child - 1) // 2)
                 child = (child - 1) // 2
         elif k > 0 and score > best[0]:
-            best[0], where[0] = score, position
-            _sink(best, where, size)
+            best[0], positions[0] = score, position
+            _sink(best, positions, size)
     while size > 1:
         size -= 1
-        _swap(best, where, 0, size)
-        _sink(best, where, size)
+        _swap(best, positions, 0, size)
+        _sink(best, positions, size)
 
 
 @numba.njit(cache=True, nogil=True)
-def _sink(best, where, size):  # type: ignore[no-untyped-def]
+def _sink(best, positions, size):  # type: ignore[no-untyped-def]
     parent = 0
     while True:
         child = 2 * parent + 1
         if child >= size:
             return
-        if child + 1 < size and _goes_first(best, where, child + 1, child):
+        if child + 1 < size and _is_worse(best, positions, child + 1, child):
             child += 1
-        if not _goes_first(best, where, child, parent):
+        if not _is_worse(best, positions, child, parent):
             return
-        _swap(best, where, child, parent)
+        _swap(best, positions, child, parent)
         parent = child
 
 
 @numba.njit(cache=True, nogil=True)
-def _goes_first(best, where, one, other):  # type: ignore[no-untyped-def]
-    """Whether place `one` leaves the heap before `other`: a lower score, or an equal one further back."""
-    return best[one] < best[other] or (best[one] == best[other] and where[one] > where[other])
+def _is_worse(best, positions, one, other):  # type: ignore[no-untyped-def]
+    """Return true if heap entry `one` has a lower score than `other`, or an equal score and a later position."""
+    return best[one] < best[other] or (best[one] == best[other] and positions[one] > positions[other])
 
 
 @numba.njit(cache=True, nogil=True)
-def _swap(best, where, one, other):  # type: ignore[no-untyped-def]
+def _swap(best, positions, one, other):  # type: ignore[no-untyped-def]
     best[one], best[other] = best[other], best[one]
-    where[one], where[other] = where[other], where[one]
-
-
-K1, B = 0.9, 0.4
-# Queries of one piece of work: enough to keep a thread busy, few enough to share out.
-_CHUNK = 256
+    positions[one], positions[other] = positions[other], positions[one]
 
 
 class Bm25Index:
-    """An index of texts.
+    """BM25 index of texts.
 
     Args:
-        texts: the passages, at least one; results name them by their positions here.
+        texts: the passages, at least one; results identify them by their positions in this sequence.
     """
 
     @activity("indexing the documents for BM25")
@@ -127,7 +129,7 @@ class Bm25Index:
         tokens = analyse(texts, ids=True)
         self._vocabulary: dict[str, int] = tokens.vocab
         self._postings = (np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64))
-        # bm25s cannot index texts without a single term; nothing can match them either.
+        # bm25s cannot index texts without any term; nothing can match them either.
         if any(tokens.ids):
             index = bm25s.BM25(k1=K1, b=B)
             index.index(tokens, show_progress=False)
@@ -141,13 +143,13 @@ class Bm25Index:
     def search(
         self, queries: Sequence[str], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """The `min(k, len(self))` best documents of each query, best first.
+        """Return the `min(k, len(self))` best documents of each query, best first.
 
-        Of equal scores the smaller position comes first. Documents that share no term with the query score 0
-        and fill the places that are left.
+        Among equal scores the smaller position comes first. Documents that share no term with the query score 0
+        and fill the remaining columns.
 
         Returns:
-            Their scores and their positions.
+            Scores and positions.
         """
         k = min(k, self._size)
         scores = np.zeros((len(queries), k), dtype=np.float32)
@@ -158,27 +160,27 @@ class Bm25Index:
     def scores_of(
         self, queries: Sequence[str], documents: Int64[ndarray, "queries any"]
     ) -> Float32[ndarray, "queries any"]:
-        """The scores of given documents for each query, NaN where a position is -1."""
-        found = np.full(documents.shape, np.nan, dtype=np.float32)
-        self._in_threads(pick, queries, np.ascontiguousarray(documents), found)
-        return found
+        """Return the scores of the passed documents for each query, NaN for a position of -1."""
+        scores = np.full(documents.shape, np.nan, dtype=np.float32)
+        self._in_threads(gather, queries, np.ascontiguousarray(documents), scores)
+        return scores
 
     def scores(self, query: str) -> Float32[ndarray, " documents"]:
-        """The score of every document for one query."""
+        """Return the score of every document for one query."""
         return self.scores_of([query], np.arange(self._size)[None, :])[0]
 
     @activity("searching with BM25")
     def _in_threads(self, work: Callable[..., None], queries: Sequence[str], first: ndarray, second: ndarray) -> None:
-        """Let compiled work fill its rows, some queries in each thread; it holds no lock of the interpreter."""
+        """Run a compiled function over chunks of queries in threads; it releases the interpreter's lock."""
         terms = [
-            [self._vocabulary[term] for term in found if term in self._vocabulary]
-            for found in (analyse(queries, ids=False) if queries else [])
+            [self._vocabulary[term] for term in words if term in self._vocabulary]
+            for words in (analyse(queries, ids=False) if queries else [])
         ]
 
         def fill(start: int) -> None:
-            mine = terms[start : start + _CHUNK]
-            offsets = np.concatenate([[0], np.cumsum([len(each) for each in mine])]).astype(np.int64)
-            flat = np.array([term for each in mine for term in each], dtype=np.int64)
+            chunk = terms[start : start + _CHUNK]
+            offsets = np.concatenate([[0], np.cumsum([len(each) for each in chunk])]).astype(np.int64)
+            flat = np.array([term for each in chunk for term in each], dtype=np.int64)
             rows = slice(start, start + _CHUNK)
             work(*self._postings, flat, offsets, self._size, first[rows], second[rows])
 

@@ -1,7 +1,7 @@
-"""Settings of mining and of scoring by a teacher. Imports nothing heavy: the command line reads it for `--help`.
+"""Settings of mining and of teacher scoring. Imports nothing heavy: the command line reads this file for `--help`.
 
-Names and meanings of `MiningConfig` are those of sentence-transformers' `mine_hard_negatives`, so that settings can
-be carried over."""
+`MiningConfig` uses the names and meanings of sentence-transformers' `mine_hard_negatives`, so that settings can be
+copied from there."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import NEGATIVES, RANKING, TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
-# These need embeddings.
-BY_ENCODER = ("dense", "cross-query")
-# How many candidates are looked at for each negative wanted, where some of them may be removed or passed over.
-CANDIDATES = 10
-# Only these have scores that a bound may be compared with, unless a judge gives them.
+# Methods that need embeddings.
+ENCODER_METHODS = ("dense", "cross-query")
+# Candidates that are examined for each requested negative if some of them may be removed or skipped.
+CANDIDATES_PER_NEGATIVE = 10
+# Only these have scores that a bound can be compared with, unless a judge scores the candidates.
 _SCORED = ("method=bm25|dense|cross-query", "judge")
 
 
 @dataclass(frozen=True)
 class MiningConfig:
-    """Who finds hard negatives, which of their candidates are false negatives, and how many are kept."""
+    """Settings of mining: methods, filters of false negatives, and the number of negatives."""
 
     method: str = option(
-        "bm25", f"how candidates are found: {', '.join(METHODS)}; several, separated by commas, fill one table"
+        "bm25", f"how candidates are found: {', '.join(METHODS)}; several methods, separated by commas, fill one table"
     )
-    num_negatives: int = option(10, "negatives that each method keeps for a query, at most", minimum=1)
+    num_negatives: int = option(10, "largest number of negatives that each method keeps for a query", minimum=1)
     range_min: int = option(
         0, "first rank that is used; rank 0 is the best document that is not known to be relevant", minimum=0
     )
     range_max: int | None = option(
         None,
-        "the rank at which a ranking ends; by default as many further ranks as negatives are wanted, ten times that "
-        "where candidates are sampled or held to a score",
+        "rank at which a ranking ends; by default --num-negatives ranks after --range-min, or ten times as many if "
+        "candidates are sampled or may be removed",
         minimum=1,
     )
-    max_score: float | None = option(None, "candidates that score higher are removed", needs=_SCORED)
+    max_score: float | None = option(None, "remove candidates with a higher score", needs=_SCORED)
     absolute_margin: float | None = option(
         None,
-        "how far below the lowest score of a positive a candidate must be (TopK-MarginPos)",
+        "distance that a candidate must keep below the lowest score of a positive (TopK-MarginPos)",
         minimum=0,
         needs=_SCORED,
     )
     relative_margin: float | None = option(
         None,
-        "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of the positive (TopK-PercPos)",
+        "the same as a share of that score: 0.05 keeps candidates with at most 95 % of it (TopK-PercPos)",
         minimum=0,
         needs=_SCORED,
     )
     sampling_strategy: str = option(
-        "top", "which of the remaining candidates: the first ones, or random ones", choices=("top", "random")
+        "top", "which of the remaining candidates are kept: the first ones, or random ones", choices=("top", "random")
     )
-    drop_answers: bool = option(False, "remove candidates that hold an answer of the query")
+    drop_answers: bool = option(False, "remove candidates that contain an answer of the query")
     judge: str = option(
         "",
         "directory of a cross-encoder whose scores are used for margins and --max-score, usually 0 to 1",
@@ -64,21 +64,21 @@ class MiningConfig:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods, in their order."""
+        """Return the methods in their order."""
         return tuple(name.strip() for name in self.method.split(","))
 
     @property
     def has_score_bounds(self) -> bool:
-        """Whether a candidate may be removed for its score."""
+        """Return true if candidates with too high scores are removed."""
         return any(bound is not None for bound in (self.max_score, self.absolute_margin, self.relative_margin))
 
     @property
     def depth(self) -> int:
-        """The rank at which a ranking ends."""
+        """Return the rank at which a ranking ends."""
         if self.range_max is not None:
             return self.range_max
-        some_go = self.has_score_bounds or self.drop_answers or self.sampling_strategy == "random"
-        return self.range_min + self.num_negatives * (CANDIDATES if some_go else 1)
+        needs_spare = self.has_score_bounds or self.drop_answers or self.sampling_strategy == "random"
+        return self.range_min + self.num_negatives * (CANDIDATES_PER_NEGATIVE if needs_spare else 1)
 
 
 def check_mining(config: MiningConfig) -> None:
@@ -105,13 +105,13 @@ def check_mining(config: MiningConfig) -> None:
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Which cross-encoder scores, and which candidates of each query beside its positives."""
+    """Settings of teacher scoring: the cross-encoder, and the candidates that are scored next to the positives."""
 
-    model: str = option("", "the cross-encoder: a local directory, or a hub name", reads=TEACHER, form="MODEL")
+    model: str = option("", "cross-encoder: a local directory, or a hub name", reads=TEACHER, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     max_length: int | None = option(
-        None, "tokens of a query and a passage together; by default all that the model can read", minimum=8
+        None, "largest number of tokens of a query and a passage together; by default the limit of the model", minimum=8
     )
-    negatives: str = option("", "a negatives table, as jobs/mine.py writes it", reads=NEGATIVES, form="PATH")
-    run: str = option("", "a TREC run whose best documents of each query are scored", reads=RANKING, form="PATH")
-    depth: int = option(100, "documents of a query in the run that are scored", minimum=1, needs="run")
+    negatives: str = option("", "negatives table written by jobs/mine.py", reads=NEGATIVES, form="PATH")
+    run: str = option("", "TREC run whose best documents of each query are scored", reads=RANKING, form="PATH")
+    depth: int = option(100, "number of documents of each query in the run that are scored", minimum=1, needs="run")

@@ -1,15 +1,15 @@
-"""Filters of a query's candidates: which become its negatives, and why the others do not. Pure functions.
+"""Filters of a query's candidates, as pure functions. Each candidate is kept, or removed for one reason.
 
-1. Known non-negatives: the query's relevant documents, and those of every query of the same text; documents of the
-   same text as one of these; and the document that bears the query's own id, as BEIR leaves it out of rankings.
-   Rows of equal text have equal group numbers.
-2. Passages that hold an answer, matched as DPR's has_answer does it (Karpukhin et al. 2020): case, width and
-   composition of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written
-   without blanks, so there an answer may begin anywhere.
-3. Scores too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
+1. Excluded documents: the relevant documents of the query and of every query with the same text; documents with the
+   same text as one of these; and the document with the query's own id, which BEIR also removes from rankings. Rows of
+   equal text have equal group numbers.
+2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
+   of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
+   an answer may begin anywhere there.
+3. Scores that are too high: the thresholds of NV-Retriever (Moreira et al. 2024, arXiv:2407.15831, section 3.1).
 
-A candidate is judged once, by the first of `REASONS` that holds; so candidates are those kept and those removed for
-each reason, added up."""
+A candidate gets one verdict, the first of `REASONS` that holds. So the counts of all verdicts add up to the number of
+candidates."""
 
 from __future__ import annotations
 
@@ -21,109 +21,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
-
-def normalise(text: str) -> str:
-    """A text without what does not tell passages apart: NFKC, case folded, runs of white space as one blank."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return " ".join(text.casefold().split())
-
-
-def contains_answer(passage: str, answers: Iterable[str]) -> bool:
-    """Whether one of the answers stands in the passage; all of them `normalised`. An empty answer stands nowhere.
-
-    No cased letter or digit may stand beside an end of the answer that is one itself.
-    """
-    for answer in filter(None, answers):
-        place = passage.find(answer)
-        while place >= 0:
-            end = place + len(answer)
-            before, after = passage[max(0, place - 1) : place], passage[end : end + 1]
-            if not (_joins(before, answer[0]) or _joins(answer[-1], after)):
-                return True
-            place = passage.find(answer, place + 1)
-    return False
-
-
-def _joins(left: str, right: str) -> bool:
-    return _is_joining(left) and _is_joining(right)
-
-
-def _is_joining(character: str) -> bool:
-    """Whether it is a digit or a letter that has a capital form (texts are folded); not so for no character."""
-    return character.isdigit() or character.upper() != character
-
-
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
-
-
-@dataclass(frozen=True)
-class ExcludedDocuments:
-    """Of query i: `documents[offsets[i]:offsets[i + 1]]`, each once, and beside them why (`RELEVANT` and so on)."""
-
-    offsets: Int64[ndarray, " queries+1"]
-    documents: Int64[ndarray, " rows"]
-    reasons: Int8[ndarray, " rows"]
-
-    @classmethod
-    def of(
-        cls,
-        queries: Int64[ndarray, " asked"],
-        pairs: tuple[Int64[ndarray, " pairs"], Int64[ndarray, " pairs"]],
-        query_groups: Int64[ndarray, " queries"],
-        document_groups: Int64[ndarray, " documents"],
-        own: Int64[ndarray, " asked"],
-    ) -> ExcludedDocuments:
-        """Collect them.
-
-        Args:
-            queries: query positions.
-            pairs: positions of queries and of documents relevant to them, whatever split says so.
-            query_groups, document_groups: a number for each position below 2^31, equal where the texts are.
-            own: the document that bears the query's id, -1 where none does.
-        """
-        rows, documents = _members(query_groups[queries], query_groups[pairs[0]], pairs[1])
-        twins, same = _members(document_groups[documents], document_groups, np.arange(len(document_groups)))
-        with_own = np.flatnonzero(own >= 0)
-        rows = np.concatenate([rows, rows[twins], with_own])
-        reasons = np.repeat([RELEVANT, SAME_TEXT, OWN_ID], [len(documents), len(same), len(with_own)])
-        documents = np.concatenate([documents, same, own[with_own]])
-        # Each document once, for the first reason there is.
-        order = np.lexsort((reasons, documents, rows))
-        first = np.ones(len(order), dtype=bool)
-        first[1:] = (rows[order[1:]] != rows[order[:-1]]) | (documents[order[1:]] != documents[order[:-1]])
-        order = order[first]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[order], minlength=len(queries)))])
-        return cls(offsets.astype(np.int64), documents[order], reasons[order].astype(np.int8))
-
-    @property
-    def counts(self) -> Int64[ndarray, " queries"]:
-        """How many each query has."""
-        return np.diff(self.offsets)
-
-    def padded(self, rows: Int64[ndarray, " block"]) -> tuple[ndarray, ndarray]:
-        """Documents and reasons of some queries, `[block, most]` each, filled up with -1 and 0."""
-        counts = self.counts[rows]
-        places = np.arange(int(counts.max(initial=0)))[None, :]
-        there = places < counts[:, None]
-        take = np.where(there, self.offsets[rows][:, None] + places, 0)
-        if not len(self.documents):
-            return np.full(there.shape, -1, np.int64), np.zeros(there.shape, np.int8)
-        return np.where(there, self.documents[take], -1), np.where(there, self.reasons[take], 0).astype(np.int8)
-
-
-def _members(asked: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:
-    """The values of each asked group: the place among `asked`, and the value, one a row."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    starts, ends = np.searchsorted(ordered, asked, side="left"), np.searchsorted(ordered, asked, side="right")
-    counts = ends - starts
-    places = np.repeat(np.arange(len(asked)), counts)
-    within = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return places, values[order[np.repeat(starts, counts) + within]]
-
-
-# Why a candidate is no negative; a verdict is a place here. The first three are those of `negatives.known`.
+# Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
+# `ExcludedDocuments`.
 REASONS = (
     "kept",
     "relevant",
@@ -144,51 +44,157 @@ NO_CANDIDATE = -1
 Verdicts = Int8[ndarray, "queries ranks"]
 
 
-def initial_verdicts(
-    found: Int64[ndarray, "queries places"],
-    known: tuple[Int64[ndarray, "queries most"], Int8[ndarray, "queries most"]],
-    first: int,
-    end: int,
-) -> tuple[Verdicts, Int64[ndarray, "queries places"]]:
-    """The verdicts that need no scores, and the rank of every document.
+def normalise(text: str) -> str:
+    """Normalise a text for comparison: NFKC, case folded, each run of white space replaced by one space."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(text.casefold().split())
 
-    A rank counts the documents before it that are not known; candidates are what stands before rank `end` is reached.
+
+def contains_answer(passage: str, answers: Iterable[str]) -> bool:
+    """Return true if the passage contains one of the answers, as whole words. Empty answers are never contained.
+
+    A match is rejected if it begins or ends inside a word, that is between two cased letters or digits.
 
     Args:
-        found: documents of each query, best first, -1 for none.
-        known: documents that must not be negatives and why, filled up with -1; see `ExcludedDocuments.padded`.
-        first: ranks before it are passed over.
-        end: the rank at which the ranking ends.
+        passage: `normalise`d text.
+        answers: `normalise`d texts.
     """
-    reasons = np.zeros(found.shape, dtype=np.int8)
-    for documents, why in zip(known[0].T, known[1].T, strict=True):
-        hit = found == np.where(documents < 0, -2, documents)[:, None]
-        np.copyto(reasons, why[:, None], where=hit)
-    running = (reasons == KEPT) & (found >= 0)
-    ranks = np.cumsum(running, axis=1) - running
-    reasons[running & (ranks < first)] = RANGE
-    reasons[(found < 0) | (ranks >= end)] = NO_CANDIDATE
-    return reasons, ranks
+    for answer in filter(None, answers):
+        start = passage.find(answer)
+        while start >= 0:
+            end = start + len(answer)
+            before, after = passage[max(0, start - 1) : start], passage[end : end + 1]
+            if not (_is_inside_word(before, answer[0]) or _is_inside_word(answer[-1], after)):
+                return True
+            start = passage.find(answer, start + 1)
+    return False
+
+
+def _is_inside_word(left: str, right: str) -> bool:
+    return _is_word_character(left) and _is_word_character(right)
+
+
+def _is_word_character(character: str) -> bool:
+    """Return true for a digit or a letter with a capital form (texts are case folded); false for an empty string."""
+    return character.isdigit() or character.upper() != character
+
+
+@dataclass(frozen=True)
+class ExcludedDocuments:
+    """Documents that must not become negatives of a query, each once, with the reason (`RELEVANT` and so on).
+
+    The documents of query i are `documents[offsets[i]:offsets[i + 1]]`.
+    """
+
+    offsets: Int64[ndarray, " queries+1"]
+    documents: Int64[ndarray, " rows"]
+    reasons: Int8[ndarray, " rows"]
+
+    @classmethod
+    def of(
+        cls,
+        queries: Int64[ndarray, " selected"],
+        pairs: tuple[Int64[ndarray, " pairs"], Int64[ndarray, " pairs"]],
+        query_groups: Int64[ndarray, " queries"],
+        document_groups: Int64[ndarray, " documents"],
+        own: Int64[ndarray, " selected"],
+    ) -> ExcludedDocuments:
+        """Collect the excluded documents of some queries.
+
+        Args:
+            queries: query positions.
+            pairs: positions of queries and of documents relevant to them, in any split.
+            query_groups, document_groups: a number below 2^31 for each position; equal for equal texts.
+            own: the document with the query's id; -1 if there is none.
+        """
+        rows, documents = _members(query_groups[queries], query_groups[pairs[0]], pairs[1])
+        twins, same = _members(document_groups[documents], document_groups, np.arange(len(document_groups)))
+        with_own = np.flatnonzero(own >= 0)
+        rows = np.concatenate([rows, rows[twins], with_own])
+        reasons = np.repeat([RELEVANT, SAME_TEXT, OWN_ID], [len(documents), len(same), len(with_own)])
+        documents = np.concatenate([documents, same, own[with_own]])
+        # Each document once, for the smallest reason.
+        order = np.lexsort((reasons, documents, rows))
+        first = np.ones(len(order), dtype=bool)
+        first[1:] = (rows[order[1:]] != rows[order[:-1]]) | (documents[order[1:]] != documents[order[:-1]])
+        order = order[first]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[order], minlength=len(queries)))])
+        return cls(offsets.astype(np.int64), documents[order], reasons[order].astype(np.int8))
+
+    @property
+    def counts(self) -> Int64[ndarray, " queries"]:
+        """Return the number of excluded documents of each query."""
+        return np.diff(self.offsets)
+
+    def padded(self, rows: Int64[ndarray, " block"]) -> tuple[ndarray, ndarray]:
+        """Return documents and reasons of some queries, `[block, most]` each, padded with -1 and 0."""
+        counts = self.counts[rows]
+        columns = np.arange(int(counts.max(initial=0)))[None, :]
+        is_used = columns < counts[:, None]
+        indices = np.where(is_used, self.offsets[rows][:, None] + columns, 0)
+        if not len(self.documents):
+            return np.full(is_used.shape, -1, np.int64), np.zeros(is_used.shape, np.int8)
+        reasons = np.where(is_used, self.reasons[indices], 0).astype(np.int8)
+        return np.where(is_used, self.documents[indices], -1), reasons
+
+
+def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:
+    """Return the values of each wanted group as pairs: an index into `wanted`, and a value."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
+    counts = ends - starts
+    rows = np.repeat(np.arange(len(wanted)), counts)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rows, values[order[np.repeat(starts, counts) + within]]
+
+
+def initial_verdicts(
+    ranking: Int64[ndarray, "queries columns"],
+    excluded: tuple[Int64[ndarray, "queries most"], Int8[ndarray, "queries most"]],
+    first: int,
+    end: int,
+) -> tuple[Verdicts, Int64[ndarray, "queries columns"]]:
+    """Return the verdicts that need no scores, and the rank of every document.
+
+    A rank counts the earlier documents that are not excluded. Documents from rank `end` on are no candidates.
+
+    Args:
+        ranking: documents of each query, best first, -1 for none.
+        excluded: documents and reasons, padded with -1; see `ExcludedDocuments.padded`.
+        first: smaller ranks are skipped.
+        end: rank at which the ranking ends.
+    """
+    verdicts = np.zeros(ranking.shape, dtype=np.int8)
+    for documents, reasons in zip(excluded[0].T, excluded[1].T, strict=True):
+        is_excluded = ranking == np.where(documents < 0, -2, documents)[:, None]
+        np.copyto(verdicts, reasons[:, None], where=is_excluded)
+    is_ranked = (verdicts == KEPT) & (ranking >= 0)
+    ranks = np.cumsum(is_ranked, axis=1) - is_ranked
+    verdicts[is_ranked & (ranks < first)] = RANGE
+    verdicts[(ranking < 0) | (ranks >= end)] = NO_CANDIDATE
+    return verdicts, ranks
 
 
 def apply_score_bounds(
     verdicts: Verdicts,
-    scores: Float32[ndarray, "queries places"],
+    scores: Float32[ndarray, "queries columns"],
     lowest: Float32[ndarray, " queries"],
     max_score: float | None,
     absolute_margin: float | None,
     relative_margin: float | None,
 ) -> None:
-    """Remove, in place, candidates that score too high.
+    """Remove, in place, candidates whose scores are too high.
 
     Args:
-        verdicts: only candidates that are still kept are looked at.
-        scores: of every candidate that is kept so far.
-        lowest: the lowest score among the query's positives; NaN where none has one, and no candidate stays.
-        max_score: what scores higher is removed.
-        absolute_margin: so is what scores higher than `lowest` less this (TopK-MarginPos).
-        relative_margin: and higher than `lowest` less this share of its size (TopK-PercPos): with `lowest` s and
-            share r above s - r |s|, which for s < 0 too lies below s, where (1 - r) s would not.
+        verdicts: only candidates with the verdict `KEPT` are examined.
+        scores: scores of every candidate that is kept so far.
+        lowest: lowest score of the query's positives; NaN if none has a score, and then every candidate is removed.
+        max_score: higher scores are removed.
+        absolute_margin: scores above `lowest` minus this margin are removed (TopK-MarginPos).
+        relative_margin: scores above `lowest` minus this share of its size are removed (TopK-PercPos). The bound is
+            s - r |s| for a lowest score s and a share r: unlike (1 - r) s, it lies below s for s < 0 too.
     """
     bounds: list[tuple[int, ndarray]] = []
     if max_score is not None:
@@ -201,24 +207,24 @@ def apply_score_bounds(
         verdicts[(verdicts == KEPT) & ~(scores <= bound[:, None])] = reason
 
 
-def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries places"] | None) -> None:
-    """Of the candidates that are left keep, in place, `count` a query: the first, or those of the smallest draws."""
-    left = verdicts == KEPT
+def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries columns"] | None) -> None:
+    """Keep `count` remaining candidates of each query, in place: the first, or those with the smallest draws."""
+    is_kept = verdicts == KEPT
     if draws is None:
-        over = left & (np.cumsum(left, axis=1) > count)
+        is_surplus = is_kept & (np.cumsum(is_kept, axis=1) > count)
     else:
-        # Words are spread over 64 bits; the largest stands for what is not in the draw.
-        keys = np.where(left, draws, np.uint64(2**64 - 1))
-        places = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
-        over = left & (places >= count)
-    verdicts[over] = NOT_CHOSEN
+        # Random words use all 64 bits; the largest marks entries that are not drawn.
+        keys = np.where(is_kept, draws, np.uint64(2**64 - 1))
+        ranks = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
+        is_surplus = is_kept & (ranks >= count)
+    verdicts[is_surplus] = NOT_CHOSEN
 
 
-def is_candidate(verdicts: Verdicts) -> Bool[ndarray, "queries places"]:
-    """Whether a place holds a candidate."""
+def is_candidate(verdicts: Verdicts) -> Bool[ndarray, "queries columns"]:
+    """Return true for each entry that holds a candidate."""
     return verdicts != NO_CANDIDATE
 
 
 def count_verdicts(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
-    """How many candidates got each verdict."""
+    """Count the candidates of each verdict."""
     return np.bincount(verdicts[is_candidate(verdicts)], minlength=len(REASONS))

@@ -1,4 +1,4 @@
-"""Mining as a job: open and check everything, encode where a method needs it, mine, write the table."""
+"""Mining job: open and check all inputs, encode if a method needs embeddings, mine, and write the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.mining.analyser import Analysis
-from raytriever.mining.config import BY_ENCODER, MiningConfig, check_mining
+from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
 from raytriever.mining.scorers import Embeddings
@@ -30,17 +30,17 @@ from raytriever.storage import check_writable
 
 @dataclass(frozen=True)
 class MiningJob:
-    """What is mined, and with what.
+    """Inputs and settings of a mining job.
 
     Args:
         dataset: path, URI or name.
-        split: whose queries get negatives.
-        mining: the settings.
-        model: the encoder, where a method needs one.
-        precision: its arithmetic; None for what the hardware is fastest at.
-        max_bad_rows: the share of each file's rows that may be bad.
-        seed, round: fix what is drawn; the round stands in the table.
-        embeddings: of the passages, a store that `model` made of this data set; made or found in the cache by default.
+        split: split whose queries get negatives.
+        mining: settings of mining.
+        model: encoder, used if a method needs embeddings.
+        precision: arithmetic of the encoder; None for the fastest on this hardware.
+        max_bad_rows: largest share of bad rows in each file, 0 to 1.
+        seed, round: decide the random draws; the round is stored in the table.
+        embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
     """
 
     dataset: str
@@ -54,39 +54,46 @@ class MiningJob:
     embeddings: Path | None = None
 
 
-def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tuple[MiningResult, str | None]:
+def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> tuple[MiningResult, str | None]:
     """Mine, and commit the table to `output`.
 
+    Args:
+        job: inputs and settings.
+        output: directory that does not exist yet.
+        report: receives warnings and progress lines.
+
     Returns:
-        What was found, and a line on bad rows, if any were left out.
+        The result, and a line about quarantined rows if there are any.
 
     Raises:
-        UserError: something a user can mend; nothing is written then.
+        UserError: an error that the user can correct; nothing is written.
     """
     check_mining(job.mining)
-    if job.embeddings and not set(BY_ENCODER) & set(job.mining.methods):
-        raise ConfigError(f"--method {job.mining.method} needs none", "--embeddings", "add dense or cross-query to it")
+    if job.embeddings and not set(ENCODER_METHODS) & set(job.mining.methods):
+        reason = f"--method {job.mining.method} needs no embeddings"
+        raise ConfigError(reason, "--embeddings", "add dense or cross-query to --method")
     if output.exists():
-        raise StorageError("is there already", str(output), "give another --output, or remove it")
+        raise StorageError("already exists", str(output), "give another --output, or remove it")
     check_writable(output)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
-    dataset = _open(job, say)
+    dataset = _open(job, report)
     check_data(dataset, job.split, job.mining)
     if "bm25" in job.mining.methods and (warning := Analysis.of(dataset.passages()).warning):
-        say(warning)
+        report(warning)
     embeddings = documents = None
-    if set(BY_ENCODER) & set(job.mining.methods):
+    if set(ENCODER_METHODS) & set(job.mining.methods):
         retriever = load_for_encoding(job.model, precision, device)
         documents = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
-        say(f"{dataset.name}: encoding {'queries ' * bool(documents)}with {job.model.model} ({precision} on {device})")
+        what = "queries" if documents else "queries and passages"
+        report(f"{dataset.name}: encoding {what} with {job.model.model} ({precision} on {device})")
         queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
         documents = documents or embed_corpus(job.model, retriever, dataset)
         embeddings = Embeddings(encode_texts(retriever, queries, "query", "queries"), documents)
     mined = mine(dataset, job.split, job.mining, embeddings=embeddings, judge=judge, seed=job.seed, round=job.round)
     if not len(mined.table):
-        raise DataError(f"no negative is left; {_told(mined)}", dataset.name, "loosen what removed them")
+        raise DataError(f"no negative is left; {_summary(mined)}", dataset.name, "loosen the filters that removed them")
     meta = {
         "kind": "negatives",
         "split": job.split,
@@ -102,25 +109,25 @@ def run_mining(job: MiningJob, output: Path, say: Callable[[str], None]) -> tupl
 
 
 def format_counts(mined: MiningResult) -> str:
-    """How many candidates each method had, why how many went, and how many are kept: a column a method."""
-    there = {why for told in mined.counts.values() for why in told}
-    rows = ["candidates", *(why for why in (*REASONS[1:], REPEATED) if why in there), "kept"]
+    """Format the counts of candidates, of those removed for each reason and of kept ones: one column per method."""
+    reasons = {name for counts in mined.counts.values() for name in counts}
+    rows = ["candidates", *(name for name in (*REASONS[1:], REPEATED) if name in reasons), "kept"]
     width = max(map(len, rows))
-    cells = {name: [f"{told.get(name, 0):>15,}" for told in mined.counts.values()] for name in rows}
+    cells = {name: [f"{counts.get(name, 0):>15,}" for counts in mined.counts.values()] for name in rows}
     head = " " * width + "".join(f"{method:>15}" for method in mined.counts)
     return "\n".join([head, *(f"{name:<{width}}" + "".join(line) for name, line in cells.items())])
 
 
-def _open(job: MiningJob, say: Callable[[str], None]) -> RetrievalDataset:
-    """The data set with the judgements of all its splits: no query's positive there is to be a negative here."""
-    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
-    place = str(dataset.place)
-    return open_dataset(place, [job.split, *splits_of(fetched(place) or Path(place))])
+def _open(job: MiningJob, report: Callable[[str], None]) -> RetrievalDataset:
+    """Open the data set with the judgements of all its splits: a positive of any split must not become a negative."""
+    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=report)
+    path = str(dataset.place)
+    return open_dataset(path, [job.split, *splits_of(fetched(path) or Path(path))])
 
 
-def _told(mined: MiningResult) -> str:
-    """The counts in one line."""
+def _summary(mined: MiningResult) -> str:
+    """Format the counts in one line."""
     return "; ".join(
-        f"{method}: {', '.join(f'{name} {count:,}' for name, count in told.items())}"
-        for method, told in mined.counts.items()
+        f"{method}: {', '.join(f'{name} {count:,}' for name, count in counts.items())}"
+        for method, counts in mined.counts.items()
     )

@@ -1,10 +1,10 @@
-"""Mine the hard negatives of a split: from a data set, a BM25 index or embeddings, and settings, to a table.
+"""Mine the hard negatives of a split: make a table from a data set, a BM25 index or embeddings, and settings.
 
 1. Each method finds candidates for each query (`finders`), block by block.
-2. Known non-negatives are removed, then passages that hold an answer, then candidates that score too high on the one
-   scale of the table (`filters`, `scorers`).
-3. Of the rest the first, or drawn ones, are kept. Draws follow from (seed, round, query id).
-4. The methods' negatives become one table; a document that two of them keep for a query is in it once.
+2. Excluded documents are removed, then passages that contain an answer, then candidates whose scores are too high
+   (`filters`, `scorers`).
+3. The first of the remaining candidates, or random ones, are kept. Draws depend on (seed, round, query id) alone.
+4. The negatives of all methods become one table. A document that two methods keep for a query is in it once.
 
 `build_negatives_table` makes the table of a training run: the table that the user names, the rows of the data set, and
 BM25's negatives if these have none or the mix asks for them. No Ray: the table is the same after encoding and during
@@ -46,51 +46,61 @@ from raytriever.mining.inputs import MiningInputs
 from raytriever.mining.scorers import Embeddings, Judge
 from raytriever.progress import Progress
 
-# Candidates of a block: some hundred megabytes of positions, scores, ranks and verdicts.
+# Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
 BLOCK = 1 << 22
+REPEATED = "found by another method too"
+# Negatives per query that `build_negatives_table` mines.
+DEFAULT_NEGATIVES = 30
+_BM25 = ORIGINS.index("bm25")
 
 
 @dataclass(frozen=True)
 class CandidateFilter:
-    """Runs a method's candidates through the filters."""
+    """Filter of the candidates of one method after another."""
 
     dataset: RetrievalDataset
     config: MiningConfig
-    sources: MiningInputs
+    inputs: MiningInputs
     seed: int
     round: int
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
-        """The kept (place of the query in the split, document, rank, score), and how many got each verdict."""
-        finder, config, known = self.sources.finder(method), self.config, self.sources.known
+        """Mine with one method.
+
+        Returns:
+            Columns of the kept candidates (index of the query in the split, document, rank, score), and the number of
+            candidates of each verdict.
+        """
+        finder, config, excluded = self.inputs.finder(method), self.config, self.inputs.excluded
         first, end = self._ranks(method)
-        order = np.argsort(known.counts, kind="stable")
+        order = np.argsort(excluded.counts, kind="stable")
         kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
         with Progress(f"mine {method}", len(order), "text") as progress:
             start = 0
             while start < len(order):
-                # A block is as wide as its last query needs, whose known documents are the most.
-                cells = (end + known.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
+                # A block is as wide as its last query needs, which has the most excluded documents.
+                cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
                 rows = order[start : start + max(1, int(np.searchsorted(cells, BLOCK, side="right")))]
-                found, scores = finder(rows, min(end, len(self.dataset.documents)))
-                verdicts, ranks = initial_verdicts(found, known.padded(rows), first, end)
-                if len(self.sources.left_out):  # what kills the encoder would kill the training, too
-                    verdicts[(verdicts == KEPT) & np.isin(found, self.sources.left_out)] = NO_EMBEDDING
-                scores = self._judge(finder, rows, found, scores, verdicts)
+                documents, scores = finder(rows, min(end, len(self.dataset.documents)))
+                verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
+                if len(self.inputs.left_out):  # a text that kills the encoder would kill the training too
+                    verdicts[(verdicts == KEPT) & np.isin(documents, self.inputs.left_out)] = NO_EMBEDDING
+                scores = self._remove_false_negatives(finder, rows, documents, scores, verdicts)
                 draws = None
                 if config.sampling_strategy == "random":
-                    keys = self.sources.keys[rows]
-                    draws = words(self.seed, np.full(len(rows), self.round), keys, CHOICE, np.arange(found.shape[1]))
+                    keys = self.inputs.keys[rows]
+                    columns = np.arange(documents.shape[1])
+                    draws = words(self.seed, np.full(len(rows), self.round), keys, CHOICE, columns)
                 choose(verdicts, config.num_negatives, draws)
                 counts += count_verdicts(verdicts)
-                row, place = np.nonzero(verdicts == KEPT)
-                kept.append((rows[row], found[row, place], ranks[row, place], scores[row, place]))
+                row, column = np.nonzero(verdicts == KEPT)
+                kept.append((rows[row], documents[row, column], ranks[row, column], scores[row, column]))
                 start += len(rows)
                 progress.advance(len(rows))
         return tuple(np.concatenate(column) for column in zip(*kept, strict=True)), counts
 
     def _ranks(self, method: str) -> tuple[int, int]:
-        """The first rank of a method that counts, and the one at which it ends; only rankings have a range."""
+        """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""
         if method == "gold":
             assert self.dataset.negatives is not None
             return 0, int(np.bincount(self.dataset.negatives.queries).max())
@@ -98,64 +108,61 @@ class CandidateFilter:
             return 0, self.config.depth - self.config.range_min
         return self.config.range_min, self.config.depth
 
-    def _judge(
-        self, finder: CandidateFinder, rows: ndarray, found: ndarray, scores: ndarray, verdicts: ndarray
-    ) -> Float32[ndarray, "block places"]:
-        """Remove what holds an answer or scores too high; the scores of what is left, on the table's scale."""
-        config, scale = self.config, self.sources.scale
+    def _remove_false_negatives(
+        self, finder: CandidateFinder, rows: ndarray, documents: ndarray, scores: ndarray, verdicts: ndarray
+    ) -> Float32[ndarray, "block columns"]:
+        """Remove candidates that contain an answer or score too high, in place; return scores by the table's scorer."""
+        config, scorer = self.config, self.inputs.scorer
         if config.drop_answers:
-            self._drop_answers(rows, found, verdicts)
-        if scale.name and scale.name != finder.scale:
-            scores = scale.pairs(rows, np.where(verdicts == KEPT, found, -1))
+            self._drop_answers(rows, documents, verdicts)
+        if scorer.name and scorer.name != finder.scorer:
+            scores = scorer.score(rows, np.where(verdicts == KEPT, documents, -1))
         if config.has_score_bounds:
-            documents, reasons = self.sources.known.padded(rows)
-            of_positives = scale.pairs(rows, np.where(reasons == RELEVANT, documents, -1))
-            lowest = np.fmin.reduce(of_positives, axis=1)
+            excluded, reasons = self.inputs.excluded.padded(rows)
+            positive_scores = scorer.score(rows, np.where(reasons == RELEVANT, excluded, -1))
+            lowest = np.fmin.reduce(positive_scores, axis=1)
             apply_score_bounds(
                 verdicts, scores, lowest, config.max_score, config.absolute_margin, config.relative_margin
             )
         return scores
 
-    def _drop_answers(self, rows: ndarray, found: ndarray, verdicts: ndarray) -> None:
-        for place, row in enumerate(rows):
-            answers = self.sources.answers_of(int(row))
+    def _drop_answers(self, rows: ndarray, documents: ndarray, verdicts: ndarray) -> None:
+        for index, row in enumerate(rows):
+            answers = self.inputs.answers_of(int(row))
             if not answers:
                 continue
-            for column in np.flatnonzero(verdicts[place] == KEPT):
-                if contains_answer(self.sources.passage(int(found[place, column])), answers):
-                    verdicts[place, column] = ANSWER
-
-
-REPEATED = "found by another method too"
+            for column in np.flatnonzero(verdicts[index] == KEPT):
+                if contains_answer(self.inputs.passage(int(documents[index, column])), answers):
+                    verdicts[index, column] = ANSWER
 
 
 @dataclass(frozen=True)
 class MiningResult:
-    """What mining found.
+    """Result of mining.
 
     Args:
         table: the negatives.
-        counts: for each method `candidates`, `kept`, and for each reason how many candidates it removed; the latter
-            two add up to the first. Reasons that removed nothing are left out.
-        wanted: how many negatives a query was to get, of all methods.
-        found: how many each query got, in the order of `dataset.positives(split)`.
-        scale: what the scores are: `encoder`, `bm25`, `judge`, or nothing.
+        counts: for each method the number of `candidates`, of `kept` ones, and of those removed for each reason. The
+            kept and the removed ones add up to the candidates. Reasons that removed nothing are omitted.
+        wanted: number of negatives that each query should get from all methods together.
+        counts_per_query: number of negatives of each query, in the order of `dataset.positives(split)`.
+        scorer: name of the scorer of the table: `encoder`, `bm25`, `judge`, or empty.
     """
 
     table: NegativesTable
     counts: dict[str, dict[str, int]]
     wanted: int
-    found: Int64[ndarray, " queries"]
-    scale: str
+    counts_per_query: Int64[ndarray, " queries"]
+    scorer: str
 
     def meta(self) -> dict[str, object]:
-        """For the table's manifest."""
+        """Return the entries of the table's manifest."""
         return {
             "counts": self.counts,
-            "scores": self.scale,
-            "queries": len(self.found),
-            "queries_short": int((self.found < self.wanted).sum()),
-            "queries_without": int((self.found == 0).sum()),
+            "scores": self.scorer,
+            "queries": len(self.counts_per_query),
+            "queries_short": int((self.counts_per_query < self.wanted).sum()),
+            "queries_without": int((self.counts_per_query == 0).sum()),
         }
 
 
@@ -174,76 +181,72 @@ def mine(
     """Mine the negatives of the queries of a split.
 
     Args:
-        dataset: opened with the split; the judgements of all its opened splits say what is relevant.
-        split: its name.
-        config: who finds, what is removed, how much is kept.
-        embeddings: for `dense` and `cross-query`.
-        bm25: makes or gives the index of all passages; by default it is made where it is needed.
-        judge: scores pairs of texts, where the settings name one.
-        seed, round: fix what is drawn; the round stands in the table.
+        dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
+        split: name of the split.
+        config: settings of the methods and the filters.
+        embeddings: needed by `dense` and `cross-query`.
+        bm25: returns the index of all passages; by default the index is built when it is needed.
+        judge: scores pairs of texts if the settings name a judge.
+        seed, round: decide the random draws; the round is stored in the table.
 
     Raises:
-        ConfigError: settings that contradict each other, a range beyond the corpus, or gold negatives or answers asked
-            of a data set that has none.
+        ConfigError: settings contradict each other, the range lies beyond the corpus, or gold negatives or answers are
+            requested from a data set that has none.
         DataError: no query of the split has a relevant document.
         ModelError: embeddings or scores are not finite.
     """
     check_data(dataset, split, config)
     positives = dataset.positives(split)
-    sources = MiningInputs(dataset, positives, config, embeddings, bm25, judge, seed, round)
-    filtering = CandidateFilter(dataset, config, sources, seed, round)
-    parts, counts = [], {}
+    inputs = MiningInputs(dataset, positives, config, embeddings, bm25, judge, seed, round)
+    candidate_filter = CandidateFilter(dataset, config, inputs, seed, round)
+    kept, verdict_counts = [], {}
     for method in config.methods:
-        kept, reasons = filtering.run(method)
-        parts.append(kept)
-        counts[method] = reasons
-    queries, documents, ranks, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
-    origins = np.repeat([ORIGINS.index(method) for method in config.methods], [len(part[0]) for part in parts])
+        columns, verdict_counts[method] = candidate_filter.run(method)
+        kept.append(columns)
+    queries, documents, ranks, scores = (np.concatenate(column) for column in zip(*kept, strict=True))
+    origins = np.repeat([ORIGINS.index(method) for method in config.methods], [len(columns[0]) for columns in kept])
     table = NegativesTable.of(dataset, positives.queries[queries], documents, origins, ranks, scores, round)
-    of_origin = np.bincount(table.origins, minlength=len(ORIGINS))
-    told = {}
-    for method, reasons in counts.items():
-        stands = int(of_origin[ORIGINS.index(method)])
-        removed = {REASONS[code]: int(n) for code, n in enumerate(reasons) if code != KEPT and n}
-        if reasons[KEPT] > stands:
-            removed[REPEATED] = int(reasons[KEPT]) - stands
-        told[method] = {"candidates": int(reasons.sum()), **removed, "kept": stands}
-    found = np.diff(table.offsets)[positives.queries]
-    return MiningResult(table, told, config.num_negatives * len(config.methods), found, sources.scale.name)
+    rows_per_origin = np.bincount(table.origins, minlength=len(ORIGINS))
+    counts = {}
+    for method, verdicts in verdict_counts.items():
+        rows = int(rows_per_origin[ORIGINS.index(method)])
+        removed = {REASONS[code]: int(n) for code, n in enumerate(verdicts) if code != KEPT and n}
+        if verdicts[KEPT] > rows:
+            removed[REPEATED] = int(verdicts[KEPT]) - rows
+        counts[method] = {"candidates": int(verdicts.sum()), **removed, "kept": rows}
+    counts_per_query = np.diff(table.offsets)[positives.queries]
+    wanted = config.num_negatives * len(config.methods)
+    return MiningResult(table, counts, wanted, counts_per_query, inputs.scorer.name)
 
 
 def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> None:
-    """Refuse settings that contradict each other or cannot be for a data set; see `mine`. Nothing long is done."""
+    """Check the settings, alone and against a data set, in a short time; raises the errors of `mine`."""
     check_mining(config)
     if not (dataset.judgements[split].scores > 0).any():
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):
         raise ConfigError(
-            f"{config.range_min} passes over all {len(dataset.documents):,} documents", "--range-min", "give less"
+            f"{config.range_min} skips all {len(dataset.documents):,} documents", "--range-min", "give a lower rank"
         )
     if config.drop_answers and dataset.answers is None:
         raise ConfigError(
-            f"{dataset.name} brings no answers along", "--drop-answers", "add answers.jsonl (docs/reference/formats.md)"
+            f"{dataset.name} has no answers", "--drop-answers", "add answers.jsonl (docs/reference/formats.md)"
         )
     rows = dataset.negatives
     if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
-        raise ConfigError(f"{dataset.name} brings no gold negatives along", "--method gold", "choose other methods")
-
-
-DEPTH = 30
-_BM25 = ORIGINS.index("bm25")
+        raise ConfigError(f"{dataset.name} has no gold negatives", "--method gold", "choose other methods")
 
 
 def build_negatives_table(
     dataset: RetrievalDataset, config: DataConfig, table: str, bm25: Callable[[], Bm25Index]
 ) -> NegativesTable:
-    """The negatives table of one data set.
+    """Build the negatives table of one data set for training.
 
     Args:
-        dataset: opened with its training split, and those whose positives must not be negatives.
-        config: the training split and the mix.
-        table: path of a negatives table, or nothing.
-        bm25: makes or gives the index of all passages, asked only where it is needed.
+        dataset: opened with its training split, and the splits whose positives must not become negatives.
+        config: names the training split and the mix of origins.
+        table: path of a negatives table, or empty.
+        bm25: returns the index of all passages; called only if it is needed.
 
     Raises:
         DataError: the table does not fit the data set.
@@ -251,10 +254,10 @@ def build_negatives_table(
     tables = [read_negatives(table, dataset)] if table else []
     if rows := dataset.negatives:
         tables.append(NegativesTable.of(dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores))
-    found = NegativesTable.merged(dataset, tables) if tables else NegativesTable.none(dataset)
+    merged = NegativesTable.merged(dataset, tables) if tables else NegativesTable.none(dataset)
     shares = parse_mix(config.negatives_mix)
-    wanted = not len(found) if shares is None else bool(shares[_BM25]) and not (found.origins == _BM25).any()
-    if not wanted:
-        return found
-    mined = mine(dataset, config.train_split, MiningConfig(method="bm25", num_negatives=DEPTH), bm25=bm25)
-    return NegativesTable.merged(dataset, [found, mined.table])
+    needs_bm25 = not len(merged) if shares is None else bool(shares[_BM25]) and not (merged.origins == _BM25).any()
+    if not needs_bm25:
+        return merged
+    mined = mine(dataset, config.train_split, MiningConfig(method="bm25", num_negatives=DEFAULT_NEGATIVES), bm25=bm25)
+    return NegativesTable.merged(dataset, [merged, mined.table])

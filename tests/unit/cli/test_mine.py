@@ -65,9 +65,9 @@ def test_a_table_that_training_reads(
         ("--output t --sampling-strategy best", "--sampling-strategy: unknown value 'best'"),
         ("--output t --round -1", "--round: -1 is out of range"),
         ("--output t --split valid", "no split 'valid'; there are: dev, test, train"),
-        ("--output t --range-min 200", "--range-min: 200 passes over all 160 documents; give less"),
-        ("--output t --method gold", "--method gold: letters brings no gold negatives along; choose other methods"),
-        ("--output t --drop-answers", "--drop-answers: letters brings no answers along; add answers.jsonl"),
+        ("--output t --range-min 200", "--range-min: 200 skips all 160 documents; give a lower rank"),
+        ("--output t --method gold", "--method gold: letters has no gold negatives; choose other methods"),
+        ("--output t --drop-answers", "--drop-answers: letters has no answers; add answers.jsonl"),
         ("--output t --judge nowhere --max-score 1", "nowhere: holds no config.json"),
     ],
 )
@@ -106,9 +106,11 @@ def test_embeddings_that_are_there_are_used_and_others_refused(
 def test_when_nothing_is_left_the_counts_say_why(error_line: Callable[..., str], letters: Path) -> None:
     line = error_line("mine", "--dataset", letters, "--output", "table")
     # No two passages share a word, and a query's own is its positive.
-    assert line == "letters: no negative is left; bm25: candidates 96, relevant 96, kept 0; loosen what removed them"
+    assert line == (
+        "letters: no negative is left; bm25: candidates 96, relevant 96, kept 0; loosen the filters that removed them"
+    )
 
 
 def test_what_is_there_already_is_left(error_line: Callable[..., str], letters: Path, work: Path) -> None:
     (work / "table").mkdir()
-    assert "table: is there already; give another --output" in error_line("mine", "--output", "table")
+    assert "table: already exists; give another --output" in error_line("mine", "--output", "table")

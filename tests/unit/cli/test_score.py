@@ -130,7 +130,7 @@ def test_what_stands_there_is_not_mixed_with_others(
         "s: holds scores of pairs cut at another length; give another --output, or remove it"
     )
     assert "s: holds scores of other pairs" in error_line("score", *words, "--split", "train", "--run", _run(3))
-    assert "negatives: holds something else than these scores" in error_line("score", *words[:-1], negatives)
+    assert "negatives: has other content than these scores" in error_line("score", *words[:-1], negatives)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negativ
     ("flags", "expected"),
     [
         ("", "the following arguments are required: --output"),
-        ("--output s", "--model: is not given; name a cross-encoder: a directory, or a hub name"),
+        ("--output s", "--model: is missing; name a cross-encoder: a directory, or a hub name"),
         ("--output s --model nowhere/at/all", "nowhere/at/all: no such directory"),
         ("--output s --model ENCODER", "has no trained weights for classifier"),
         ("--output s --model minilm", "is made of Transformer, Pooling, Normalize, no plain cross-encoder"),
-        ("--output s --model TEACHER", "--negatives: letters brings no hard negatives along; name a table that"),
+        ("--output s --model TEACHER", "--negatives: letters has no hard negatives; name a table that"),
         ("--output s --model TEACHER --negatives none", "none: there is no negatives table"),
         ("--output s --model TEACHER --run none.trec", "none.trec: "),
         ("--output s --model TEACHER --max-length 65", "reads 64 tokens of a pair, not 65; give 8 to 64"),

@@ -1,4 +1,4 @@
-"""BM25's analyser warns where its terms are no words, and only there."""
+"""BM25's analyser warns for corpora whose terms are not words, and only for those."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ SEGMENTED = "今天 天气 很好 ， 我们 一起 去 公园 散步 吧 。"
 
 
 @pytest.mark.parametrize("text", [CHINESE, JAPANESE, THAI])
-def test_a_script_without_blanks_is_warned_of_with_its_numbers(text: str) -> None:
+def test_a_script_without_spaces_gets_a_warning_with_its_numbers(text: str) -> None:
     found = Analysis.of([text] * 3)
     tokens = sum(map(len, analyse([text], ids=False)))
     characters = len("".join(text.split()))
     assert found.warning.startswith(f"BM25 finds {tokens:.1f} tokens per document of {characters} characters, ")
-    assert "% of them of scripts without blanks between words" in found.warning
+    assert "% of them of scripts without spaces between words" in found.warning
     assert "\n" not in found.warning
 
 
 @pytest.mark.parametrize("text", [ENGLISH, KOREAN, SEGMENTED, f"{ENGLISH} {CHINESE[:6]}", "def f(x): return x_1 + x_2"])
-def test_words_are_not_warned_of(text: str) -> None:
+def test_words_get_no_warning(text: str) -> None:
     assert Analysis.of([text] * 3).warning == ""
 
 
 @pytest.mark.parametrize(
     "text", ["今 天 天 气 很 好 ， 我 们 去 公 园 。 这 是 一 个 主 意 ， 你 觉 得 怎 么 样", "x" * 400]
 )
-def test_a_corpus_of_hardly_any_terms_is_warned_of(text: str) -> None:
-    assert "Words are shorter in every language, so these are no words." in Analysis.of([text]).warning
+def test_a_corpus_of_hardly_any_terms_gets_a_warning(text: str) -> None:
+    assert "Words are shorter in every language, so these are not words." in Analysis.of([text]).warning
 
 
-def test_the_analyser_is_named() -> None:
+def test_the_analyser_is_described() -> None:
     assert analyse(["The Foxes are jumping"], ids=False) == [["fox", "jump"]]
     assert analyser_line().endswith("stop words: English; stemmer: Snowball, English")
     content = Analysis.of([ENGLISH, "", CHINESE]).content()
@@ -49,7 +49,7 @@ def test_the_analyser_is_named() -> None:
 
 
 @pytest.mark.data
-def test_real_corpora(data_packs: Path) -> None:
+def test_real_corpora_get_a_warning_where_words_are_not_spaced(data_packs: Path) -> None:
     warned = {}
     for name in ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh"):
         with gzip.open(data_packs / "xquad" / name / "corpus.jsonl.gz", "rt", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What cannot be mined is told, and what cannot be encoded is left out."""
+"""User errors of mining, and documents that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gardens import made, rows_of
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "told"),
+    ("config", "error", "message"),
     [
         (MiningConfig(method="bm52"), ConfigError, "--method: unknown method 'bm52'; did you mean 'bm25'?"),
         (MiningConfig(method="bm25,bm25"), ConfigError, "'bm25' is named twice"),
-        (MiningConfig(range_min=60), ConfigError, "--range-min: 60 passes over all 60 documents"),
+        (MiningConfig(range_min=60), ConfigError, "--range-min: 60 skips all 60 documents"),
         (MiningConfig(range_min=5, range_max=5), ConfigError, "--range-max: 5 is not above --range-min 5"),
         (MiningConfig(range_min=2, range_max=8), ConfigError, "--num-negatives: 10 negatives out of 6 ranks (2 to 7)"),
         (
@@ -40,19 +40,19 @@ from gardens import made, rows_of
             "--judge: has no effect without --relative-margin and without --absolute-margin",
         ),
         (MiningConfig(method="dense"), ConfigError, "dense and cross-query need embeddings"),
-        (MiningConfig(drop_answers=True), ConfigError, "--drop-answers: made brings no answers along"),
-        (MiningConfig(method="gold"), ConfigError, "--method gold: made brings no gold negatives along"),
+        (MiningConfig(drop_answers=True), ConfigError, "--drop-answers: made has no answers"),
+        (MiningConfig(method="gold"), ConfigError, "--method gold: made has no gold negatives"),
     ],
 )
-def test_mistakes_are_told(
-    gardens: tuple[RetrievalDataset, Embeddings], config: MiningConfig, error: type[Exception], told: str
+def test_user_errors_name_the_flag(
+    gardens: tuple[RetrievalDataset, Embeddings], config: MiningConfig, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as raised:
         mine(replace(gardens[0], negatives=None), "train", config)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_an_empty_split_and_broken_embeddings_are_told(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_an_empty_split_and_broken_embeddings_are_refused(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset, embeddings = gardens
     with pytest.raises(DataError, match="no query of split 'none' has a relevant document"):
         mine(made(["a"], ["b"], none=[]), "none", MiningConfig())
@@ -70,8 +70,8 @@ def test_an_empty_split_and_broken_embeddings_are_told(gardens: tuple[RetrievalD
 
 
 @dataclass(frozen=True)
-class Partly(ArrayEmbeddings):
-    """Embeddings of which some rows are 0, for want of one."""
+class PartialEmbeddings(ArrayEmbeddings):
+    """Embeddings with rows of 0 for documents that could not be encoded."""
 
     missing: tuple[int, ...] = ()
 
@@ -81,7 +81,7 @@ class Partly(ArrayEmbeddings):
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25,dense", "dense,random,gold"])
-def test_a_document_that_kills_the_encoder_is_no_negative_and_bounds_nothing(
+def test_a_document_without_an_embedding_is_no_negative_and_sets_no_bound(
     gardens: tuple[RetrievalDataset, Embeddings], method: str
 ) -> None:
     dataset, whole = gardens
@@ -90,17 +90,17 @@ def test_a_document_that_kills_the_encoder_is_no_negative_and_bounds_nothing(
     array = whole.documents.read(np.arange(60)).copy()
     array[list(missing)] = 0
     config = MiningConfig(method=method, num_negatives=50, range_max=60, relative_margin=0.0)
-    mined = mine(dataset, "train", config, embeddings=Embeddings(whole.queries, Partly(array, missing)))
+    mined = mine(dataset, "train", config, embeddings=Embeddings(whole.queries, PartialEmbeddings(array, missing)))
     assert not set(mined.table.documents.tolist()) & set(missing)
     assert np.isfinite(mined.table.scores).all()
     assert mined.counts["dense"]["has no embedding"] > 50
-    # A query none of whose positives has a score gets nothing that is held to one; others do.
-    assert mined.found[4] == 0
-    assert mined.found.max() > 5
+    # A query without a scored positive gets no negative, because the margin has no bound; other queries do.
+    assert mined.counts_per_query[4] == 0
+    assert mined.counts_per_query.max() > 5
 
 
 @pytest.mark.data
-def test_many_positives_a_query(data_packs: Path) -> None:
+def test_queries_with_many_positives(data_packs: Path) -> None:
     dataset = open_dataset(data_packs / "adi", ["test"])
     positives = dataset.positives("test")
     mined = mine(dataset, "test", MiningConfig(num_negatives=20))

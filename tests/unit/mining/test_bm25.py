@@ -1,3 +1,5 @@
+"""BM25 rankings and scores, and the published figures of SciFact."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,7 +30,7 @@ def test_a_query_without_a_known_term_scores_nothing(query: str) -> None:
     assert positions[1, 0] == 3
 
 
-def test_edges() -> None:
+def test_sizes_of_results_and_texts_without_terms() -> None:
     index = Bm25Index(TEXTS)
     assert len(index) == 6
     assert index.search(["cat"], 100)[1].shape == (1, 6)
@@ -38,7 +40,7 @@ def test_edges() -> None:
     assert (index.scores("cats") == index.search(["cats"], 6)[0][0][[1, 2, 4, 0, 5, 3]]).all()
 
 
-def test_what_a_query_gets_is_its_own_whatever_else_is_asked() -> None:
+def test_a_ranking_does_not_depend_on_the_other_queries() -> None:
     rng = np.random.default_rng(3)
     words = [f"word{n}" for n in range(60)]
     texts = [" ".join(rng.choice(words, 8)) for _ in range(90)]
@@ -52,7 +54,7 @@ def test_what_a_query_gets_is_its_own_whatever_else_is_asked() -> None:
         assert (index.search([queries[place]], 40)[1][0] == positions[place]).all()
 
 
-def test_scores_of_pairs() -> None:
+def test_scores_of_pairs_are_those_of_the_ranking() -> None:
     found = Bm25Index(TEXTS).scores_of(["cats", "zebra"], np.array([[3, -1, 4], [0, 1, -1]]))
     assert np.isnan(found).tolist() == [[False, True, False], [False, False, True]]
     assert found[0, 0] == Bm25Index(TEXTS).scores("cats")[3] > 0

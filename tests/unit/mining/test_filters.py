@@ -1,4 +1,4 @@
-"""The verdicts on candidates, against a loop that says what they mean."""
+"""Verdicts on candidates, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raytriever.mining.filters import (
 BOUND = st.none() | st.integers(0, 8).map(lambda n: n / 4)
 
 
-def literal(
+def expected_verdicts(
     documents: list[int],
     scores: list[float],
     known: dict[int, int],
@@ -34,7 +34,7 @@ def literal(
     bounds: tuple[float | None, float | None, float | None],
     count: int,
 ) -> list[int]:
-    """One query's verdicts, candidate by candidate."""
+    """Return one query's verdicts, candidate by candidate."""
     max_score, absolute, relative = bounds
     lowest = min(positives)
     verdicts, rank, kept = [], 0, 0
@@ -90,16 +90,16 @@ def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
     verdicts, _ = initial_verdicts(found, padded, *window)
     apply_score_bounds(verdicts, scores, np.array([min(row[3]) for row in rows], np.float32), *bounds)
     choose(verdicts, count, None)
-    wanted = [literal(*row, window, bounds, count) for row in rows]
+    wanted = [expected_verdicts(*row, window, bounds, count) for row in rows]
     assert verdicts.tolist() == wanted
-    told = [verdict for row in wanted for verdict in row if verdict != NO_CANDIDATE]
-    assert count_verdicts(verdicts).tolist() == [told.count(reason) for reason in range(len(REASONS))]
-    assert count_verdicts(verdicts).sum() == len(told)
+    judged = [verdict for row in wanted for verdict in row if verdict != NO_CANDIDATE]
+    assert count_verdicts(verdicts).tolist() == [judged.count(reason) for reason in range(len(REASONS))]
+    assert count_verdicts(verdicts).sum() == len(judged)
 
 
 @pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.5])
-def test_a_relative_margin_lies_below_the_positive_whatever_its_sign(lowest: float, share: float) -> None:
+def test_a_relative_margin_lies_below_a_positive_of_any_sign(lowest: float, share: float) -> None:
     scores = np.array([[lowest, np.nextafter(np.float32(lowest), np.float32(-9)), lowest - 9]], np.float32)
     verdicts = np.zeros((1, 3), np.int8)
     apply_score_bounds(verdicts, scores, np.array([lowest], np.float32), None, None, share)
@@ -113,7 +113,7 @@ def test_the_published_setting_keeps_what_scores_95_per_cent_of_the_positive() -
     assert verdicts.tolist() == [[RELATIVE, KEPT, KEPT]]
 
 
-def test_drawn_are_those_of_the_smallest_draws_among_what_is_left() -> None:
+def test_random_candidates_are_those_with_the_smallest_draws() -> None:
     verdicts = np.array([[KEPT, RANGE, KEPT, KEPT], [RANGE, RANGE, KEPT, RANGE]], np.int8)
     draws = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
     choose(verdicts, 2, draws)

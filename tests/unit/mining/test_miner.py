@@ -1,4 +1,4 @@
-"""Mining whole, by every method: with itself in other blocks and orders, and what a table holds."""
+"""Mining by every method: block sizes, order of queries, counts and the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytriever.data.dataset import Judgements, Queries, RetrievalDataset
 from raytriever.data.negatives import read_negatives, write_negatives
 from raytriever.data.records import ORIGINS
 from raytriever.errors import ModelError
-from raytriever.mining import miner as mine_filtering
+from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import METHODS, MiningConfig
 from raytriever.mining.miner import mine
@@ -28,11 +28,11 @@ from gardens import EVERY, made, rows_of
 def test_counts_add_up_for_every_method(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     mined = mine(gardens[0], "train", replace(EVERY, relative_margin=0.3), embeddings=gardens[1])
     assert tuple(mined.counts) == METHODS
-    for method, told in mined.counts.items():
-        assert told["candidates"] == sum(count for name, count in told.items() if name != "candidates"), method
-        assert told["kept"] == mined.table.counts()[method], method
-    assert mined.found.sum() == len(mined.table)
-    assert mined.scale == "encoder"
+    for method, counts in mined.counts.items():
+        assert counts["candidates"] == sum(count for name, count in counts.items() if name != "candidates"), method
+        assert counts["kept"] == mined.table.counts()[method], method
+    assert mined.counts_per_query.sum() == len(mined.table)
+    assert mined.scorer == "encoder"
     positives = gardens[0].positives("train")
     lowest = {
         int(q): gardens[1].queries[n] @ gardens[1].documents.read(positives.of(n)).T
@@ -42,14 +42,14 @@ def test_counts_add_up_for_every_method(gardens: tuple[RetrievalDataset, Embeddi
         assert score <= lowest[query].min() - 0.3 * abs(lowest[query].min()) + 1e-6
 
 
-def test_the_same_whatever_the_blocks(
+def test_block_sizes_do_not_change_the_table(
     gardens: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
-    monkeypatch.setattr(mine_filtering, "BLOCK", 30)
-    again = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
-    assert again.table.digest == once.table.digest
-    assert again.counts == once.counts
+    monkeypatch.setattr(miner, "BLOCK", 30)
+    repeated = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
+    assert repeated.table.digest == once.table.digest
+    assert repeated.counts == once.counts
     assert mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=5).table.digest != once.table.digest
     for method in ("dense", "random"):
         found = [
@@ -59,35 +59,35 @@ def test_the_same_whatever_the_blocks(
         assert found[0].digest != found[1].digest
 
 
-def test_what_a_query_gets_follows_from_its_id_not_its_place(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_negatives_follow_from_the_id_of_a_query_not_its_position(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset, embeddings = gardens
     once = rows_of(mine(dataset, "train", replace(EVERY, method="dense,random"), embeddings=embeddings))
     order = np.random.default_rng(0).permutation(40)
-    place = np.argsort(order)
+    position = np.argsort(order)
     rows = dataset.judgements["train"]
-    turned = np.lexsort((rows.documents, place[rows.queries]))
+    turned = np.lexsort((rows.documents, position[rows.queries]))
     moved = replace(
         dataset,
         queries=Queries(*([column[n] for n in order] for column in (dataset.queries.ids, dataset.queries.texts))),
-        judgements={"train": Judgements(place[rows.queries][turned], rows.documents[turned], rows.scores)},
+        judgements={"train": Judgements(position[rows.queries][turned], rows.documents[turned], rows.scores)},
         negatives=None,
     )
     there = Embeddings(embeddings.queries[order], embeddings.documents)
-    again = rows_of(mine(moved, "train", replace(EVERY, method="dense,random"), embeddings=there))
-    assert {int(order[query]): rows for query, rows in again.items()} == once
+    repeated = rows_of(mine(moved, "train", replace(EVERY, method="dense,random"), embeddings=there))
+    assert {int(order[query]): rows for query, rows in repeated.items()} == once
 
 
-def test_drawn_negatives_are_spread_over_the_range(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_random_negatives_cover_the_whole_range(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     config = MiningConfig(method="dense", num_negatives=3, range_min=2, range_max=12, sampling_strategy="random")
     ranks = mine(gardens[0], "train", config, embeddings=gardens[1]).table.ranks
     assert set(ranks.tolist()) == set(range(2, 12))
     assert len(ranks) == 120
 
 
-def test_bm25_keeps_what_shares_a_term(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_bm25_keeps_documents_that_share_a_term(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset = gardens[0]
     mined = mine(dataset, "train", MiningConfig(num_negatives=30))
-    assert 0 < mined.found.min() < mined.found.max() < 30
+    assert 0 < mined.counts_per_query.min() < mined.counts_per_query.max() < 30
     index = Bm25Index(dataset.passages())
     positives = dataset.positives("train")
     texts = dataset.queries.texts
@@ -101,7 +101,7 @@ def test_bm25_keeps_what_shares_a_term(gardens: tuple[RetrievalDataset, Embeddin
             if scores[document] > 0 and document not in relevant and dataset.documents.ids[document] != own
         ]
         assert [document for document, _ in rows_of(mined).get(query, [])] == passed
-    assert mined.scale == "bm25"
+    assert mined.scorer == "bm25"
 
 
 def test_cross_query_ranks_documents_by_their_most_similar_query() -> None:
@@ -113,10 +113,10 @@ def test_cross_query_ranks_documents_by_their_most_similar_query() -> None:
     queries = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     embeddings = Embeddings.of(queries, np.ones((9, 2), np.float32))
     found = rows_of(mine(dataset, "train", MiningConfig(method="cross-query", num_negatives=4), embeddings=embeddings))
-    # Query 4 has the positive of query 0; document 6 stands where query 1 stands, and counts once.
+    # Query 4 has the positive of query 0; document 6 has the rank of query 1, and counts once.
     assert [document for document, _ in found[0]] == [5, 6, 7, 8]
     assert [rank for _, rank in found[0]] == [0, 1, 2, 3]
-    # Of query 3 document 6 bears the id.
+    # Document 6 has the id of query 3.
     assert [document for document, _ in found[3]] == [4, 7, 5]
 
 
@@ -131,7 +131,7 @@ def test_a_range_deeper_than_one_search_of_similar_queries() -> None:
     assert rows_of(mine(dataset, "train", config, embeddings=embeddings))[5] == [(2, 0)]
 
 
-def test_a_judge_decides_in_the_encoders_place(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_a_judge_replaces_the_scores_of_the_encoder(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset, embeddings = gardens
     asked: list[tuple[str, str]] = []
 
@@ -143,7 +143,7 @@ def test_a_judge_decides_in_the_encoders_place(gardens: tuple[RetrievalDataset, 
 
     config = MiningConfig(method="dense", num_negatives=3, max_score=0.5, judge="somewhere")
     mined = mine(dataset, "train", config, embeddings=embeddings, judge=judge)
-    assert mined.scale == "judge"
+    assert mined.scorer == "judge"
     assert set(mined.table.scores.tolist()) == {0}
     assert mined.counts["dense"]["above max_score"] > 0
     for query, document in zip(mined.table.queries.tolist(), mined.table.documents.tolist(), strict=True):
@@ -152,7 +152,7 @@ def test_a_judge_decides_in_the_encoders_place(gardens: tuple[RetrievalDataset, 
         mine(dataset, "train", config, embeddings=embeddings, judge=lambda q, p: np.full(len(q), np.nan, np.float32))
 
 
-def test_passages_with_an_answer_go(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_passages_with_an_answer_are_removed(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset, embeddings = gardens
     dataset = replace(dataset, answers=Answers(np.array([0, 1, 1, 3]), ["Word3", "word1", "word2", "no"]))
     config = MiningConfig(method="dense", num_negatives=60, range_max=60, drop_answers=True)
@@ -165,7 +165,7 @@ def test_passages_with_an_answer_go(gardens: tuple[RetrievalDataset, Embeddings]
     assert mined.counts["dense"]["holds an answer"] > 0
 
 
-def test_the_table_is_what_training_reads(gardens: tuple[RetrievalDataset, Embeddings], tmp_path: Path) -> None:
+def test_training_reads_the_table(gardens: tuple[RetrievalDataset, Embeddings], tmp_path: Path) -> None:
     mined = mine(gardens[0], "train", replace(EVERY, method="bm25,dense"), embeddings=gardens[1], round=2)
     write_negatives(tmp_path / "table", mined.table, gardens[0], mined.meta())
     read = read_negatives(tmp_path / "table", gardens[0])
@@ -174,16 +174,18 @@ def test_the_table_is_what_training_reads(gardens: tuple[RetrievalDataset, Embed
     assert set(read.origins.tolist()) == {ORIGINS.index("bm25"), ORIGINS.index("dense")}
 
 
-def test_gold_negatives_are_those_the_data_set_calls_so(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_gold_negatives_come_from_the_data_set(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
     dataset = gardens[0]
     assert dataset.negatives is not None
     origins = dataset.negatives.origins.copy()
     origins[::4] = ORIGINS.index("bm25")
     mined = mine(replace(dataset, negatives=replace(dataset.negatives, origins=origins)), "train", MiningConfig("gold"))
     wanted: dict[int, list[int]] = {}
-    for place, (query, document) in enumerate(zip(dataset.negatives.queries, dataset.negatives.documents, strict=True)):
+    for position, (query, document) in enumerate(
+        zip(dataset.negatives.queries, dataset.negatives.documents, strict=True)
+    ):
         known = {int(dataset.positives("train").of(query)[0]), query + 3}
-        if place % 4 and document not in known and document not in wanted.get(query, []):
+        if position % 4 and document not in known and document not in wanted.get(query, []):
             wanted.setdefault(int(query), []).append(int(document))
     assert {query: [document for document, _ in rows] for query, rows in rows_of(mined).items()} == wanted
     assert np.isnan(mined.table.scores).all()

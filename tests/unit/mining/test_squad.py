@@ -13,8 +13,8 @@ from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_dataset
 
 
-def stands_in(passage: str, answer: str) -> bool:
-    """Whether an answer stands in a passage as whole words, by a regular expression; of ASCII texts."""
+def contains(passage: str, answer: str) -> bool:
+    """Return true if an ASCII passage contains an answer as whole words, by a regular expression."""
     answer, passage = (" ".join(text.lower().split()) for text in (answer, passage))
     before = "(?<![a-z0-9])" * answer[0].isalnum()
     behind = "(?![a-z0-9])" * answer[-1].isalnum()
@@ -23,7 +23,7 @@ def stands_in(passage: str, answer: str) -> bool:
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_passages_that_answer_are_just_those_that_go(
+def test_only_passages_with_an_answer_are_removed(
     data_packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
@@ -43,7 +43,7 @@ def test_passages_that_answer_are_just_those_that_go(
     for query, document in zip(every.queries.tolist(), every.documents.tolist(), strict=True):
         answers, passage = dataset.answers.of(query), texts[document]
         if passage.isascii() and all(answer.isascii() for answer in answers):
-            holds = any(stands_in(passage, answer) for answer in answers)
+            holds = any(contains(passage, answer) for answer in answers)
             assert (query * size + document in kept) is not holds, (answers, passage)
             looked_at, gone = looked_at + 1, gone + holds
     assert looked_at > 10_000

@@ -78,7 +78,7 @@ def _figures(mined: Sequence[MiningResult]) -> dict[str, float]:
                 totals[name] = totals.get(name, 0) + count
     candidates = totals.pop("candidates", 0)
     told = {f"refresh_share_{_metric(name)}": count / max(1, candidates) for name, count in totals.items()}
-    found = np.concatenate([one.found for one in mined])
+    found = np.concatenate([one.counts_per_query for one in mined])
     told["refresh_queries_short"] = float((found < mined[0].wanted).mean())
     told["refresh_queries_without"] = float((found == 0).mean())
     return {"refresh_candidates": float(candidates), **told}

@@ -1,1 +1,1 @@
-"""Scores of a cross-encoder as a teacher, for distillation."""
+"""Teacher scores of a cross-encoder, for distillation."""

@@ -1,8 +1,8 @@
-"""Scoring by a teacher as a job: open and check everything, score block by block, commit the whole.
+"""Job of teacher scoring: open and check all inputs, score part after part, and commit the result.
 
-Scores are the cross-encoder's logits, before any activation. A block's scores depend on the plan and its number
-alone, and committed blocks are never scored again: after an interruption the same command continues and produces
-the same bytes."""
+Scores are the cross-encoder's logits, before any activation. The scores of a part depend only on the plan and on the
+number of the part, and committed parts are never scored again. After an interruption the same command continues and
+writes the same bytes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from raytriever.storage import (
 )
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
-# Some minutes of a small cross-encoder on two cores, a second or two of a GPU.
+# A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PART_PAIRS = 8_192
 VERSION = 1
 _OTHER_OUTPUT = "give another --output, or remove it"
-# How a directory that stands there differs from what is asked for.
-_SAID = {
+# Fields of the plan by which an existing directory may differ from this one, as the error describes them.
+_DIFFERENCES = {
     "model_digest": "by another model",
     "queries": "of other queries",
     "documents": "of other documents",
@@ -61,20 +61,20 @@ _SAID = {
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """What decides the scores; names are for people.
+    """Settings and inputs that decide the scores. The names of models, data sets and splits are informational.
 
     Args:
-        model: as it was named.
-        revision: the commit of a hub model.
+        model: name of the model, as the user passed it.
+        revision: commit of a hub model.
         model_digest: SHA-256 over the files that decide a score.
-        dataset: its name.
-        split: whose queries.
+        dataset: name of the data set.
+        split: split whose queries are scored.
         queries, documents: digests of ids and texts.
         pairs_digest: SHA-256 over the positions of the pairs.
-        pairs: how many.
-        length: tokens of a pair.
+        pairs: number of pairs.
+        length: largest number of tokens of a pair.
         precision: `fp32` or `bf16`.
-        part: pairs of a part.
+        part: number of pairs in a part.
     """
 
     model: str
@@ -92,22 +92,22 @@ class ScorePlan:
 
     @property
     def key(self) -> str:
-        """SHA-256 over all that decides a byte."""
+        """SHA-256 over everything that decides the bytes of the scores."""
         decides = {k: v for k, v in asdict(self).items() if k not in ("model", "revision", "dataset", "split")}
         return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def parts(self) -> int:
-        """How many there are."""
+        """Number of parts."""
         return -(-self.pairs // self.part)
 
     def rows_of(self, number: int) -> slice:
-        """The pairs of a part."""
+        """Return the slice of the pairs of a part."""
         return slice(number * self.part, min(self.pairs, (number + 1) * self.part))
 
 
 class _Plan(TypedDict, total=False):
-    """The keys of `plan.json` that are read one by one."""
+    """Keys of `plan.json` that are read individually."""
 
     key: str
     model: str
@@ -116,45 +116,45 @@ class _Plan(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ScoreWriter:
-    """The directory of scores that are being made."""
+    """Writer of a directory of scores."""
 
     path: Path
     plan: ScorePlan
 
     def begin(self) -> bool:
-        """Make the directory, or find it as an earlier attempt left it; whether all is done already.
+        """Make the directory, or continue the one of an earlier call. Return true if all scores are committed.
 
         Raises:
-            StorageError: it holds something else.
+            StorageError: the directory has other content.
         """
         with disk_errors(self.path, reading=True):
-            there = self.path.is_dir() and any(self.path.iterdir())
-        if not there:
+            has_content = self.path.is_dir() and any(self.path.iterdir())
+        if not has_content:
             with disk_errors(self.path):
                 (self.path / PARTS).mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
             return False
-        finished = (self.path / MANIFEST).exists()
-        told: Mapping[str, Any] = read_manifest(self.path)["meta"] if finished else read_plan(self.path)
-        if told.get("key") != self.plan.key:
+        is_finished = (self.path / MANIFEST).exists()
+        stored: Mapping[str, Any] = read_manifest(self.path)["meta"] if is_finished else read_plan(self.path)
+        if stored.get("key") != self.plan.key:
             own = asdict(self.plan)
-            ours = told.keys() >= _SAID.keys()
-            other = [said for name, said in _SAID.items() if ours and told[name] != own[name]]
-            holds = f"holds scores {', '.join(other)}" if other else "holds something else than these scores"
-            raise StorageError(holds, str(self.path), _OTHER_OUTPUT)
-        return finished
+            is_plan = stored.keys() >= _DIFFERENCES.keys()
+            differences = [text for name, text in _DIFFERENCES.items() if is_plan and stored[name] != own[name]]
+            reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
+            raise StorageError(reason, str(self.path), _OTHER_OUTPUT)
+        return is_finished
 
     def missing(self) -> list[int]:
-        """The parts that are not there, or not whole."""
+        """Return the numbers of the parts that are missing or damaged."""
         return [number for number in range(self.plan.parts) if self.read(number) is None]
 
     def write(self, number: int, scores: Float32[ndarray, " pairs"]) -> None:
         """Commit a part."""
-        with committed_directory(self._part(number), {"key": self.plan.key}, replace=True) as aside:
-            np.save(aside / _SCORES, scores)
+        with committed_directory(self._part(number), {"key": self.plan.key}, replace=True) as folder:
+            np.save(folder / _SCORES, scores)
 
     def read(self, number: int) -> Float32[ndarray, " pairs"] | None:
-        """A part's scores, None where it does not stand, every byte as it was written."""
+        """Return the scores of a part; None if it is missing or damaged."""
         rows = self.plan.rows_of(number)
         with suppress(StorageError, OSError):
             if read_manifest(self._part(number))["meta"].get("key") == self.plan.key:
@@ -166,10 +166,10 @@ class ScoreWriter:
 
 
 def read_plan(path: Path) -> Mapping[str, Any]:
-    """The plan of scores that are being made in a directory; empty where none are.
+    """Return the plan of unfinished scores in a directory; empty if there is none.
 
     Raises:
-        StorageError: it is not as it was written, or cannot be read.
+        StorageError: the plan is damaged or cannot be read.
     """
     try:
         with disk_errors(path / PLAN, reading=True):
@@ -180,15 +180,15 @@ def read_plan(path: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """What is scored, and by whom.
+    """Inputs and settings of a scoring job.
 
     Args:
         dataset: path, URI or name.
-        split: whose queries are asked about.
-        config: the settings.
-        precision: of the cross-encoder; None for what the hardware is fastest at.
-        max_bad_rows: the share of each file's rows that may be bad.
-        part: pairs that are committed together.
+        split: split whose queries are scored.
+        config: settings of teacher scoring.
+        precision: arithmetic of the cross-encoder; None for the fastest on this hardware.
+        max_bad_rows: largest share of bad rows in each file, 0 to 1.
+        part: number of pairs that are committed together.
     """
 
     dataset: str
@@ -201,15 +201,15 @@ class ScoringJob:
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """What a person is told.
+    """Result of a scoring job.
 
     Args:
-        queries: how many were asked about.
-        positives, candidates: scores of the positives, and of the others.
-        above: the share of candidates that score above their query's lowest positive: likely false negatives.
-        activation: what sentence-transformers would put the scores through.
-        scored, seconds: pairs that this call has scored, and how long that took.
-        quarantined: a line on rows that were left out, if any.
+        queries: number of queries.
+        positives, candidates: scores of the positives and of the candidates.
+        above: share of candidates that score above their query's lowest positive, which are likely false negatives.
+        activation: activation that sentence-transformers would apply to the scores.
+        scored, seconds: number of pairs scored by this call, and its duration.
+        quarantined: a line about quarantined rows, if there are any.
     """
 
     queries: int
@@ -222,21 +222,26 @@ class ScoringResult:
     quarantined: str | None
 
 
-def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> ScoringResult:
-    """Score, and commit the scores to `output`; called again it goes on where it was interrupted.
+def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) -> ScoringResult:
+    """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
+
+    Args:
+        job: inputs and settings.
+        output: directory of the scores, new or from an earlier call.
+        report: receives warnings and progress lines.
 
     Raises:
-        UserError: something a user can mend.
+        UserError: an error that the user can correct.
     """
     if not job.config.model:
-        raise ConfigError("is not given", "--model", "name a cross-encoder: a directory, or a hub name")
+        raise ConfigError("is missing", "--model", "name a cross-encoder: a directory, or a hub name")
     check_writable(output)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
-    commit = commit_of(job.config.model, job.config.revision or _recorded(output, job.config.model))
+    commit = commit_of(job.config.model, job.config.revision or _recorded_revision(output, job.config.model))
     directory = resolve_model(job.config.model, commit or job.config.revision)
     teacher = CrossEncoder(directory, device, precision, job.config.max_length)
-    dataset = _open(job, say)
+    dataset = _open(job, report)
     pairs = collect_pairs(dataset, job.split, job.config)
     plan = ScorePlan(
         model=job.config.model,
@@ -251,47 +256,46 @@ def run_scoring(job: ScoringJob, output: Path, say: Callable[[str], None]) -> Sc
         part=job.part,
         **identity(dataset),
     )
-    work = ScoreWriter(output, plan)
-    began, scored = time.monotonic(), 0
-    if work.begin():
-        say(f"{output} is finished: nothing is scored again")
+    writer = ScoreWriter(output, plan)
+    started, scored = time.monotonic(), 0
+    if writer.begin():
+        report(f"{output} is finished: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
-        say(f"{dataset.name}: {len(pairs):,} pairs by {job.config.model} ({precision} on {device})")
-        scored = _score(work, teacher, dataset, pairs)
-        scores = _finish(work, dataset, pairs, teacher.activation)
-    above = _above(pairs, scores)
+        report(f"{dataset.name}: scoring {len(pairs):,} pairs with {job.config.model} ({precision} on {device})")
+        scored = _score(writer, teacher, dataset, pairs)
+        scores = _finish(writer, dataset, pairs, teacher.activation)
     return ScoringResult(
         len(np.unique(pairs.queries)),
         scores[pairs.positive],
         scores[~pairs.positive],
-        above,
+        _share_above_positives(pairs, scores),
         teacher.activation,
         scored,
-        time.monotonic() - began,
+        time.monotonic() - started,
         str(dataset.quarantine) if dataset.quarantine.total else None,
     )
 
 
-def _recorded(output: Path, model: str) -> str | None:
-    """The commit of a hub model that an interrupted call has begun with."""
+def _recorded_revision(output: Path, model: str) -> str | None:
+    """Return the commit of the hub model that an interrupted call used."""
     plan = read_plan(output)
     return plan.get("revision") if plan.get("model") == model else None
 
 
-def _open(job: ScoringJob, say: Callable[[str], None]) -> RetrievalDataset:
-    """The data set with the judgements of all its splits, as mining opens it: a table is held to all of them."""
-    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
-    place = str(dataset.place)
-    return open_dataset(place, [job.split, *splits_of(fetched(place) or Path(place))])
+def _open(job: ScoringJob, report: Callable[[str], None]) -> RetrievalDataset:
+    """Open the data set with the judgements of all its splits, because a table is checked against all of them."""
+    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=report)
+    path = str(dataset.place)
+    return open_dataset(path, [job.split, *splits_of(fetched(path) or Path(path))])
 
 
-def _score(work: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:
-    """Score what is missing; how many pairs that were."""
-    missing, passages, scored = work.missing(), dataset.passages(), 0
-    with Progress("score", sum(_length(work.plan.rows_of(number)) for number in missing), "pair") as progress:
+def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:
+    """Score the missing parts; return the number of pairs in them."""
+    missing, passages, scored = writer.missing(), dataset.passages(), 0
+    with Progress("score", sum(_length(writer.plan.rows_of(number)) for number in missing), "pair") as progress:
         for number in missing:
-            rows = work.plan.rows_of(number)
+            rows = writer.plan.rows_of(number)
             queries, documents = pairs.queries[rows].tolist(), pairs.documents[rows].tolist()
             scores = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
             bad = np.flatnonzero(~np.isfinite(scores))
@@ -303,24 +307,26 @@ def _score(work: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, 
                     str(teacher.directory),
                     "try --precision fp32, or another cross-encoder",
                 )
-            work.write(number, scores)
+            writer.write(number, scores)
             scored += len(scores)
             progress.advance(len(scores))
     return scored
 
 
-def _finish(work: ScoreWriter, dataset: RetrievalDataset, pairs: Pairs, activation: str) -> Float32[ndarray, " pairs"]:
-    """Put the parts together, and commit them in place of the directory they were made in."""
-    parts = [work.read(number) for number in range(work.plan.parts)]
+def _finish(
+    writer: ScoreWriter, dataset: RetrievalDataset, pairs: Pairs, activation: str
+) -> Float32[ndarray, " pairs"]:
+    """Join the parts, and replace the working directory by the committed scores."""
+    parts = [writer.read(number) for number in range(writer.plan.parts)]
     scores = np.concatenate([part for part in parts if part is not None])
-    meta = {"kind": KIND, "key": work.plan.key, **asdict(work.plan), "activation": activation}
-    with committed_directory(work.path, meta, replace=True) as aside:
-        write_scores(aside, dataset, pairs.queries, pairs.documents, scores)
+    meta = {"kind": KIND, "key": writer.plan.key, **asdict(writer.plan), "activation": activation}
+    with committed_directory(writer.path, meta, replace=True) as folder:
+        write_scores(folder, dataset, pairs.queries, pairs.documents, scores)
     return scores
 
 
-def _above(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
-    """The share of candidates that score above the lowest positive of their query."""
+def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
+    """Return the share of candidates that score above the lowest positive of their query."""
     rows = np.unique(pairs.queries, return_inverse=True)[1]
     lowest = np.full(rows.max() + 1, np.inf, dtype=np.float32)
     np.minimum.at(lowest, rows[pairs.positive], scores[pairs.positive])

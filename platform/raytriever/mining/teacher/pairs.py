@@ -1,7 +1,7 @@
 """Pairs that a teacher scores: each query of a split with its positives and its candidates.
 
-Candidates are the rows of a negatives table, the best documents of a TREC run, or, if neither is named, the hard
-negatives of the data set."""
+Candidates are the rows of a negatives table and the best documents of a TREC run. If neither is passed, they are the
+hard negatives of the data set."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from raytriever.mining.config import ScoreConfig
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of positions, by query, then document, none twice.
+    """Distinct pairs of positions, sorted by query, then document.
 
     Args:
-        queries, documents: positions.
-        positive: whether the document is relevant to the query.
+        queries, documents: positions in the data set.
+        positive: true if the document is relevant to the query.
     """
 
     queries: Int64[ndarray, " pairs"]
@@ -42,52 +42,53 @@ class Pairs:
 
 
 def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
-    """The pairs of a split.
+    """Collect the pairs of a split.
 
     Args:
         dataset: opened with the split.
-        split: whose queries with a positive are asked about.
-        config: names the candidates.
+        split: split whose queries with a positive are scored.
+        config: names the sources of candidates.
 
     Raises:
-        ConfigError: nothing names candidates, and the data set brings none along.
+        ConfigError: no source of candidates is passed, and the data set has no hard negatives.
         DataError: the split has no positive, or none of its queries has a candidate.
     """
     positives = dataset.positives(split)
     if not len(positives):
-        raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
+        raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "choose another split")
     owners = np.repeat(positives.queries, np.diff(positives.offsets))
-    found = [(owners, positives.documents), *_candidates(dataset, positives.queries, config)]
-    asked = np.isin(np.concatenate([queries for queries, _ in found[1:]]), positives.queries)
-    if not asked.any():
+    candidates = _candidates(dataset, positives.queries, config)
+    if not np.isin(np.concatenate([queries for queries, _ in candidates]), positives.queries).any():
         raise DataError(
             f"none of the {len(positives):,} queries of split {split!r} has a candidate",
             config.negatives or config.run or dataset.name,
             "name the negatives of this split",
         )
     size = len(dataset.documents)
-    wanted = np.unique(np.concatenate([queries * size + documents for queries, documents in found]))
-    wanted = wanted[np.isin(wanted // size, positives.queries)]
-    return Pairs(wanted // size, wanted % size, np.isin(wanted, owners * size + positives.documents))
+    rows = [(owners, positives.documents), *candidates]
+    keys = np.unique(np.concatenate([queries * size + documents for queries, documents in rows]))
+    keys = keys[np.isin(keys // size, positives.queries)]
+    return Pairs(keys // size, keys % size, np.isin(keys, owners * size + positives.documents))
 
 
 def _candidates(
     dataset: RetrievalDataset, queries: Int64[ndarray, " queries"], config: ScoreConfig
 ) -> list[tuple[ndarray, ndarray]]:
-    found = []
+    """Return the candidates of each source as query and document positions."""
+    candidates = []
     if config.negatives:
         table = read_negatives(config.negatives, dataset)
-        found.append((table.queries, table.documents))
+        candidates.append((table.queries, table.documents))
     if config.run:
-        ranked = read_run(config.run, dataset, queries.tolist(), config.depth)
-        rows, places = np.nonzero(ranked >= 0)
-        found.append((queries[rows], ranked[rows, places]))
-    if not found:
+        ranking = read_run(config.run, dataset, queries.tolist(), config.depth)
+        rows, ranks = np.nonzero(ranking >= 0)
+        candidates.append((queries[rows], ranking[rows, ranks]))
+    if not candidates:
         if dataset.negatives is None or not len(dataset.negatives.queries):
             raise ConfigError(
-                f"{dataset.name} brings no hard negatives along",
+                f"{dataset.name} has no hard negatives",
                 "--negatives",
                 "name a table that jobs/mine.py wrote, or a --run",
             )
-        found.append((dataset.negatives.queries, dataset.negatives.documents))
-    return found
+        candidates.append((dataset.negatives.queries, dataset.negatives.documents))
+    return candidates

@@ -125,7 +125,7 @@ CASES = of_area(
     flag("mine --dataset letters --output out --split nope", "no split 'nope'"),
     flag(
         "score --dataset letters --model cross --output out",
-        "--negatives: letters brings no hard negatives along",
+        "--negatives: letters has no hard negatives",
         fast=True,
         name="nothing to score",
     ),

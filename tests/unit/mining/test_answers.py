@@ -1,4 +1,4 @@
-"""When texts say the same, and when one holds an answer."""
+"""Normalised texts, and passages that contain an answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from raytriever.mining.filters import contains_answer, normalise
         ("a\u2028b", "A B"),
     ],
 )
-def test_case_width_and_white_space_tell_no_texts_apart(one: str, other: str) -> None:
+def test_case_width_and_white_space_do_not_count(one: str, other: str) -> None:
     assert normalise(one) == normalise(other)
 
 
-def test_anything_else_does() -> None:
+def test_other_differences_count() -> None:
     assert len({normalise(text) for text in ("a cat", "a cat.", "acat", "a cät")}) == 4
 
 
 @pytest.mark.parametrize(
-    ("passage", "answer", "there"),
+    ("passage", "answer", "is_contained"),
     [
         ("He joined the US army.", "us", True),
         ("He took a bus.", "us", False),
@@ -42,8 +42,8 @@ def test_anything_else_does() -> None:
         ("anything", "  ", False),
     ],
 )
-def test_answers_stand_as_words(passage: str, answer: str, there: bool) -> None:
-    assert contains_answer(normalise(passage), [normalise(answer)]) is there
+def test_answers_match_whole_words(passage: str, answer: str, is_contained: bool) -> None:
+    assert contains_answer(normalise(passage), [normalise(answer)]) is is_contained
 
 
 def test_one_of_several_answers_suffices() -> None:

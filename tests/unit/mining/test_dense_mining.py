@@ -1,4 +1,4 @@
-"""Dense mining is what a loop that spells it out does."""
+"""Dense mining, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gardens import made, rows_of, whole_numbers
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
 
 
-def literal(
+def mine_by_loop(
     dataset: RetrievalDataset, config: MiningConfig, scores: np.ndarray
 ) -> tuple[dict[int, list[tuple[int, int]]], dict[str, int]]:
-    """Dense mining of the split `train` as one would write it down: (document, rank) by query, and counts."""
+    """Mine the split `train` by a loop; return (document, rank) by query, and counts."""
     of = {
         query: {
             document
@@ -70,7 +70,7 @@ def literal(
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_dense_mining_is_that_of_a_loop(data: st.DataObject) -> None:
+def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     size = data.draw(st.integers(4, 14))
     documents = [str(rng.choice(WORDS)) for _ in range(size)]
@@ -91,14 +91,14 @@ def test_dense_mining_is_that_of_a_loop(data: st.DataObject) -> None:
     asked = dataset.positives("train").queries
     of_queries, of_documents = whole_numbers(rng, len(asked)), whole_numbers(rng, size)
     mined = mine(dataset, "train", config, embeddings=Embeddings.of(of_queries, of_documents))
-    wanted, counts = literal(dataset, config, of_queries @ of_documents.T)
+    wanted, counts = mine_by_loop(dataset, config, of_queries @ of_documents.T)
     assert rows_of(mined) == {query: rows for query, rows in wanted.items() if rows}
     told = mined.counts["dense"]
     assert {name: count for name, count in counts.items() if count or name == "kept"} == {
         name: count for name, count in told.items() if name != "candidates"
     }
     assert told["candidates"] == sum(counts.values())
-    assert mined.found.tolist() == [len(wanted[query]) for query in asked.tolist()]
+    assert mined.counts_per_query.tolist() == [len(wanted[query]) for query in asked.tolist()]
     scores = {(q, d): of_queries[asked.tolist().index(q)] @ of_documents[d] for q in wanted for d in range(size)}
     for query, document, score in zip(mined.table.queries, mined.table.documents, mined.table.scores, strict=True):
         assert score == scores[int(query), int(document)]

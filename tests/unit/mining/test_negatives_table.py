@@ -1,4 +1,4 @@
-"""Where a run's hard negatives come from."""
+"""Sources of the hard negatives of a training run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytriever.mining.miner import build_negatives_table
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> RetrievalDataset:
-    """160 documents that all share a word with every query; the training split has 96 of the queries."""
+    """Data set of 160 documents that share a word with every query; the training split has 96 of the queries."""
     folder = tmp_path / "words"
     (folder / "qrels").mkdir(parents=True)
     for name, text in (("corpus", "garden number"), ("queries", "garden of")):
@@ -30,7 +30,7 @@ def dataset(tmp_path: Path) -> RetrievalDataset:
     return open_dataset(folder, ["train"])
 
 
-def own_rows(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
+def with_negatives(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
     queries = np.arange(96)
     rows = NegativeRows(
         queries,
@@ -42,28 +42,28 @@ def own_rows(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
     return replace(dataset, negatives=rows)
 
 
-def found(dataset: RetrievalDataset, table: str = "", mix: str = "") -> dict[str, int]:
+def count_by_origin(dataset: RetrievalDataset, table: str = "", mix: str = "") -> dict[str, int]:
     config = DataConfig(negatives_per_query=2, negatives_mix=mix)
     counts = build_negatives_table(dataset, config, table, lambda: Bm25Index(dataset.passages())).counts()
     return {name: counts[name] for name in ORIGINS if name in counts}
 
 
-def test_bm25_finds_them_where_there_are_none(dataset: RetrievalDataset) -> None:
-    assert list(found(dataset)) == ["bm25"]
+def test_bm25_is_mined_if_the_data_set_has_no_negatives(dataset: RetrievalDataset) -> None:
+    assert list(count_by_origin(dataset)) == ["bm25"]
 
 
-def test_those_of_the_data_set_suffice(dataset: RetrievalDataset) -> None:
-    assert found(own_rows(dataset, "gold")) == {"gold": 96}
+def test_negatives_of_the_data_set_suffice(dataset: RetrievalDataset) -> None:
+    assert count_by_origin(with_negatives(dataset, "gold")) == {"gold": 96}
 
 
-def test_a_mix_asks_bm25_for_what_nobody_else_has(dataset: RetrievalDataset) -> None:
-    assert list(found(own_rows(dataset, "gold"), mix="gold=1,bm25=1")) == ["gold", "bm25"]
-    assert found(own_rows(dataset, "bm25"), mix="gold=1,bm25=1") == {"bm25": 96}
-    assert found(own_rows(dataset, "gold"), mix="gold=1,random=1") == {"gold": 96}
-    assert found(dataset, mix="random=1") == {}
+def test_bm25_is_mined_if_the_mix_needs_it(dataset: RetrievalDataset) -> None:
+    assert list(count_by_origin(with_negatives(dataset, "gold"), mix="gold=1,bm25=1")) == ["gold", "bm25"]
+    assert count_by_origin(with_negatives(dataset, "bm25"), mix="gold=1,bm25=1") == {"bm25": 96}
+    assert count_by_origin(with_negatives(dataset, "gold"), mix="gold=1,random=1") == {"gold": 96}
+    assert count_by_origin(dataset, mix="random=1") == {}
 
 
-def test_a_table_is_read_beside_the_data_sets_own(dataset: RetrievalDataset, tmp_path: Path) -> None:
+def test_a_table_is_merged_with_the_negatives_of_the_data_set(dataset: RetrievalDataset, tmp_path: Path) -> None:
     mined = NegativesTable.of(dataset, np.arange(96), (np.arange(96) + 9) % 160, "dense")
     write_negatives(tmp_path / "mined", mined, dataset)
-    assert found(own_rows(dataset, "gold"), table=str(tmp_path / "mined")) == {"gold": 96, "dense": 96}
+    assert count_by_origin(with_negatives(dataset, "gold"), table=str(tmp_path / "mined")) == {"gold": 96, "dense": 96}

@@ -258,14 +258,14 @@ def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Map
     return any(base not in scope and base not in own for base in bases if base != "Protocol")
 
 
+# Loaded by name: numba loads the cache locator while it compiles, Ray loads the hook of `ray job submit`.
+LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submission")
+
+
 def roots() -> set[str]:
     """Return the modules whose definitions are entry points: the commands, the public API and the recipes."""
-    return {
-        name
-        for name in modules()
-        if name == "raytriever"
-        or name.startswith(("raytriever.cli.", "raytriever.recipes.", "raytriever.studies.recipes"))
-    }
+    packages = ("raytriever.cli.", "raytriever.recipes.", "raytriever.studies.recipes")
+    return {name for name in modules() if name == "raytriever" or name.startswith((*packages, *LOADED_BY_NAME))}
 
 
 def main() -> None:

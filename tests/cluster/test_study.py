@@ -1,4 +1,4 @@
-"""A study whose process is killed in the middle ends with the table of one left alone, and trains nothing twice."""
+"""A killed study continues: it writes the same table as an uninterrupted one and trains no arm twice."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CommandLine = Any
 NAME = "mw-in-domain"
 
 
-def wait_for_an_arm(study: Path, process: subprocess.Popen[str]) -> None:
-    """Come back when a training is finished and another one has begun."""
+def wait_for_first_arm(study: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until one training is finished and another one has started."""
     for _ in range(3000):
         began = len(list(study.glob("arms/*/seed-0/config.yaml")))
         if list(study.glob("arms/*/seed-0/metrics.json")) and began > len(
@@ -41,19 +41,19 @@ def finish(command_line: CommandLine, started: list[subprocess.Popen[str]], stud
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_study_goes_on(
+def test_a_killed_study_continues(
     command_line: Callable[[], CommandLine], started: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     line = command_line()
     process = line.start("study", NAME, "--scale", "smoke", "--output", "killed")
     started.append(process)
     killed = tmp_path / "killed"
-    wait_for_an_arm(killed, process)
+    wait_for_first_arm(killed, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     finished = [file.parent for file in killed.glob("arms/*/*/metrics.json")]
     assert not (killed / "table.md").exists()
-    # All that a training writes; what a tracker still has to send is not its own.
+    # The files of the trainings. `run.json` also changes when the tracker sends pending data.
     written = {
         file: file.stat().st_mtime_ns
         for folder in finished

@@ -65,11 +65,11 @@ def main(words: list[str]) -> None:
                 f"--scale {FULL}",
                 remedy,
             )
-    studied = run_study(study, scale, output, seeds, run_name, warn)
-    if not studied.anew:
-        warn(f"{studied.path} is finished; a larger --seeds continues it")
-    show((studied.path / TABLE).read_text())
-    show(str(studied.path / PAGE))
+    result = run_study(study, scale, output, seeds, run_name, warn)
+    if not result.has_run_arms:
+        warn(f"{result.path} is finished; a larger --seeds continues it")
+    show((result.path / TABLE).read_text())
+    show(str(result.path / PAGE))
 
 
 def _parser() -> Parser:

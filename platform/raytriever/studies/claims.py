@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.metrics.significance import LEVEL, paired_t_test
-from raytriever.studies.results import ABOVE, BELOW, NOISE, Compared, StudyResults, sureness
+from raytriever.studies.results import ABOVE, BELOW, NOISE, Comparison, StudyResults, sureness
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
 
@@ -139,7 +139,9 @@ def _verdict_on_outcomes(outcomes: Sequence[str], wanted: str, against: str) -> 
     return HELD if all(one == wanted for one in outcomes) else WITHIN_NOISE
 
 
-def mean_difference(results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = ()) -> Compared:
+def mean_difference(
+    results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = ()
+) -> Comparison:
     """`row` - `other`, averaged over data sets of equal weight.
 
     Args:
@@ -160,8 +162,8 @@ def mean_difference(results: StudyResults, row: str, other: str, metric: str, da
     error = math.sqrt(sum(errors)) / len(used)
     p = math.erfc(abs(difference) / error / math.sqrt(2)) if error > 0 else float("nan")
     if not p < LEVEL or (np.sign(by_seed) != np.sign(difference)).any():
-        return Compared(difference, p, NOISE)
-    return Compared(difference, p, ABOVE if difference > 0 else BELOW)
+        return Comparison(difference, p, NOISE)
+    return Comparison(difference, p, ABOVE if difference > 0 else BELOW)
 
 
 def above_on_average(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:

@@ -20,7 +20,7 @@ LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores" 
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDataset:
     """A data set that a training is measured on.
 
     Args:
@@ -50,7 +50,7 @@ class Arm:
     Args:
         name: of its directory and its run at the tracker; each its own.
         row: the row of the table that it fills, alone or with others on other data sets.
-        measured: on what.
+        datasets: the data sets it is measured on.
         curriculum: how it is trained; the seed of the study takes the place of each `training.seed`. None for what is
             not trained.
         model: what is measured where nothing is trained: `bm25`, or an encoder as `--model` names it.
@@ -63,7 +63,7 @@ class Arm:
 
     name: str
     row: str
-    measured: tuple[Measured, ...]
+    datasets: tuple[MeasuredDataset, ...]
     curriculum: Curriculum | None
     model: str = ""
     lengths: tuple[int, int] | None = None
@@ -151,11 +151,11 @@ class Study:
             raise ValueError(
                 f"{self.name}: arms want names of their own, of letters, digits, '.', '_' and '-': {names}"
             )
-        cells = [(arm.label, one.name) for arm in self.arms for one in arm.measured]
+        cells = [(arm.label, one.name) for arm in self.arms for one in arm.datasets]
         if len(set(cells)) < len(cells):
             raise ValueError(f"{self.name}: two arms fill the same row on the same data set")
         for arm in self.arms:
-            if not arm.measured or (arm.curriculum is None) != bool(arm.model):
+            if not arm.datasets or (arm.curriculum is None) != bool(arm.model):
                 raise ValueError(f"{self.name}: {arm.name} is measured on nothing, or lacks a curriculum or a model")
         rows = {arm.row for arm in self.arms}
         if not set(self.baselines) <= rows:

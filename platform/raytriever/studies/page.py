@@ -91,7 +91,7 @@ def best_of_block(results: StudyResults, block: Block, metrics: Collection[str])
 
 def metrics_of(results: StudyResults, dataset: str) -> list[str]:
     """All figures that any row has on a data set, in their order."""
-    found = [one for (_, name), found in results.found.items() if name == dataset for one in found]
+    found = [one for (_, name), found in results.cells.items() if name == dataset for one in found]
     return list(dict.fromkeys(metric for one in found for metric in one.metrics))
 
 
@@ -114,7 +114,7 @@ def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, c
         paper: the paper's figures, in the units of ours.
         caption: what the reader has to know of the measuring.
     """
-    seeds = max(len(found) for found in results.found.values())
+    seeds = max(len(found) for found in results.cells.values())
     tables = []
     for block in blocks:
         cells = [

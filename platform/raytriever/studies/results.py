@@ -23,7 +23,7 @@ Cell = tuple[str, str]  # a row of the table, a data set
 
 
 @dataclass(frozen=True)
-class Found:
+class SeedMetrics:
     """One training on one data set.
 
     Args:
@@ -39,7 +39,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """A row against another on one data set and metric.
 
     Args:
@@ -58,24 +58,24 @@ class StudyResults:
     """All that was measured.
 
     Args:
-        found: by row and data set, a `Found` a seed, ascending.
+        cells: by row and data set, a `SeedMetrics` a seed, ascending.
     """
 
-    found: Mapping[Cell, Sequence[Found]]
+    cells: Mapping[Cell, Sequence[SeedMetrics]]
 
     @property
     def rows(self) -> list[str]:
         """All rows, in the order of the table."""
-        return list(dict.fromkeys(row for row, _ in self.found))
+        return list(dict.fromkeys(row for row, _ in self.cells))
 
     @property
     def datasets(self) -> list[str]:
         """All data sets, in their order."""
-        return list(dict.fromkeys(dataset for _, dataset in self.found))
+        return list(dict.fromkeys(dataset for _, dataset in self.cells))
 
     def has(self, row: str, dataset: str, metric: str) -> bool:
         """Whether there is such a figure."""
-        found = self.found.get((row, dataset))
+        found = self.cells.get((row, dataset))
         return bool(found) and all(metric in one.metrics for one in found or ())
 
     def values(self, row: str, dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
@@ -84,7 +84,7 @@ class StudyResults:
         Raises:
             KeyError: there is no such row, data set or metric.
         """
-        return np.array([one.metrics[metric] for one in self.found[row, dataset]], np.float64)
+        return np.array([one.metrics[metric] for one in self.cells[row, dataset]], np.float64)
 
     def mean(self, row: str, dataset: str, metric: str) -> float:
         """The mean over the seeds."""
@@ -97,12 +97,12 @@ class StudyResults:
 
     def per_query(self, row: str, dataset: str, metric: str) -> Float64[ndarray, "seeds queries"] | None:
         """One value a seed and query; None where the metric has none."""
-        found = self.found[row, dataset]
+        found = self.cells[row, dataset]
         if any(metric not in one.per_query for one in found):
             return None
         return np.stack([one.per_query[metric] for one in found])
 
-    def compare(self, row: str, other: str, dataset: str, metric: str) -> Compared:
+    def compare(self, row: str, other: str, dataset: str, metric: str) -> Comparison:
         """`row` - `other`; seeds of both that stand alone are compared by what the other has at its own.
 
         Raises:
@@ -118,8 +118,8 @@ class StudyResults:
         else:
             p = _over(by_seed, np.zeros(len(by_seed)))
         if not p < LEVEL or (np.sign(by_seed) != np.sign(difference)).any():
-            return Compared(difference, p, NOISE)
-        return Compared(difference, p, ABOVE if difference > 0 else BELOW)
+            return Comparison(difference, p, NOISE)
+        return Comparison(difference, p, ABOVE if difference > 0 else BELOW)
 
 
 def sureness(p: float, outcome: str) -> str:

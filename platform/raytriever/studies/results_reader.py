@@ -17,12 +17,12 @@ from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.evaluation import SCORES_KIND
 from raytriever.storage import disk_errors
-from raytriever.studies.results import Found
+from raytriever.studies.results import SeedMetrics
 
 _QUERIES = (["int64"], (None,))
 
 
-def read_found(folder: Path, model: str, dataset: str, seed: int, extras: Mapping[str, float]) -> Found:
+def read_seed_metrics(folder: Path, model: str, dataset: str, seed: int, extras: Mapping[str, float]) -> SeedMetrics:
     """The figures of a model on a data set, with values a query, and of the AUC pseudo-values.
 
     Args:
@@ -48,7 +48,7 @@ def read_found(folder: Path, model: str, dataset: str, seed: int, extras: Mappin
             pools.positives, pools.negatives, _named(pools.positive_queries), _named(pools.negative_queries), count
         )
     figures = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
-    return Found(seed, figures | dict(extras), per_query)
+    return SeedMetrics(seed, figures | dict(extras), per_query)
 
 
 def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:

@@ -42,10 +42,11 @@ def test_a_directory_of_something_else_is_refused(error_line: ErrorLine, work: P
     (folder / SETTINGS).write_text(json.dumps({"study": "ratio", "scale": "smoke", "arms": {}}))
     expected = error_line("study", "mw-in-domain", "--output", "s")
     assert (
-        expected == "--output s: holds another study (study ratio there and mw-in-domain here); give another directory"
+        expected
+        == "--output s: holds another study (study ratio; this command asks for mw-in-domain); give another directory"
     )
     (folder / SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
-    assert "(scale small there and smoke here)" in error_line("study", "mw-in-domain", "--output", "s")
+    assert "(scale small; this command asks for smoke)" in error_line("study", "mw-in-domain", "--output", "s")
     (folder / SETTINGS).write_text('{"study": "mw-in')
     assert "study.json: is torn or changed: it is not JSON" in error_line("study", "mw-in-domain", "--output", "s")
 
@@ -75,6 +76,6 @@ def test_data_that_is_not_there_is_told_before_the_first_arm(
     (work / "packs").mkdir()
     assert run("study", ["mw-in-domain", "--scale", "full", "--output", "s", "--data-root", "packs"]) == 2
     err = capsys.readouterr().err
-    assert "msmarco: is not there; give --data-root, the folder that holds it, or put it there" in err
+    assert "msmarco: does not exist; give --data-root, the folder that holds it, or copy the data set there" in err
     assert len(err.splitlines()) == 1
     assert [path.name for path in work.iterdir()] == ["packs"]

@@ -12,18 +12,18 @@ import pytest
 from raytriever.config import Config, Curriculum, Stage, lay
 from raytriever.models.config import ModelConfig
 from raytriever.studies.cost import MEASURED_RATE, cost_of, cost_text
-from raytriever.studies.definition import Arm, Measured, Study
+from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.recipes import STUDIES, study_recipe
 from raytriever.training.monitoring.throughput import Encoding
 
-MEASURED = (Measured("letters", "letters", "test", ("auc",)),)
+MEASURED = (MeasuredDataset("letters", "letters", "test", ("auc",)),)
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "train-2026-11-21.json"
 
 
 def arm(name: str, **other: Any) -> Arm:
     """Ten steps of MiniLM in batches of 64."""
     config = lay(Config(), {"training": {"max_steps": 10}, "model": {"query_length": 16, "passage_length": 32}})
-    return Arm(**{"name": name, "row": name, "measured": MEASURED, "curriculum": Curriculum(config), **other})
+    return Arm(**{"name": name, "row": name, "datasets": MEASURED, "curriculum": Curriculum(config), **other})
 
 
 def study(*arms: Arm, baselines: tuple[str, ...] = ()) -> Study:
@@ -36,7 +36,7 @@ def study(*arms: Arm, baselines: tuple[str, ...] = ()) -> Study:
         (lambda: study(arm("a"), arm("a", row="b")), "arms want names of their own"),
         (lambda: study(arm("a b")), "arms want names of their own"),
         (lambda: study(arm("a"), arm("b", row="a")), "fill the same row on the same data set"),
-        (lambda: study(arm("a", measured=())), "measured on nothing"),
+        (lambda: study(arm("a", datasets=())), "measured on nothing"),
         (lambda: study(arm("a", curriculum=None)), "lacks a curriculum or a model"),
         (lambda: study(arm("a", model="bm25")), "lacks a curriculum or a model"),
         (lambda: study(arm("a"), baselines=("CL",)), "baselines"),
@@ -49,7 +49,7 @@ def test_a_study_that_contradicts_itself_is_refused(made: Any, told: str) -> Non
 
 def test_arms_of_one_row_may_be_measured_on_different_data() -> None:
     other = (replace(MEASURED[0], name="words"),)
-    assert [one.label for one in study(arm("a"), arm("b", row="a", measured=other)).arms] == ["a", "a"]
+    assert [one.label for one in study(arm("a"), arm("b", row="a", datasets=other)).arms] == ["a", "a"]
 
 
 def test_operations_are_counted_as_training_counts_them(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

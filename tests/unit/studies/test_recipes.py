@@ -15,12 +15,12 @@ from raytriever.studies.definition import FULL, SMALL, Study
 from raytriever.studies.recipes import STUDIES, study_recipe
 from raytriever.studies.recipes.auc import tables as auc_tables
 from raytriever.studies.recipes.positives import tables as positives_tables
-from raytriever.studies.results import Found, StudyResults
+from raytriever.studies.results import SeedMetrics, StudyResults
 
 QUERIES, SEEDS = 400, 2
 
 
-def whole(name: str) -> Study:
+def open_at_full(name: str) -> Study:
     return study_recipe(name)(FULL, None, Path("nowhere"))
 
 
@@ -31,16 +31,16 @@ def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | Non
     for arm in study.arms:
         for (dataset, metric), value in arm.paper.items():
             printed.setdefault((arm.label, dataset), {})[metric] = value
-    found: dict[tuple[str, str], list[Found]] = {}
+    found: dict[tuple[str, str], list[SeedMetrics]] = {}
     for place, (cell, metrics) in enumerate(printed.items()):
         per_query = {metric: value + np.roll(noise, place) for metric, value in metrics.items()}
-        found[cell] = [Found(seed, metrics, per_query) for seed in range(SEEDS)]
+        found[cell] = [SeedMetrics(seed, metrics, per_query) for seed in range(SEEDS)]
     return StudyResults(found)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
-    study = whole(name)
+    study = open_at_full(name)
     assert study.name == name
     assert study.claims
     for arm in study.arms:
@@ -57,15 +57,15 @@ def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_without_figures_say_so(name: str) -> None:
-    for claim in whole(name).claims:
+    for claim in open_at_full(name).claims:
         assert claim.verdict(StudyResults({})).word == NOT_MEASURED
 
 
 def test_two_data_sets_of_one_name_are_one_data_set_in_every_study() -> None:
     for name in STUDIES:
         places: dict[str, tuple[str, str]] = {}
-        for arm in whole(name).arms:
-            for one in arm.measured:
+        for arm in open_at_full(name).arms:
+            for one in arm.datasets:
                 assert places.setdefault(one.name, (one.dataset, one.split)) == (one.dataset, one.split)
 
 
@@ -83,7 +83,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_claims_judge_the_papers_own_figures(name: str) -> None:
-    study = whole(name)
+    study = open_at_full(name)
     results = as_printed(study)
     told = [claim.verdict(results) for claim in study.claims]
     words = [one.word for one in told]
@@ -91,7 +91,7 @@ def test_claims_judge_the_papers_own_figures(name: str) -> None:
 
 
 def test_claims_of_multi_positive_on_the_papers_own_figures() -> None:
-    study = whole("multi-positive")
+    study = open_at_full("multi-positive")
     # What looks exchanged in Table 3 is not compared with, but it belongs to its averages.
     doubtful = {
         (name, dataset): {"ndcg_at_10": positives_tables.BEIR[dataset][place] / 100}
@@ -110,10 +110,10 @@ def test_claims_of_multi_positive_on_the_papers_own_figures() -> None:
 
 
 def test_claims_turn_with_the_figures() -> None:
-    study = whole("variants")
+    study = open_at_full("variants")
     results = as_printed(study)
-    worst, best = results.found["LSEPair_maxP", "NQ"], results.found["LSEPair", "NQ"]
-    exchanged = StudyResults({**results.found, ("LSEPair_maxP", "NQ"): best, ("LSEPair", "NQ"): worst})
+    worst, best = results.cells["LSEPair_maxP", "NQ"], results.cells["LSEPair", "NQ"]
+    exchanged = StudyResults({**results.cells, ("LSEPair_maxP", "NQ"): best, ("LSEPair", "NQ"): worst})
     assert study.claims[0].verdict(exchanged).word == DID_NOT
 
 

@@ -27,18 +27,18 @@ from raytriever.studies.claims import (
     smallest,
 )
 from raytriever.studies.page import Block, StudyPage, best_of_block, marks_of_block, page_text, study_tables
-from raytriever.studies.results import ABOVE, BELOW, NOISE, Found, StudyResults, sureness
-from raytriever.studies.results_reader import read_found
+from raytriever.studies.results import ABOVE, BELOW, NOISE, SeedMetrics, StudyResults, sureness
+from raytriever.studies.results_reader import read_seed_metrics
 
 QUERIES = 40
 
 
-def found(mean: float, seed: int = 0, noise: float = 0.01, steps: float | None = None) -> Found:
+def found(mean: float, seed: int = 0, noise: float = 0.01, steps: float | None = None) -> SeedMetrics:
     """Values around a mean, the same queries hard for every row."""
     hard = np.random.default_rng(0).normal(0, 0.2, QUERIES)
     values = mean + hard - hard.mean() + np.random.default_rng([seed, int(1e6 * mean)]).normal(0, noise, QUERIES)
     metrics = {"ndcg_at_10": float(values.mean())}
-    return Found(seed, metrics if steps is None else metrics | {"steps_to_best": steps}, {"ndcg_at_10": values})
+    return SeedMetrics(seed, metrics if steps is None else metrics | {"steps_to_best": steps}, {"ndcg_at_10": values})
 
 
 def results(rows: Mapping[str, Sequence[float]], datasets: Sequence[str] = ("one",)) -> StudyResults:
@@ -148,8 +148,8 @@ def test_the_marks_are_corrected_over_data_sets() -> None:
     cells = {}
     for name in ("one", "two", "three", "four"):
         ours = few if name == "one" else base
-        cells["base", name] = [Found(0, {"ndcg_at_10": float(base.mean())}, {"ndcg_at_10": base})]
-        cells["ours", name] = [Found(0, {"ndcg_at_10": float(ours.mean())}, {"ndcg_at_10": ours})]
+        cells["base", name] = [SeedMetrics(0, {"ndcg_at_10": float(base.mean())}, {"ndcg_at_10": base})]
+        cells["ours", name] = [SeedMetrics(0, {"ndcg_at_10": float(ours.mean())}, {"ndcg_at_10": ours})]
     whole = StudyResults(cells)
     assert whole.compare("ours", "base", "one", "ndcg_at_10").outcome == ABOVE
     assert not marks_of_block(whole, Block("", {"base": "base", "ours": "ours"}, ["base"]))
@@ -163,9 +163,9 @@ def test_bold_is_above_every_other_row_in_every_seed() -> None:
     rng = np.random.default_rng(2)
     base = rng.random(60)
 
-    def seeds(*shifts: float) -> list[Found]:
+    def seeds(*shifts: float) -> list[SeedMetrics]:
         values = [base + shift + rng.normal(0, 0.02, 60) for shift in shifts]
-        return [Found(n, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one}) for n, one in enumerate(values)]
+        return [SeedMetrics(n, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one}) for n, one in enumerate(values)]
 
     rows = {"low": "low", "mid": "mid", "high": "high"}
     clear = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.2, 0.2)}
@@ -195,7 +195,7 @@ def test_many_data_sets_stand_below_each_other() -> None:
 
 
 def test_a_row_that_was_not_measured_somewhere_has_a_dash() -> None:
-    cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).found)
+    cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).cells)
     del cells["MW", "two"]
     [table] = study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
     assert dict(table.rows)["MW"][1].text == "-"
@@ -257,13 +257,13 @@ def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> 
         )
     )
     np.savez_compressed(tmp_path / "scores" / "set.mw.npz", **pools)
-    one = read_found(tmp_path, "mw", "set", 3, {"steps_to_best": 5.0})
+    one = read_seed_metrics(tmp_path, "mw", "set", 3, {"steps_to_best": 5.0})
     assert (one.seed, one.metrics) == (3, {"auc": area, "ndcg_at_10": 0.5, "steps_to_best": 5.0})
     assert one.per_query["auc"].mean() == pytest.approx(area)
     assert np.isnan(one.per_query["ndcg_at_10"][1])
     (tmp_path / "scores" / "set.mw.npz").write_bytes(b"torn")
     with pytest.raises(StorageError, match=r"set\.mw\.npz: is torn or changed"):
-        read_found(tmp_path, "mw", "set", 3, {})
+        read_seed_metrics(tmp_path, "mw", "set", 3, {})
 
 
 def test_curves_over_what_was_varied_are_drawn_twice_alike(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What decides a study's figures, and what a call makes of what an earlier one left."""
+"""Settings that decide the results of a study, and calls that continue an earlier one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from raytriever.config import Config, Curriculum, Stage, lay
 from raytriever.errors import ConfigError, StorageError
 from raytriever.metrics.auc import pooled_auc
 from raytriever.studies.claims import Claim, above
-from raytriever.studies.definition import Arm, Drawing, Measured, PaperFigures, Study
-from raytriever.studies.run.arm import arm_folder, seeded
+from raytriever.studies.definition import Arm, Drawing, MeasuredDataset, PaperFigures, Study
+from raytriever.studies.run.arm import arm_folder, with_seed
 from raytriever.studies.run.outcome import blocks_of, seeds_of, write_study
 from raytriever.studies.run.settings import SETTINGS, check_directory, check_same, settings_of
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
-    """MW beside the encoder as it is, on data that the study cut for itself."""
+    """Return a study of MW, CL and the untrained encoder on a subset that the study wrote itself."""
     config = lay(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
-    measured = (Measured("letters", str(data), "test", ("auc",)),)
+    measured = (MeasuredDataset("letters", str(data), "test", ("auc",)),)
     arms = (
         Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
         Arm("cl", "CL", measured, Curriculum(config), block="MiniLM"),
@@ -32,16 +32,16 @@ def study(data: Path, temperature: float = 0.01) -> Study:
     return Study("mw-in-domain", "Title", "Table 1", arms, 3, ("CL",))
 
 
-def begun(folder: Path) -> Study:
-    """A directory whose study has begun."""
+def start_study(folder: Path) -> Study:
+    """Write the directory of a study that has started."""
     (folder / "data" / "letters").mkdir(parents=True)
     made = study(folder / "data" / "letters")
     (folder / SETTINGS).write_text(json.dumps(settings_of(made, "smoke", folder)))
     return made
 
 
-def test_the_same_study_goes_on_also_where_its_directory_was_moved(tmp_path: Path) -> None:
-    begun(tmp_path / "here")
+def test_a_study_continues_after_its_directory_was_moved(tmp_path: Path) -> None:
+    start_study(tmp_path / "here")
     shutil.move(tmp_path / "here", tmp_path / "there")
     check_directory(tmp_path / "there", "mw-in-domain", "smoke")
     moved = study(tmp_path / "there" / "data" / "letters")
@@ -49,27 +49,27 @@ def test_the_same_study_goes_on_also_where_its_directory_was_moved(tmp_path: Pat
 
 
 def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
-    begun(tmp_path)
+    start_study(tmp_path)
     other = study(tmp_path / "data" / "letters", temperature=0.05)
     with pytest.raises(ConfigError, match=r"holds this study with other settings \(arm cl differs\)"):
         check_same(tmp_path, settings_of(other, "smoke", tmp_path))
     fewer = replace(other, arms=other.arms[:1], baselines=())
-    with pytest.raises(ConfigError, match=r"arm cl is not here"):
+    with pytest.raises(ConfigError, match=r"arm cl is missing now"):
         check_same(tmp_path, settings_of(fewer, "smoke", tmp_path))
 
 
-def test_data_that_a_killed_call_had_begun_to_cut_is_no_other_study(tmp_path: Path) -> None:
+def test_a_directory_with_unfinished_data_of_a_killed_call_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "data" / "letters").mkdir(parents=True)
     check_directory(tmp_path, "mw-in-domain", "smoke")
 
 
-def test_a_seed_is_that_of_every_stage() -> None:
+def test_the_seed_is_set_in_every_stage() -> None:
     base = lay(Config(), {"training": {"seed": 5}})
-    found = seeded(Curriculum(base, (Stage("one", base), Stage("two", base))), 2)
-    assert [part.config.training.seed for part in (*found.stages, Stage("", found.base))] == [2, 2, 2]
+    curriculum = with_seed(Curriculum(base, (Stage("one", base), Stage("two", base))), 2)
+    assert [part.config.training.seed for part in (*curriculum.stages, Stage("", curriculum.base))] == [2, 2, 2]
 
 
-def test_what_is_not_trained_is_made_once(tmp_path: Path) -> None:
+def test_an_untrained_encoder_has_one_seed(tmp_path: Path) -> None:
     before, _, mw = study(tmp_path).arms
     assert list(seeds_of(before, 3)) == [0]
     assert list(seeds_of(mw, 3)) == [0, 1, 2]
@@ -77,25 +77,25 @@ def test_what_is_not_trained_is_made_once(tmp_path: Path) -> None:
     assert arm_folder(tmp_path, mw, 2) == tmp_path / "arms" / "mw" / "seed-2"
 
 
-def test_a_baseline_counts_in_the_blocks_that_have_it(tmp_path: Path) -> None:
+def test_a_block_has_the_baselines_among_its_rows(tmp_path: Path) -> None:
     alone, sizes = blocks_of(study(tmp_path))
     assert (alone.rows, alone.baselines) == ({"before": "before"}, [])
     assert (sizes.rows, sizes.baselines) == ({"MiniLM CL": "CL", "MiniLM MW": "MW"}, ["MiniLM CL"])
 
 
-class Arms:
-    """Directories of arms as `study_arm` leaves them, of given figures."""
+class ArmFolders:
+    """Directories of finished arms with chosen metrics, as `studies.run.arm` writes them."""
 
     def __init__(self, output: Path, made: Study) -> None:
         self.output, self.study = output, made
 
-    def leave(self, name: str, seed: int, mean: float) -> None:
-        """A finished arm."""
+    def write(self, name: str, seed: int, mean: float) -> None:
+        """Write a finished arm."""
         arm = next(one for one in self.study.arms if one.name == name)
         folder = arm_folder(self.output, arm, seed)
-        place = folder / "measured" / "letters"
-        for kept in ("per_query", "scores"):
-            (place / kept).mkdir(parents=True)
+        path = folder / "measured" / "letters"
+        for subfolder in ("per_query", "scores"):
+            (path / subfolder).mkdir(parents=True)
         rng = np.random.default_rng([seed, len(name)])
         pools = {
             "positives": mean + rng.normal(0, 0.3, 20),
@@ -103,27 +103,27 @@ class Arms:
             "positive_queries": np.arange(20),
             "negative_queries": np.repeat(np.arange(20), 5),
         }
-        np.savez_compressed(place / "scores" / f"letters.{name}.npz", **pools)
-        found = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
+        np.savez_compressed(path / "scores" / f"letters.{name}.npz", **pools)
+        metrics = {"auc": pooled_auc(pools["positives"], pools["negatives"])}
         about = {"letters": {"queries": 20, "documents": 60, "split": "test"}}
-        told = {"format": 1, "models": {name: {"letters": found}}, "about": about}
-        (place / "results.json").write_text(json.dumps(told))
+        results = {"format": 1, "models": {name: {"letters": metrics}}, "about": about}
+        (path / "results.json").write_text(json.dumps(results))
         queries = [str(query) for query in range(20)]
         models = {name: {"metrics": {}, "top": [[]] * 20}}
         values = {"queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
-        (place / "per_query" / "letters.json").write_text(json.dumps(values))
+        (path / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
-        (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": found}, **facts}))
+        (folder / "metrics.json").write_text(json.dumps({"measured": {"letters": metrics}, **facts}))
 
 
-def finished(output: Path) -> Study:
-    """A study all of whose arms are finished, two seeds each."""
+def finish_study(output: Path) -> Study:
+    """Write a study whose arms are all finished, with two seeds each."""
     made = study(output / "data" / "letters")
-    arms = Arms(output, made)
-    arms.leave("before", 0, 0.0)
+    arms = ArmFolders(output, made)
+    arms.write("before", 0, 0.0)
     for seed in (0, 1):
-        arms.leave("cl", seed, 0.1)
-        arms.leave("mw", seed, 1.0)
+        arms.write("cl", seed, 0.1)
+        arms.write("mw", seed, 1.0)
     return replace(
         made,
         claims=(Claim("MW is higher", "section 5", above("MiniLM MW", "MiniLM CL", ("auc",))),),
@@ -132,18 +132,18 @@ def finished(output: Path) -> Study:
     )
 
 
-def test_the_outcome_is_told_from_the_arms_directories_alone(tmp_path: Path) -> None:
-    made = finished(tmp_path)
+def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path: Path) -> None:
+    made = finish_study(tmp_path)
     write_study(made, tmp_path, "smoke", 2)
-    told = json.loads((tmp_path / "results.json").read_text())
-    mw = told["rows"]["MiniLM MW"]["letters"]["auc"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    mw = results["rows"]["MiniLM MW"]["letters"]["auc"]
     assert len(mw["values"]) == 2
     assert mw["mean"] == pytest.approx(sum(mw["values"]) / 2)
     assert mw["mark"] == "+"
-    assert len(told["rows"]["before"]["letters"]["auc"]["values"]) == 1
-    assert told["rows"]["before"]["letters"]["auc"]["deviation"] is None
-    assert [(one["arm"], one["seed"]) for one in told["trainings"]] == [("cl", 0), ("cl", 1), ("mw", 0), ("mw", 1)]
-    assert told["claims"][0]["verdict"] == "held"
+    assert len(results["rows"]["before"]["letters"]["auc"]["values"]) == 1
+    assert results["rows"]["before"]["letters"]["auc"]["deviation"] is None
+    assert [(one["arm"], one["seed"]) for one in results["trainings"]] == [("cl", 0), ("cl", 1), ("mw", 0), ("mw", 1)]
+    assert results["claims"][0]["verdict"] == "held"
     page = (tmp_path / "study.md").read_text()
     assert "MiniLM. Table 1, at scale smoke." in page
     assert "**held**" in page
@@ -157,6 +157,6 @@ def test_the_outcome_is_told_from_the_arms_directories_alone(tmp_path: Path) -> 
     )
 
 
-def test_a_full_disk_is_told_in_one_line(full_disk: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:
     with pytest.raises(StorageError, match="no space left on the disk"):
         check_directory(full_disk / "study", "mw-in-domain", "smoke")

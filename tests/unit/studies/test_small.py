@@ -18,7 +18,7 @@ def check(study: Study) -> None:
     """Every training has queries to train on and to look at, none of which is measured; every data set can be read."""
     opened: dict[str, dict[str, set[str]]] = {}
     for arm in study.arms:
-        for one in arm.measured:
+        for one in arm.datasets:
             dataset = open_dataset(one.dataset, [one.split])
             assert len(dataset.positives(one.split)) >= 20
         if arm.curriculum is None:
@@ -44,7 +44,7 @@ def test_smoke_is_made_of_docstrings_alone(name: str, tmp_path: Path) -> None:
     study = study_recipe(name)(SMOKE, None, tmp_path / "data")
     check(study)
     assert study.seeds == 1
-    assert all(one.dataset.startswith(str(tmp_path)) for arm in study.arms for one in arm.measured)
+    assert all(one.dataset.startswith(str(tmp_path)) for arm in study.arms for one in arm.datasets)
 
 
 @pytest.mark.data

@@ -16,23 +16,31 @@ from pathlib import Path
 
 from raytriever.config import Curriculum, lay
 from raytriever.studies.claims import Claim, above, every
-from raytriever.studies.data_sets import STDLIB, UNTRAINED, Cut, DataSet, pack, smoke_set, untrained
+from raytriever.studies.datasets import (
+    STDLIB,
+    UNTRAINED,
+    StudyDataset,
+    Subset,
+    pack_subset,
+    pydocs_subset,
+    untrained_arms,
+)
 from raytriever.studies.definition import FULL, OOD, SMOKE, Arm, Drawing, Study
-from raytriever.studies.recipes.auc.settings import told, trained
-from raytriever.studies.recipes.positives.settings import Group, objective, training_set
-from raytriever.studies.recipes.positives.settings import told as told_full
+from raytriever.studies.recipes.auc.settings import build_curriculum, describe_training
+from raytriever.studies.recipes.positives.settings import Group, objective_config, training_set
+from raytriever.studies.recipes.positives.settings import describe_training as describe_full_training
 
 PAPER = "Alleviating performance degradation caused by out-of-distribution issues in embedding-based retrieval"
 WEIGHTS = (0.0, 0.001, 0.01, 0.05, 0.1)
 TEMPERATURE = 0.05
 _METRICS = ("ndcg_at_10", "recall_at_100")
-_CUT = Cut(train=1_500, dev=128, test=500, documents=4_000)
+_CUT = Subset(train=1_500, dev=128, test=500, documents=4_000)
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     data = _data(scale, data_root, folder)
-    measured = (data.measured(_METRICS, (OOD,)),)
+    measured = (data.with_metrics(_METRICS, (OOD,)),)
     weights = (WEIGHTS[0], *WEIGHTS[-2:]) if scale == SMOKE else WEIGHTS
     arms = [
         Arm(
@@ -45,8 +53,12 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         )
         for weight in weights
     ]
-    arms = untrained(scale, measured) + arms
-    about = told_full(scale, Group(8, 1)) if scale == FULL else told(scale, {"loss": {"temperature": TEMPERATURE}})
+    arms = untrained_arms(scale, measured) + arms
+    about = (
+        describe_full_training(scale, Group(8, 1))
+        if scale == FULL
+        else describe_training(scale, {"loss": {"temperature": TEMPERATURE}})
+    )
     return Study(
         name="lambda",
         title="The weight of the distribution regulariser",
@@ -63,17 +75,17 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _data(scale: str, data_root: Path | None, folder: Path) -> DataSet:
+def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
     if scale == FULL:
         return training_set(scale, data_root, folder)
-    return smoke_set(folder, STDLIB) if scale == SMOKE else pack(data_root, folder, "squad", _CUT, "SQuAD")
+    return pydocs_subset(folder, STDLIB) if scale == SMOKE else pack_subset(data_root, folder, "squad", _CUT, "SQuAD")
 
 
-def _trained(scale: str, data: DataSet, weight: float) -> Curriculum:
+def _trained(scale: str, data: StudyDataset, weight: float) -> Curriculum:
     if scale == FULL:
-        config = objective(scale, "SingleLH", data, Group(8, 1), "human")
+        config = objective_config(scale, "SingleLH", data, Group(8, 1), "human")
         return Curriculum(lay(config, {"loss": {"distribution_weight": weight}}))
-    return trained(
+    return build_curriculum(
         scale, "infonce", data, settings={"loss": {"temperature": TEMPERATURE, "distribution_weight": weight}}
     )
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.studies.claims import Claim, above, alike
-from raytriever.studies.data_sets import STDLIB, Cut, DataSet, pack, smoke_set, whole
+from raytriever.studies.datasets import STDLIB, StudyDataset, Subset, pack_subset, pydocs_subset, whole_dataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
-from raytriever.studies.recipes.auc.settings import FULL_SETS, Layer, told, trained
+from raytriever.studies.recipes.auc.settings import FULL_SETS, Layer, build_curriculum, describe_training
 
 SOURCE = "Contrastive learning for retrieval (handbook chapter)"
 _METRICS = ("ndcg_at_10", "mrr_at_10", "auc")
-_CUT = Cut(train=4_000, dev=192, test=500, documents=4_000)
+_CUT = Subset(train=4_000, dev=192, test=500, documents=4_000)
 TEMPERATURE = 0.05
 _IN_BATCH, _STATIC = "in-batch only", "static"
 MODES = ("sync", "async", "rolling")
@@ -30,7 +30,7 @@ _EVERY = {SMOKE: 2, FULL: 500}
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     data = _data(scale, data_root, folder)
     length = _LENGTHS.get(scale, _SMALL)
     every = _EVERY.get(scale, 30)
@@ -40,8 +40,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         Arm(
             row.replace(" ", "-"),
             row,
-            (data.measured(_METRICS),),
-            trained(scale, "infonce", data, settings={"loss": {"temperature": TEMPERATURE}, **length, **own}),
+            (data.with_metrics(_METRICS),),
+            build_curriculum(scale, "infonce", data, settings={"loss": {"temperature": TEMPERATURE}, **length, **own}),
             queries=data.queries,
         )
         for row, own in settings.items()
@@ -54,7 +54,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_STATIC, _IN_BATCH),
         heading=(
-            told(scale, {"loss": {"temperature": TEMPERATURE}, **length}),
+            describe_training(scale, {"loss": {"temperature": TEMPERATURE}, **length}),
             f"InfoNCE; static: negatives of BM25, found once; the others begin with these "
             f"and mine new ones every {every} steps.",
             *data.lines,
@@ -73,8 +73,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _data(scale: str, data_root: Path | None, folder: Path) -> DataSet:
+def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
     if scale == FULL:
         place, queries = FULL_SETS["SQuAD"]
-        return whole(data_root, place, "SQuAD", queries=queries)
-    return smoke_set(folder, STDLIB) if scale == SMOKE else pack(data_root, folder, "squad", _CUT, "SQuAD")
+        return whole_dataset(data_root, place, "SQuAD", queries=queries)
+    return pydocs_subset(folder, STDLIB) if scale == SMOKE else pack_subset(data_root, folder, "squad", _CUT, "SQuAD")

@@ -1,1 +1,1 @@
-"""Execution of a study: settings, arms, tables and figures."""
+"""Run of a study: settings, arms, tables and figures."""

@@ -1,9 +1,9 @@
-"""Train and evaluate one arm of a study with one seed: an ordinary run in its own directory, logged as a child run.
+"""Training and evaluation of one arm of a study with one seed: an ordinary run directory, logged as a child run.
 
-`metrics.json` comes last, after the tracker knows that the run is finished, so an arm that has it is not trained again;
-an interrupted one resumes from its newest checkpoint. Hard negatives and BM25 indexes are made once for all arms with
-the same data. An arm of one worker trains in this process, because a Ray Train group takes longer to start than a small
-arm takes."""
+`metrics.json` is written last, after the tracker knows that the run is finished, so an arm that has it is not trained
+again. An interrupted arm resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed once for all
+arms with the same data. An arm of one worker trains in this process, because a Ray Train group takes longer to start
+than a small arm takes."""
 
 from __future__ import annotations
 
@@ -35,140 +35,73 @@ from raytriever.experiment.opening import open_run, pin_model
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.models.weights import quiet_transformers
-from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, Measured
+from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, MeasuredDataset
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, Tracker, closing
 from raytriever.training.config import DEV_LOSS
 
-MEASURED, GAP = "measured", "model"
-# The index whose candidates are counted, and how many queries are asked.
-GAP_INDEX, GAP_QUERIES = "hnsw", 1_000
-
-
-def measure(
-    one: Measured, arm: Arm, model: str, precision: str | None, facts: Mapping[str, Any], folder: Path
-) -> dict[str, float]:
-    """The figures of an arm on one data set; what an earlier call measured stands.
-
-    Args:
-        one: the data set.
-        arm: whose training it is.
-        model: its directory, or the encoder as it is, or `bm25`.
-        precision: of encoding; None for what suits the device.
-        facts: of its training, where it was trained.
-        folder: its run directory.
-
-    Raises:
-        UserError: see `run_evaluation`.
-    """
-    place = folder / MEASURED / safe_name(one.name)
-    if not (place / RESULTS).is_file():
-        name, (queries, passages) = arm.name, arm.lengths or (None, None)
-        config = ModelConfig(model=model, query_length=queries, passage_length=passages)
-        job = EvaluationJob(
-            models=[EvaluatedModel(name, None if model == BM25 else config)],
-            datasets=[EvaluationDataset(place.name, {place.name: one.dataset}, one.split)],
-            baselines=[name],
-            protocol=Protocol(one.metrics, level=one.level, drop_own=one.drop_own),
-            precision=precision,
-        )
-        run_evaluation(job, place, fresh=True, tracker=_Unheard, log=lambda line: None)
-    metrics = read_results(place)["models"].get(arm.name, {}).get(place.name)
-    if metrics is None:
-        raise StorageError(f"holds nothing of {arm.name}", str(place), f"remove {place}; it is measured again")
-    figures = {metric: float("nan") if value is None else float(value) for metric, value in metrics.items()}
-    if STEPS_TO_BEST in one.extras and facts.get(STEPS_TO_BEST) is not None:
-        figures[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
-    if OOD in one.extras and model != BM25:
-        figures |= _gap(one, arm, model, precision, folder / OOD / safe_name(one.name))
-    return figures
-
-
-def _gap(one: Measured, arm: Arm, model: str, precision: str | None, place: Path) -> dict[str, float]:
-    """How far queries lie from the passages, and what an index pays for it (paper 003)."""
-    asked = (one.dataset, one.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
-    job = OodJob((model,), *asked, lengths=arm.lengths, pictures=False)
-    run_ood(job, place, {model: GAP}, lambda line: None)
-    found = read_ood(place / GAP)
-    if GAP_INDEX not in found["indexes"]:
-        raise StorageError(f"holds nothing of {GAP_INDEX}", str(place / GAP), f"remove {place}; it is measured again")
-    told = {
-        "mmd2": found["mmd2"]["queries"],
-        "query_positive_l2": found["query_positive_distance"],
-        "candidates_ratio": found["indexes"][GAP_INDEX]["ratio"],
-    }
-    return {name: float("nan") if value is None else float(value) for name, value in told.items()}
-
-
-class _Unheard(Tracker):
-    """Keeps nothing: an arm's figures go to its own run."""
-
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None: ...
-
-    def log(self, points: Any) -> None: ...
-
-    def log_file(self, path: Path, folder: str = "") -> None: ...
-
-    def finish(self, status: str) -> None: ...
-
-
-ARMS, MODEL, AS_IT_IS = "arms", "model", "as-it-is"
-# What nobody goes on from when an arm is finished.
-SPENT = ("checkpoints", "negatives")
-Say = Callable[[str], None]
-Figures = Mapping[str, Mapping[str, float]]
+# Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
+ARMS, AS_IT_IS, MODEL, MEASURED = "arms", "as-it-is", "model", "measured"
+# Folders that are deleted when an arm is finished.
+TEMPORARY = ("checkpoints", "negatives")
+# The name of the encoder in its gap study, the index whose candidates are counted, and the number of queries.
+GAP, GAP_INDEX, GAP_QUERIES = "model", "hnsw", 1_000
+Log = Callable[[str], None]
+Metrics = dict[str, dict[str, float]]  # by data set and metric
 
 
 def arm_folder(output: Path, arm: Arm, seed: int) -> Path:
-    """The run directory of an arm; what is not trained has one for all seeds."""
+    """Return the run directory of an arm; an arm that is not trained has one for all seeds."""
     return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether an arm was trained and measured there."""
+    """Return whether the run directory holds a trained and measured arm."""
     return (folder / METRICS).is_file()
 
 
-class Arms:
-    """Makes arms, one after another.
+class ArmRunner:
+    """Runner of the arms of a study, one after another.
 
     Args:
-        output: the study's directory.
-        run_name: of the study; its arms' runs are called after it.
-        tracker: of the study.
-        record: the study's data, for the tracker, where an arm opens none of its own.
-        say: hears a line at every turn.
+        output: directory of the study.
+        run_name: name of the study; the runs of its arms begin with it.
+        tracker: tracker of the study.
+        record: data of the study, for the tracker; used for an arm that opens no data set itself.
+        log: called with each progress line.
     """
 
     def __init__(
-        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, say: Say
+        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, log: Log
     ) -> None:
-        self._output, self._run_name, self._tracker, self._record, self._say = output, run_name, tracker, record, say
+        self._output, self._run_name, self._tracker, self._record, self._log = output, run_name, tracker, record, log
         self._indexes = LexicalIndexes()
         self._negatives: dict[Hashable, NegativesTable | None] = {}
 
-    def make(self, arm: Arm, seed: int) -> None:
-        """Train and measure, as far as it is not done.
+    def run(self, arm: Arm, seed: int) -> None:
+        """Train and measure an arm; steps that an earlier call finished are skipped.
 
         Raises:
-            UserError: something a user can mend, and in which arm it is.
+            UserError: something a user can correct; the error names the arm.
         """
         began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
         name = folder.relative_to(self._output / ARMS).as_posix()
-        with _naming(name), quiet_transformers():
-            figures, facts = self._make(arm, seed, run, name)
-            first = arm.measured[0]
-            told = {"dataset": first.dataset, "split": first.split, "after": _known(figures[first.name])}
-            run.finish({**told, "measured": {dataset: _known(found) for dataset, found in figures.items()}, **facts})
+        with _errors_name(name), quiet_transformers():
+            metrics, facts = self._train_and_measure(arm, seed, run, name)
+            first = arm.datasets[0]
+            summary = {"dataset": first.dataset, "split": first.split, "after": _to_json(metrics[first.name])}
+            run.finish(
+                {**summary, "measured": {dataset: _to_json(values) for dataset, values in metrics.items()}, **facts}
+            )
         seconds = time.monotonic() - began
-        self._say(f"{name}: {_glance(arm.measured[0], figures)} in {seconds:.0f} s")
-        for spent in SPENT:
-            shutil.rmtree(folder / spent, ignore_errors=True)
+        self._log(f"{name}: {_format_metrics(first.name, metrics[first.name])} in {seconds:.0f} s")
+        for temporary in TEMPORARY:
+            shutil.rmtree(folder / temporary, ignore_errors=True)
         gc.collect()
 
-    def _make(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Figures, dict[str, Any]]:
-        """The figures by data set, and what training took."""
+    def _train_and_measure(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Metrics, dict[str, Any]]:
+        """Return the metrics by data set, and the steps and seconds of the training."""
         facts: dict[str, Any] = {}
         if arm.curriculum is None:
             run.begin(yaml.safe_dump({"model": {"model": arm.model}}))
@@ -176,7 +109,7 @@ class Arms:
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, facts, run, tracker), facts
-        curriculum = pin_model(seeded(arm.curriculum, seed), run.path, fresh=False)
+        curriculum = pin_model(with_seed(arm.curriculum, seed), run.path, fresh=False)
         opened, retriever = open_run(curriculum, lambda line: None)
         del retriever
         run.begin(dump_config(curriculum))
@@ -190,7 +123,7 @@ class Arms:
             if not (run.path / MODEL).is_dir():
                 stages.find_negatives(self._indexes.of, self._negatives)
                 stages.train(tracker, f"{self._run_name}/{name}")
-            facts = _training(run.path, stages.folders, curriculum)
+            facts = _training_facts(run.path, stages.folders, curriculum)
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
     def _child(self, name: str, run: RunDirectory) -> PersistentTracker:
@@ -198,42 +131,109 @@ class Arms:
 
     def _measure(
         self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: PersistentTracker
-    ) -> Figures:
+    ) -> Metrics:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
-        found = {one.name: measure(one, arm, model, precision, facts, run.path) for one in arm.measured}
+        metrics = {dataset.name: measure(dataset, arm, model, precision, facts, run.path) for dataset in arm.datasets}
         now = time.time_ns() // 1_000_000
         tracker.log(
             [
                 Point(f"{safe_name(dataset)}/{name}", value, int(facts.get("steps") or 0), now)
-                for dataset, metrics in found.items()
-                for name, value in metrics.items()
+                for dataset, values in metrics.items()
+                for name, value in values.items()
                 if value == value
             ]
         )
         tracker.log_file(run.path / CONFIG)
-        return found
+        return metrics
 
 
-def seeded(curriculum: Curriculum, seed: int) -> Curriculum:
-    """The same with this seed in all stages."""
+def with_seed(curriculum: Curriculum, seed: int) -> Curriculum:
+    """Return the curriculum with this seed in all stages."""
 
-    def laid(config: Config) -> Config:
+    def set_seed(config: Config) -> Config:
         return lay(config, {"training": {"seed": seed}})
 
-    stages = tuple(replace(stage, config=laid(stage.config)) for stage in curriculum.stages)
-    return Curriculum(laid(curriculum.base), stages)
+    stages = tuple(replace(stage, config=set_seed(stage.config)) for stage in curriculum.stages)
+    return Curriculum(set_seed(curriculum.base), stages)
 
 
-def _training(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict[str, Any]:
-    """What training took: steps, which of them was the best, seconds of steps."""
+def measure(
+    dataset: MeasuredDataset, arm: Arm, model: str, precision: str | None, facts: Mapping[str, Any], folder: Path
+) -> dict[str, float]:
+    """Return the metrics of an arm on one data set; results of an earlier call are used again.
+
+    Args:
+        dataset: data set to measure on.
+        arm: arm whose model is measured.
+        model: directory of the model, name of an untrained encoder, or `bm25`.
+        precision: precision of encoding; None for the fastest on the device.
+        facts: facts of the training; empty for an arm that is not trained.
+        folder: run directory of the arm.
+
+    Raises:
+        UserError: see `run_evaluation`.
+    """
+    path = folder / MEASURED / safe_name(dataset.name)
+    if not (path / RESULTS).is_file():
+        name, (queries, passages) = arm.name, arm.lengths or (None, None)
+        config = ModelConfig(model=model, query_length=queries, passage_length=passages)
+        job = EvaluationJob(
+            models=[EvaluatedModel(name, None if model == BM25 else config)],
+            datasets=[EvaluationDataset(path.name, {path.name: dataset.dataset}, dataset.split)],
+            baselines=[name],
+            protocol=Protocol(dataset.metrics, level=dataset.level, drop_own=dataset.drop_own),
+            precision=precision,
+        )
+        run_evaluation(job, path, fresh=True, tracker=_NullTracker, log=lambda line: None)
+    values = read_results(path)["models"].get(arm.name, {}).get(path.name)
+    if values is None:
+        raise StorageError(f"has no results of {arm.name}", str(path), f"remove {path}; it is measured again")
+    metrics = {metric: float("nan") if value is None else float(value) for metric, value in values.items()}
+    if STEPS_TO_BEST in dataset.extras and facts.get(STEPS_TO_BEST) is not None:
+        metrics[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
+    if OOD in dataset.extras and model != BM25:
+        metrics |= _measure_gap(dataset, arm, model, precision, folder / OOD / safe_name(dataset.name))
+    return metrics
+
+
+def _measure_gap(dataset: MeasuredDataset, arm: Arm, model: str, precision: str | None, path: Path) -> dict[str, float]:
+    """Return the distances of queries from passages and the candidate ratio of an index (out-of-distribution paper)."""
+    options = (dataset.dataset, dataset.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
+    job = OodJob((model,), *options, lengths=arm.lengths, pictures=False)
+    run_ood(job, path, {model: GAP}, lambda line: None)
+    results = read_ood(path / GAP)
+    if GAP_INDEX not in results["indexes"]:
+        raise StorageError(f"has no results of {GAP_INDEX}", str(path / GAP), f"remove {path}; it is measured again")
+    metrics = {
+        "mmd2": results["mmd2"]["queries"],
+        "query_positive_l2": results["query_positive_distance"],
+        "candidates_ratio": results["indexes"][GAP_INDEX]["ratio"],
+    }
+    return {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
+
+
+class _NullTracker(Tracker):
+    """Tracker that records nothing: the metrics of an arm are logged by its own run."""
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None: ...
+
+    def log(self, points: Any) -> None: ...
+
+    def log_file(self, path: Path, folder: str = "") -> None: ...
+
+    def finish(self, status: str) -> None: ...
+
+
+def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict[str, Any]:
+    """Return the steps of a training, its best step, and the seconds of its steps."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
     last = curriculum.parts[-1].config
     best: int | None = None
     if last.training.best_metric == DEV_LOSS:
         losses = end_to_end(folders, DEV_LOSS)
         best = min(losses, key=lambda point: point[1])[0] if losses else None
-    elif decided := best_checkpoint(folders[-1], last):
-        best = int(decided["best"]["step"])
+    elif choice := best_checkpoint(folders[-1], last):
+        best = int(choice["best"]["step"])
     seconds = sum(value for _, value in end_to_end(folders, "step_seconds"))
     return {"steps": steps, STEPS_TO_BEST: best, "step_seconds": round(seconds, 3)}
 
@@ -242,18 +242,18 @@ def _tags(run: RunDirectory) -> dict[str, str]:
     return {"run_directory": str(run.path.resolve()), STAGE: "study"}
 
 
-def _known(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """As JSON holds them: what has no value is null."""
-    return {name: value if value == value else None for name, value in figures.items()}
+def _to_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the metrics with null in place of NaN."""
+    return {name: value if value == value else None for name, value in metrics.items()}
 
 
-def _glance(first: Measured, figures: Figures) -> str:
-    return f"{first.name} " + ", ".join(f"{name} {value:.4f}" for name, value in figures[first.name].items())
+def _format_metrics(dataset: str, metrics: Mapping[str, float]) -> str:
+    return f"{dataset} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Say in which arm a mistake is."""
+def _errors_name(name: str) -> Iterator[None]:
+    """Add the name of the arm to a user error."""
     try:
         yield
     except UserError as error:

@@ -16,64 +16,71 @@ from raytriever.studies.definition import Arm, Study
 SETTINGS, DATA = "study.json", "data"
 
 
+class _Settings(TypedDict):
+    study: str
+    scale: str
+    arms: dict[str, Any]
+
+
 def check_directory(output: Path, name: str, scale: str) -> None:
-    """Refuse a directory that holds anything but this study at this scale; leaves nothing.
+    """Refuse a directory that holds anything but this study at this scale. Nothing is written.
 
     Raises:
-        ConfigError: it holds something else.
-        StorageError: it cannot be written, or `study.json` is torn.
+        ConfigError: the directory holds something else.
+        StorageError: the directory cannot be written, or `study.json` is torn.
     """
     check_writable(output)
-    # A recipe may have been cutting data when an earlier call was killed.
+    # An earlier call may have been killed while its recipe wrote the data.
     if not output.is_dir() or {path.name for path in output.iterdir()} <= {DATA}:
         return
     if not (output / SETTINGS).is_file():
         raise ConfigError("is not empty and holds no study", f"--output {output}", "give another directory")
-    there = _read(output / SETTINGS)
-    for what, wanted in (("study", name), ("scale", scale)):
-        if there[what] != wanted:
+    stored = _read(output / SETTINGS)
+    for key, requested in (("study", name), ("scale", scale)):
+        if stored[key] != requested:
             raise ConfigError(
-                f"holds another study ({what} {there[what]} there and {wanted} here)",
+                f"holds another study ({key} {stored[key]}; this command asks for {requested})",
                 f"--output {output}",
                 "give another directory",
             )
 
 
 def settings_of(study: Study, scale: str, output: Path) -> dict[str, Any]:
-    """What decides the figures: each arm's settings, with places below `output` as seen from there."""
-    home = str(output.resolve()) + os.sep
+    """Return the settings that decide the results, by arm; paths below `output` are relative to it."""
+    prefix = str(output.resolve()) + os.sep
 
-    def told(value: Any) -> Any:
+    def to_relative(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: told(one) for key, one in value.items()}
+            return {key: to_relative(one) for key, one in value.items()}
         if isinstance(value, list | tuple):
-            return [told(one) for one in value]
-        # A word without a slash names a split or a loss, whatever folders there are.
+            return [to_relative(one) for one in value]
+        # A word without a slash names a split or a loss, even if a folder of that name exists.
         if isinstance(value, str) and os.path.dirname(value) and os.path.exists(value):
-            return os.path.abspath(value).removeprefix(home)
+            return os.path.abspath(value).removeprefix(prefix)
         return value
 
-    def of(arm: Arm) -> dict[str, Any]:
+    def settings_of_arm(arm: Arm) -> dict[str, Any]:
         return {
-            "trained": told(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
+            "trained": to_relative(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
             "measured": {
-                one.name: told([one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras])
-                for one in arm.measured
+                one.name: to_relative([one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras])
+                for one in arm.datasets
             },
         }
 
-    whole = {"format": 1, "study": study.name, "scale": scale, "arms": {arm.name: of(arm) for arm in study.arms}}
-    return dict(json.loads(json.dumps(whole)))  # as it is read back
+    arms = {arm.name: settings_of_arm(arm) for arm in study.arms}
+    settings = {"format": 1, "study": study.name, "scale": scale, "arms": arms}
+    return dict(json.loads(json.dumps(settings)))  # equal to the settings that are read back
 
 
 def check_same(output: Path, settings: dict[str, Any]) -> None:
-    """Refuse a directory whose arms are others; raises `ConfigError`."""
+    """Refuse a directory whose arms have other settings; raises `ConfigError`."""
     if not (output / SETTINGS).is_file():
         return
-    there = _read(output / SETTINGS)["arms"]
-    for name in sorted(there.keys() | settings["arms"].keys()):
-        if there.get(name) != settings["arms"].get(name):
-            how = "is not there" if name not in there else "is not here" if name not in settings["arms"] else "differs"
+    stored, arms = _read(output / SETTINGS)["arms"], settings["arms"]
+    for name in sorted(stored.keys() | arms.keys()):
+        if stored.get(name) != arms.get(name):
+            how = "is new" if name not in stored else "is missing now" if name not in arms else "differs"
             raise ConfigError(
                 f"holds this study with other settings (arm {name} {how})",
                 f"--output {output}",
@@ -81,22 +88,17 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def check_places(study: Study) -> None:
-    """Refuse a study whose last arm would find no data, before the first one is trained."""
+def check_data_exists(study: Study) -> None:
+    """Refuse a study with a missing data set before its first arm is trained; raises `DataError`."""
     parts = [part.config.data.datasets for arm in study.arms if arm.curriculum for part in arm.curriculum.parts]
-    named = {place for places in parts for place in places} | {
-        one.dataset for arm in study.arms for one in arm.measured
-    }
-    for place in sorted(named):
-        elsewhere = is_uri(place) or place.startswith(IR_DATASETS)
-        if not elsewhere and os.path.dirname(place) and not os.path.exists(os.path.expanduser(place)):
-            raise DataError("is not there", place, "give --data-root, the folder that holds it, or put it there")
-
-
-class _Settings(TypedDict):
-    study: str
-    scale: str
-    arms: dict[str, Any]
+    locations = {location for locations in parts for location in locations}
+    locations |= {one.dataset for arm in study.arms for one in arm.datasets}
+    for location in sorted(locations):
+        is_remote = is_uri(location) or location.startswith(IR_DATASETS)
+        if not is_remote and os.path.dirname(location) and not os.path.exists(os.path.expanduser(location)):
+            raise DataError(
+                "does not exist", location, "give --data-root, the folder that holds it, or copy the data set there"
+            )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""A study from its recipe to its table: every arm with every seed, measured alike, side by side.
+"""Run of a study: every arm with every seed, measured alike, and the table that compares them.
 
-1. Look before touching: the directory, and what an earlier call of the same study left there.
-2. Make all arms seed by seed, so that after the first seed there is a whole table's worth; what is finished stands.
-3. Write table, figures and page, from the arms' directories alone.
+1. Check the output directory and the data sets before anything is written or trained.
+2. Train and measure all arms seed by seed: after the first seed the table is complete. Finished arms are skipped.
+3. Write table, figures and page from the directories of the arms alone.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ from raytriever.errors import ConfigError
 from raytriever.storage import disk_errors, write_atomically
 from raytriever.studies.definition import FULL, Study
 from raytriever.studies.results import StudyResults
-from raytriever.studies.run.arm import Arms, arm_folder, is_finished
+from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
-from raytriever.studies.run.settings import SETTINGS, check_places, check_same, settings_of
+from raytriever.studies.run.settings import SETTINGS, check_data_exists, check_same, settings_of
 from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, closing
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
-class Studied:
-    """What a person is told at the end.
+class StudyResult:
+    """Result of a call of `run_study`.
 
     Args:
-        path: the study's directory.
-        results: all figures.
-        anew: whether this call trained or measured anything.
+        path: directory of the study.
+        results: all metrics.
+        has_run_arms: whether this call trained or measured anything.
     """
 
     path: Path
     results: StudyResults
-    anew: bool
+    has_run_arms: bool
 
 
-def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str, say: Say) -> Studied:
-    """Make what is missing and write the outcome; `say` hears a line at every turn.
+def run_study(
+    study: Study, scale: str, output: Path, seeds: int, run_name: str, log: Callable[[str], None]
+) -> StudyResult:
+    """Train and measure the missing arms, and write the outcome.
 
     Args:
-        study: of a recipe, which was told that its data may stand in `DATA` of `output`.
-        scale: it was made for.
-        output: passed `check_directory`.
-        seeds: of each training; more than an earlier call's go on, fewer leave the others out.
-        run_name: at the tracker.
-        say: hears lines.
+        study: made by a recipe whose `folder` was the folder `DATA` of `output`.
+        scale: scale that the study was made for.
+        output: directory that passed `check_directory`.
+        seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the
+            further seeds out of the table.
+        run_name: name of the run at the tracker.
+        log: called with each progress line.
 
     Raises:
-        UserError: something a user can mend; arms that are finished stand.
+        UserError: something a user can correct; finished arms are kept.
     """
     settings = settings_of(study, scale, output)
     check_same(output, settings)
-    check_places(study)
+    check_data_exists(study)
     todo = [
         (arm, seed)
         for seed in range(seeds)
@@ -73,8 +74,8 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
     ]
     if not todo and (output / RESULTS).is_file():
         results = write_study(study, output, scale, seeds)
-        send_pending(output, tracking_uri(), say)
-        return Studied(output, results, anew=False)
+        send_pending(output, tracking_uri(), log)
+        return StudyResult(output, results, has_run_arms=False)
     check_cluster()
     server = MlflowServer(tracking_uri())
     with disk_errors(output):
@@ -82,44 +83,44 @@ def run_study(study: Study, scale: str, output: Path, seeds: int, run_name: str,
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(server, output, run_name)
     with closing(tracker):
-        record = _record(study, settings)
+        record = _dataset_record(study, settings)
         tracker.describe(
             {"study": study.name, "scale": scale, "arms": len(study.arms)},
             record,
             {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
         )
-        arms = Arms(output, run_name, tracker, record, say)
+        runner = ArmRunner(output, run_name, tracker, record, log)
         workers = [arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum]
         with ray_session(max([1, *workers])):
             if scale == FULL and not count_gpus():
                 raise ConfigError("the cluster has no GPU", f"--scale {FULL}", "give --scale small, or add GPUs")
-            for place, (arm, seed) in enumerate(todo, 1):
-                say(f"{place} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
-                arms.make(arm, seed)
+            for number, (arm, seed) in enumerate(todo, 1):
+                log(f"{number} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
+                runner.run(arm, seed)
         results = write_study(study, output, scale, seeds)
-        _log(tracker, study, results, output, seeds)
-    return Studied(output, results, anew=True)
+        _log_results(tracker, study, results, output, seeds)
+    return StudyResult(output, results, has_run_arms=True)
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU here, or a cluster to ask for one."""
+    """Return whether this machine has a GPU, or a Ray cluster is configured that may have one."""
     return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
 
 
-def _record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
-    """The data of a whole study, by the names of its data sets."""
-    measured = {one.name: one.dataset for arm in study.arms for one in arm.measured}
-    return DatasetRecord("+".join(measured), ",".join(dict.fromkeys(measured.values())), hash_of(settings), {})
+def _dataset_record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
+    """Return the data of the whole study for the tracker, under the names of its data sets."""
+    locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
+    return DatasetRecord("+".join(locations), ",".join(dict.fromkeys(locations.values())), hash_of(settings), {})
 
 
-def _log(tracker: PersistentTracker, study: Study, results: StudyResults, output: Path, seeds: int) -> None:
-    """Means over the seeds, at the number of seeds, and what there is to read."""
+def _log_results(tracker: PersistentTracker, study: Study, results: StudyResults, output: Path, seeds: int) -> None:
+    """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
     now = time.time_ns() // 1_000_000
     points = [
         Point(f"{arm.name}/{one.name}/{metric}", value, seeds, now)
         for arm in study.arms
-        for one in arm.measured
-        for metric in results.found[arm.label, one.name][0].metrics
+        for one in arm.datasets
+        for metric in results.cells[arm.label, one.name][0].metrics
         if (value := results.mean(arm.label, one.name, metric)) == value
     ]
     tracker.log(points)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.studies.claims import Claim, above, every, steadier
-from raytriever.studies.data_sets import STDLIB, Cut, DataSet, pack, smoke_set, whole
+from raytriever.studies.datasets import STDLIB, StudyDataset, Subset, pack_subset, pydocs_subset, whole_dataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
-from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, told, trained
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, build_curriculum, describe_training
 from raytriever.studies.recipes.auc.tables import ABLATION, ABLATION_METRICS, PAPER, ablation_table
 
-_CUT = Cut(train=1_500, dev=128, test=500, documents=2_500)
+_CUT = Subset(train=1_500, dev=128, test=500, documents=2_500)
 # The paper's batches and numbers of hard negatives, and what stands for them at smaller scales.
 _BATCHES = {SMOKE: {64: 4, 128: 8}, FULL: {64: 64, 128: 128}}
 _HARD = {SMOKE: {3: 1, 5: 2}, FULL: {3: 3, 5: 5, 7: 7}}
@@ -22,7 +22,7 @@ _SMALL_BATCHES, _SMALL_HARD = {64: 16, 128: 32}, {3: 1, 5: 3, 7: 5}
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     data = _data(scale, data_root, folder)
     batches, hard = _BATCHES.get(scale, _SMALL_BATCHES), _HARD.get(scale, _SMALL_HARD)
     arms = []
@@ -38,8 +38,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             Arm(
                 row.lower().replace(" ", "-"),
                 row,
-                (data.measured(ABLATION_METRICS),),
-                trained(scale, LOSSES[loss], data, settings=settings),
+                (data.with_metrics(ABLATION_METRICS),),
+                build_curriculum(scale, LOSSES[loss], data, settings=settings),
                 at={"loss": loss, "batch": f"{loss} {batches[batch]}", "hard negatives": hard[negatives]},
                 # The paper's figure stands only where the setting is its own.
                 paper={(data.name, name): figure for name, figure in zip(ABLATION_METRICS, figures, strict=True)}
@@ -57,7 +57,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(rows["CL"][0],),
         heading=(
-            told(scale),
+            describe_training(scale),
             "Rows: loss, learning rate, batch, hard negatives.",
             *data.lines,
         ),
@@ -70,11 +70,11 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _data(scale: str, data_root: Path | None, folder: Path) -> DataSet:
+def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
     if scale == FULL:
         place, queries = FULL_SETS["SQuAD"]
-        return whole(data_root, place, "SQuAD", queries=queries)
-    return smoke_set(folder, STDLIB) if scale == SMOKE else pack(data_root, folder, "squad", _CUT, "SQuAD")
+        return whole_dataset(data_root, place, "SQuAD", queries=queries)
+    return pydocs_subset(folder, STDLIB) if scale == SMOKE else pack_subset(data_root, folder, "squad", _CUT, "SQuAD")
 
 
 def _row(loss: str, rate: str, batch: int, hard: int) -> str:

@@ -10,9 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from raytriever.studies.claims import Claim, above
-from raytriever.studies.data_sets import PACKAGES, STDLIB, Cut, DataSet, pack, smoke_set, whole
+from raytriever.studies.datasets import (
+    PACKAGES,
+    STDLIB,
+    StudyDataset,
+    Subset,
+    pack_subset,
+    pydocs_subset,
+    whole_dataset,
+)
 from raytriever.studies.definition import FULL, SMOKE, STEPS_TO_BEST, Arm, Drawing, Study
-from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, told, trained
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, build_curriculum, describe_training
 from raytriever.studies.recipes.auc.tables import (
     CONVERGENCE,
     CONVERGENCE_SETS,
@@ -22,14 +30,14 @@ from raytriever.studies.recipes.auc.tables import (
     convergence_table,
 )
 
-_CUT = Cut(train=4_000, dev=192, test=300, documents=2_500)
+_CUT = Subset(train=4_000, dev=192, test=300, documents=2_500)
 _PACKS = (("snli", "SNLI"), ("squad", "SQuAD"), ("medquad", "MedQuAD"))
 _SMALL: Layer = {"training": {"max_steps": 300, "eval_steps": 10, "dev_batches": 6, "patience": 8}}
 _SMOKE: Layer = {"training": {"max_steps": 6, "eval_steps": 2, "dev_batches": 1}}
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     sets = _sets(scale, data_root, folder)
     settings = {FULL: None, SMOKE: _SMOKE}.get(scale, _SMALL)
     sizes = SIZES if scale == FULL else SIZES[:1]
@@ -37,8 +45,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         Arm(
             f"{size.lower()}-{row.lower()}-{one.name.lower().replace(' ', '-')}",
             row,
-            (one.measured(METRICS[-1:], (STEPS_TO_BEST,)),),
-            trained(scale, loss, one, size, settings),
+            (one.with_metrics(METRICS[-1:], (STEPS_TO_BEST,)),),
+            build_curriculum(scale, loss, one, size, settings),
             block=size if scale == FULL else "",
             paper=_paper(size, row, one.name) if scale == FULL else {},
             queries=one.queries,
@@ -55,7 +63,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         arms=arms,
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
-        heading=(told(scale, settings), *(line for one in sets for line in one.lines)),
+        heading=(describe_training(scale, settings), *(line for one in sets for line in one.lines)),
         paper=(convergence_table(),),
         claims=tuple(
             Claim(f"{of}MW has a slower convergence rate", "appendix C", above(f"{of}MW", f"{of}CL", (STEPS_TO_BEST,)))
@@ -65,13 +73,15 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _sets(scale: str, data_root: Path | None, folder: Path) -> list[DataSet]:
+def _sets(scale: str, data_root: Path | None, folder: Path) -> list[StudyDataset]:
     if scale == FULL:
-        return [whole(data_root, FULL_SETS[name][0], name, queries=FULL_SETS[name][1]) for name in CONVERGENCE_SETS]
+        return [
+            whole_dataset(data_root, FULL_SETS[name][0], name, queries=FULL_SETS[name][1]) for name in CONVERGENCE_SETS
+        ]
     if scale == SMOKE:
-        return [smoke_set(folder, part) for part in (STDLIB, PACKAGES)]
+        return [pydocs_subset(folder, part) for part in (STDLIB, PACKAGES)]
     return [
-        pack(data_root, folder, name, replace(_CUT, documents=1) if name == "snli" else _CUT, title)
+        pack_subset(data_root, folder, name, replace(_CUT, documents=1) if name == "snli" else _CUT, title)
         for name, title in _PACKS
     ]
 

@@ -9,17 +9,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.studies.claims import Claim, above, no_worse_on_average
-from raytriever.studies.data_sets import PACKAGES, STDLIB, Cut, DataSet, pack, smoke_set, untrained, whole
+from raytriever.studies.datasets import (
+    PACKAGES,
+    STDLIB,
+    StudyDataset,
+    Subset,
+    pack_subset,
+    pydocs_subset,
+    untrained_arms,
+    whole_dataset,
+)
 from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
-from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, told, trained
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, build_curriculum, describe_training
 from raytriever.studies.recipes.auc.tables import METRICS, PAPER, SIZES, in_domain, in_domain_table
 
-_CUT = Cut(train=1_500, dev=128, test=500, documents=2_500)
+_CUT = Subset(train=1_500, dev=128, test=500, documents=2_500)
 _PACKS = (("squad", "SQuAD"), ("scifact", "SciFact"), ("medquad", "MedQuAD"))
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     sets = _sets(scale, data_root, folder)
     sizes = SIZES if scale == FULL else SIZES[:1]
     arms = []
@@ -30,35 +39,35 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
                 Arm(
                     f"{size.lower()}-{row.lower()}-{one.name.lower().replace(' ', '-')}",
                     row,
-                    (one.measured(METRICS),),
-                    trained(scale, loss, one, size),
+                    (one.with_metrics(METRICS),),
+                    build_curriculum(scale, loss, one, size),
                     block=block,
                     paper=in_domain(size, row, one.name),
                     queries=one.queries,
                 )
                 for one in sets
             ]
-    everything = tuple(one.measured(METRICS) for one in sets)
+    everything = tuple(one.with_metrics(METRICS) for one in sets)
     return Study(
         name="mw-in-domain",
         title="MW against contrastive loss in domain",
         source=f"Table 1 of {PAPER}",
-        arms=(*untrained(scale, everything), *arms),
+        arms=(*untrained_arms(scale, everything), *arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
-        heading=(told(scale), *(line for one in sets for line in one.lines)),
+        heading=(describe_training(scale), *(line for one in sets for line in one.lines)),
         paper=(in_domain_table(),),
         claims=tuple(claim for size in sizes for claim in _claims(f"{size} " if scale == FULL else "", size)),
         drawings=(Drawing("roc", "roc"), Drawing("scores", "scores")),
     )
 
 
-def _sets(scale: str, data_root: Path | None, folder: Path) -> list[DataSet]:
+def _sets(scale: str, data_root: Path | None, folder: Path) -> list[StudyDataset]:
     if scale == FULL:
-        return [whole(data_root, place, name, queries=count) for name, (place, count) in FULL_SETS.items()]
+        return [whole_dataset(data_root, place, name, queries=count) for name, (place, count) in FULL_SETS.items()]
     if scale == SMOKE:
-        return [smoke_set(folder, part) for part in (STDLIB, PACKAGES)]
-    return [pack(data_root, folder, name, _CUT, title) for name, title in _PACKS]
+        return [pydocs_subset(folder, part) for part in (STDLIB, PACKAGES)]
+    return [pack_subset(data_root, folder, name, _CUT, title) for name, title in _PACKS]
 
 
 def _claims(of: str, size: str) -> list[Claim]:

@@ -15,7 +15,7 @@ from raytriever.config import Config, Curriculum, lay
 from raytriever.recipes.minilm import minilm
 from raytriever.recipes.xlmr_base import xlmr_base
 from raytriever.recipes.xlmr_large import xlmr_large
-from raytriever.studies.data_sets import LENGTHS, DataSet
+from raytriever.studies.datasets import LENGTHS, StudyDataset
 from raytriever.studies.definition import FULL, SMALL, SMOKE
 from raytriever.studies.recipes.auc.tables import SIZES
 
@@ -57,7 +57,9 @@ _SMOKE: Layer = {
 }
 
 
-def trained(scale: str, loss: str, data: DataSet, size: str = SIZES[0], settings: Layer | None = None) -> Curriculum:
+def build_curriculum(
+    scale: str, loss: str, data: StudyDataset, size: str = SIZES[0], settings: Layer | None = None
+) -> Curriculum:
     """One training.
 
     Args:
@@ -68,12 +70,12 @@ def trained(scale: str, loss: str, data: DataSet, size: str = SIZES[0], settings
         settings: of this study or training, over those of the scale.
     """
     base = _SIZES[size]() if scale == FULL else lay(Config(), _SMOKE if scale == SMOKE else _SMALL)
-    config = lay(base, {"data": {"dataset": data.place, "test_split": data.test}})
+    config = lay(base, {"data": {"dataset": data.location, "test_split": data.test}})
     config = lay(config, {"loss": {"loss": loss, "temperature": TEMPERATURE}})
     return Curriculum(lay(config, settings or {}))
 
 
-def told(scale: str, settings: Layer | None = None) -> str:
+def describe_training(scale: str, settings: Layer | None = None) -> str:
     """What a reader has to know of the trainings, in a sentence."""
     tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
     if scale == FULL:

@@ -11,13 +11,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.studies.claims import Claim, above_on_average, mostly_above
-from raytriever.studies.data_sets import PACKAGES, STDLIB, Cut, DataSet, pack, smoke_set, untrained, whole
+from raytriever.studies.datasets import (
+    PACKAGES,
+    STDLIB,
+    StudyDataset,
+    Subset,
+    pack_subset,
+    pydocs_subset,
+    untrained_arms,
+    whole_dataset,
+)
 from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
-from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, told, trained
+from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, build_curriculum, describe_training
 from raytriever.studies.recipes.auc.tables import METRICS, PAPER, SIZES, zero_shot, zero_shot_table
 
-_TRAINED = Cut(train=3_000, dev=200, test=100, documents=1)
-_MEASURED = Cut(train=0, dev=0, test=500, documents=3_000)
+_TRAINED = Subset(train=3_000, dev=200, test=100, documents=1)
+_MEASURED = Subset(train=0, dev=0, test=500, documents=3_000)
 _PACKS = (
     ("squad", "SQuAD"),
     ("scifact", "SciFact"),
@@ -49,10 +58,10 @@ _NLI = {"data": {"negatives_per_query": 1}, "training": {"batch_size": 64, "max_
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     source, sets = _sets(scale, data_root, folder)
     sizes = SIZES if scale == FULL else SIZES[:1]
-    measured = tuple(one.measured(METRICS) for one in sets)
+    measured = tuple(one.with_metrics(METRICS) for one in sets)
     names = tuple(one.name for one in sets)
     settings = None if scale in (SMOKE, FULL) else _NLI
     arms = [
@@ -60,7 +69,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             f"{size.lower()}-{row.lower()}",
             row,
             measured,
-            trained(scale, loss, source, size, settings),
+            build_curriculum(scale, loss, source, size, settings),
             block=size if scale == FULL else "",
             paper=zero_shot(size, row, names),
             queries=source.queries,
@@ -72,11 +81,11 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         name="mw-zero-shot",
         title="MW against contrastive loss on unseen data sets",
         source=f"Table 2 and Figure 4 of {PAPER}",
-        arms=(*untrained(scale, measured), *arms),
+        arms=(*untrained_arms(scale, measured), *arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
         heading=(
-            told(scale, settings),
+            describe_training(scale, settings),
             f"Trained on {source.name}.",
             *(line for one in (source, *sets) for line in one.lines),
         ),
@@ -86,17 +95,17 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[DataSet, list[DataSet]]:
+def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
     """What is trained on, and what is measured."""
     if scale == FULL:
         name, (place, queries) = "NLI", FULL_SETS["NLI"]
-        return whole(data_root, place, name, queries=queries), [
-            whole(data_root, place, title) for title, place in _BEIR.items()
+        return whole_dataset(data_root, place, name, queries=queries), [
+            whole_dataset(data_root, place, title) for title, place in _BEIR.items()
         ]
     if scale == SMOKE:
-        return smoke_set(folder, STDLIB), [smoke_set(folder, PACKAGES)]
-    source = pack(data_root, folder, "snli", _TRAINED, "SNLI")
-    return source, [pack(data_root, folder, name, _MEASURED, title) for name, title in _PACKS]
+        return pydocs_subset(folder, STDLIB), [pydocs_subset(folder, PACKAGES)]
+    source = pack_subset(data_root, folder, "snli", _TRAINED, "SNLI")
+    return source, [pack_subset(data_root, folder, name, _MEASURED, title) for name, title in _PACKS]
 
 
 def _claims(of: str, size: str) -> list[Claim]:

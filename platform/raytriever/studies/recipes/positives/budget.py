@@ -14,15 +14,15 @@ from pathlib import Path
 
 from raytriever.config import Curriculum, lay
 from raytriever.studies.claims import Claim, above, alike, every
-from raytriever.studies.data_sets import Cut, DataSet, whole
+from raytriever.studies.datasets import StudyDataset, Subset, whole_dataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Study
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MS_MARCO,
     Group,
+    describe_training,
     hybrid_sets,
-    objective,
-    told,
+    objective_config,
     training_set,
 )
 from raytriever.studies.recipes.positives.tables import BUDGET, BUDGET_COLUMNS, DEV, PAPER, budget_table, fractions
@@ -40,16 +40,16 @@ _LENGTHS = (
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     everything = training_set(scale, data_root, folder)
     metrics = tuple(metric for _, metric in BUDGET_COLUMNS) if scale == FULL else METRICS
     # All are measured on the whole data set.
-    measured = hybrid_sets(data_root, metrics)[:1] if scale == FULL else (everything.measured(metrics),)
+    measured = hybrid_sets(data_root, metrics)[:1] if scale == FULL else (everything.with_metrics(metrics),)
     arms = []
     for setting, figures in BUDGET.items():
         most, share = setting
         data = everything if setting == _WHOLE else _part(scale, data_root, folder, setting)
-        config = objective(scale, "LSEPair", data, Group(GROUP, most), "llm" if scale == FULL else "all")
+        config = objective_config(scale, "LSEPair", data, Group(GROUP, most), "llm" if scale == FULL else "all")
         config = lay(config, {"data": {"positives_order": "ranked"}, "training": _length(scale, setting)})
         arms.append(
             Arm(
@@ -68,20 +68,24 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         arms=tuple(arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_row((1, "100 %")),),
-        heading=(told(scale, Group(GROUP, 4)), *([_LENGTHS] if scale not in (SMOKE, FULL) else []), *everything.lines),
+        heading=(
+            describe_training(scale, Group(GROUP, 4)),
+            *([_LENGTHS] if scale not in (SMOKE, FULL) else []),
+            *everything.lines,
+        ),
         paper=(budget_table(),),
         claims=_claims("recall_at_1000" if scale == FULL else "recall_at_100"),
     )
 
 
-def _part(scale: str, data_root: Path | None, folder: Path, setting: tuple[int, str]) -> DataSet:
+def _part(scale: str, data_root: Path | None, folder: Path, setting: tuple[int, str]) -> StudyDataset:
     """The training data of a budget."""
     most, share = setting
     if scale == FULL:
         full = training_set(scale, data_root, folder)
-        part = whole(data_root, f"{MS_MARCO}-{most}-of-{round(100 * _SHARES[share])}", DEV, "dev")
+        part = whole_dataset(data_root, f"{MS_MARCO}-{most}-of-{round(100 * _SHARES[share])}", DEV, "dev")
         return replace(part, queries=round((full.queries or 0) * _SHARES[share]))
-    return training_set(scale, data_root, folder, Cut(0, 0, 0, 0, share=_SHARES[share], labels=most))
+    return training_set(scale, data_root, folder, Subset(0, 0, 0, 0, share=_SHARES[share], labels=most))
 
 
 def _length(scale: str, setting: tuple[int, str]) -> dict[str, float | int | None]:

@@ -12,15 +12,15 @@ from typing import Any
 
 from raytriever.config import Curriculum, Stage, lay
 from raytriever.studies.claims import Claim, mostly_above, steadier
-from raytriever.studies.data_sets import DataSet
+from raytriever.studies.datasets import StudyDataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Study
 from raytriever.studies.recipes.positives.heterogeneous import STANDS_IN, mixed_measured, mixed_sets
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MULTIPLE,
     Group,
-    objective,
-    told,
+    describe_training,
+    objective_config,
     usual_group,
 )
 from raytriever.studies.recipes.positives.tables import CURRICULUM, MIXED_COLUMNS, OBJECTIVES, PAPER, fractions, table
@@ -29,7 +29,7 @@ _FIRST = "first stage"
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     group = usual_group(scale)
     data, others = mixed_sets(scale, data_root, folder)
     measured = mixed_measured(scale, data_root, data, others)
@@ -50,7 +50,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("SingleLH", "Rand1LH"),
         heading=(
-            told(scale, group),
+            describe_training(scale, group),
             "Then the second stage: InfoNCE on people's positives" + _second_stage(scale) + ".",
             *([STANDS_IN] if scale != FULL else []),
             *lines,
@@ -75,10 +75,10 @@ def _second_stage(scale: str) -> str:
     return {FULL: ", one epoch", SMOKE: ", 2 steps"}.get(scale, ", 20 steps")
 
 
-def _stages(scale: str, name: str, data: DataSet, group: Group) -> tuple[Curriculum, Curriculum]:
+def _stages(scale: str, name: str, data: StudyDataset, group: Group) -> tuple[Curriculum, Curriculum]:
     """The first stage alone, and both."""
-    first = objective(scale, name, data, group, "llm")
-    second = objective(scale, "SingleLH", data, group, "human")
+    first = objective_config(scale, name, data, group, "llm")
+    second = objective_config(scale, "SingleLH", data, group, "human")
     lengths: dict[str, dict[str, Any]] = {FULL: {"epochs": 1.0}, SMOKE: {"max_steps": 2}}
     second = lay(second, {"training": lengths.get(scale, {"max_steps": 20})})
     return Curriculum(first), Curriculum(first, (Stage("llm", first), Stage("human", second)))

@@ -11,27 +11,27 @@ from pathlib import Path
 
 from raytriever.config import Curriculum
 from raytriever.studies.claims import Claim, best, every, second_at_worst, smallest
-from raytriever.studies.data_sets import Cut, DataSet, pack, untrained
-from raytriever.studies.definition import FULL, SMOKE, Arm, Measured, Study
+from raytriever.studies.datasets import StudyDataset, Subset, pack_subset, untrained_arms
+from raytriever.studies.definition import FULL, SMOKE, Arm, MeasuredDataset, Study
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MULTIPLE,
+    describe_training,
     hybrid_sets,
-    objective,
-    told,
+    objective_config,
     training_set,
     usual_group,
 )
 from raytriever.studies.recipes.positives.tables import HETEROGENEOUS, MIXED_COLUMNS, PAPER, fractions, table
 
 # Of it only what is done with training queries counts; the sizes are those of `positives_settings`.
-ONE_HUMAN = Cut(train=0, dev=0, test=0, documents=0, by_llm=True)
+ONE_HUMAN = Subset(train=0, dev=0, test=0, documents=0, by_llm=True)
 STANDS_IN = "Of each training query the positive of the highest grade stands for a person's, the others for an LLM's."
-_PASSAGES = Cut(train=0, dev=0, test=100, documents=5_000)
+_PASSAGES = Subset(train=0, dev=0, test=100, documents=5_000)
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     group = usual_group(scale)
     data, others = mixed_sets(scale, data_root, folder)
     measured = mixed_measured(scale, data_root, data, others)
@@ -40,13 +40,13 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             name.lower(),
             name,
             measured,
-            Curriculum(objective(scale, name, data, group, "human-first")),
+            Curriculum(objective_config(scale, name, data, group, "human-first")),
             paper=fractions(MIXED_COLUMNS, HETEROGENEOUS[name]) if scale == FULL else {},
             queries=data.queries,
         )
         for name in MULTIPLE
     ]
-    arms = untrained(scale, measured) + arms
+    arms = untrained_arms(scale, measured) + arms
     lines = [line for one in (data, *others) for line in one.lines]
     return Study(
         name="heterogeneous",
@@ -55,25 +55,27 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         arms=tuple(arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("Rand1LH",),
-        heading=(told(scale, group), *([STANDS_IN] if scale != FULL else []), *lines),
+        heading=(describe_training(scale, group), *([STANDS_IN] if scale != FULL else []), *lines),
         paper=(table(4, "human and LLM positives", MIXED_COLUMNS, HETEROGENEOUS),),
         claims=_claims("recall_at_1000" if scale == FULL else "recall_at_100", measured[0].name),
     )
 
 
-def mixed_sets(scale: str, data_root: Path | None, folder: Path) -> tuple[DataSet, list[DataSet]]:
+def mixed_sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
     """What is trained on, its positives of both sources, and what is only measured."""
     data = training_set(scale, data_root, folder, ONE_HUMAN)
     if scale in (SMOKE, FULL):
         return data, []
-    return data, [pack(data_root, folder, "trec-dl19-mini", _PASSAGES, "TREC-DL19-mini")]
+    return data, [pack_subset(data_root, folder, "trec-dl19-mini", _PASSAGES, "TREC-DL19-mini")]
 
 
-def mixed_measured(scale: str, data_root: Path | None, data: DataSet, others: list[DataSet]) -> tuple[Measured, ...]:
+def mixed_measured(
+    scale: str, data_root: Path | None, data: StudyDataset, others: list[StudyDataset]
+) -> tuple[MeasuredDataset, ...]:
     """What each row is measured on."""
     if scale == FULL:
         return hybrid_sets(data_root, ("mrr_at_10", "recall_at_1000"))
-    return (data.measured(METRICS), *(one.measured(("ndcg_at_10",)) for one in others))
+    return (data.with_metrics(METRICS), *(one.with_metrics(("ndcg_at_10",)) for one in others))
 
 
 def _claims(recall: str, home: str) -> tuple[Claim, ...]:

@@ -11,16 +11,24 @@ from pathlib import Path
 
 from raytriever.config import Curriculum
 from raytriever.studies.claims import Claim, above, above_on_average, alike, every
-from raytriever.studies.data_sets import STDLIB, Cut, DataSet, pack, smoke_set, untrained, whole
-from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Measured, Study
+from raytriever.studies.datasets import (
+    STDLIB,
+    StudyDataset,
+    Subset,
+    pack_subset,
+    pydocs_subset,
+    untrained_arms,
+    whole_dataset,
+)
+from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, MeasuredDataset, Study
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MS_MARCO,
     NQ,
     Group,
+    describe_training,
     hybrid_sets,
-    objective,
-    told,
+    objective_config,
     training_set,
     usual_group,
 )
@@ -36,7 +44,7 @@ from raytriever.studies.recipes.positives.tables import (
     table,
 )
 
-_UNSEEN = Cut(train=0, dev=0, test=300, documents=1_400)
+_UNSEEN = Subset(train=0, dev=0, test=300, documents=1_400)
 _UNSEEN_PACKS = (("scifact", "SciFact"), ("cranfield", "Cranfield"))
 _NDCG = ("ndcg_at_10",)
 # Folders as BEIR's archives call them.
@@ -59,22 +67,28 @@ _BEIR_FOLDERS = {
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     group = usual_group(scale)
     if scale == FULL:
         arms, own, unseen = _full(data_root, group)
-        heading: tuple[str, ...] = (told(scale, group),)
+        heading: tuple[str, ...] = (describe_training(scale, group),)
     else:
         data, others = _sets(scale, data_root, folder)
-        measured = (data.measured(METRICS), *(one.measured(_NDCG) for one in others))
+        measured = (data.with_metrics(METRICS), *(one.with_metrics(_NDCG) for one in others))
         own, unseen = (data.name,), tuple(one.name for one in others)
-        arms = untrained(scale, measured)
+        arms = untrained_arms(scale, measured)
         arms += [
-            Arm(name.lower(), name, measured, Curriculum(objective(scale, name, data, group)), paper=beir(name, unseen))
+            Arm(
+                name.lower(),
+                name,
+                measured,
+                Curriculum(objective_config(scale, name, data, group)),
+                paper=beir(name, unseen),
+            )
             for name in OBJECTIVES
         ]
         lines = [line for one in (data, *others) for line in one.lines]
-        heading = (told(scale, group), f"Trained on {data.name}.", *lines)
+        heading = (describe_training(scale, group), f"Trained on {data.name}.", *lines)
     return Study(
         name="multi-positive",
         title="Objectives for several positives: homogeneous positives",
@@ -89,28 +103,28 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[DataSet, list[DataSet]]:
+def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
     """What is trained and measured on, and what is only measured on."""
     data = training_set(scale, data_root, folder)
     if scale == SMOKE:
-        return data, [smoke_set(folder, STDLIB)]
-    return data, [pack(data_root, folder, name, _UNSEEN, title) for name, title in _UNSEEN_PACKS]
+        return data, [pydocs_subset(folder, STDLIB)]
+    return data, [pack_subset(data_root, folder, name, _UNSEEN, title) for name, title in _UNSEEN_PACKS]
 
 
 def _full(data_root: Path | None, group: Group) -> tuple[list[Arm], tuple[str, ...], tuple[str, ...]]:
     """Each objective trained twice; in one row, since it is one row of the paper's table."""
     nq, marco = (training_set(FULL, data_root, Path(), on=on) for on in (NQ, MS_MARCO))
     titles = {name: f"{name} (BEIR)" if name == "NQ" else name for name in BEIR}
-    unseen = [whole(data_root, _BEIR_FOLDERS[name], title) for name, title in titles.items()]
-    on_nq: tuple[Measured, ...] = (nq.measured(("accuracy_at_20", "accuracy_at_100")),)
+    unseen = [whole_dataset(data_root, _BEIR_FOLDERS[name], title) for name, title in titles.items()]
+    on_nq: tuple[MeasuredDataset, ...] = (nq.with_metrics(("accuracy_at_20", "accuracy_at_100")),)
     in_domain = hybrid_sets(data_root, ("mrr_at_10", "recall_at_100", "recall_at_1000"))
-    on_marco = (*in_domain, *(one.measured(_NDCG) for one in unseen))
+    on_marco = (*in_domain, *(one.with_metrics(_NDCG) for one in unseen))
     arms = []
     for name in OBJECTIVES:
         figures = fractions(HOMOGENEOUS_COLUMNS, HOMOGENEOUS[name])
         zero_shot = {(titles[dataset], metric): value for (dataset, metric), value in beir(name, tuple(BEIR)).items()}
         for on, data, measured in ((NQ, nq, on_nq), (MS_MARCO, marco, on_marco)):
-            trained = Curriculum(objective(FULL, name, data, group, "llm", on))
+            trained = Curriculum(objective_config(FULL, name, data, group, "llm", on))
             paper = {key: value for key, value in figures.items() if (key[0] == "NQ") == (on == NQ)}
             paper |= {} if on == NQ else zero_shot
             arms.append(Arm(f"{name.lower()}-{on}", name, measured, trained, paper=paper, queries=data.queries))

@@ -14,9 +14,9 @@ from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MULTIPLE,
     Group,
+    describe_training,
     hybrid_sets,
-    objective,
-    told,
+    objective_config,
     training_set,
     usual_group,
 )
@@ -27,17 +27,17 @@ _PAPER_GROUPS = ((8, 2), (8, 4), (16, 2), (16, 4), (16, 8))
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     data = training_set(scale, data_root, folder)
     metrics = METRICS[:2]
-    measured = hybrid_sets(data_root, ("mrr_at_10",)) if scale == FULL else (data.measured(metrics),)
+    measured = hybrid_sets(data_root, ("mrr_at_10",)) if scale == FULL else (data.with_metrics(metrics),)
     groups = _GROUPS.get(scale, _PAPER_GROUPS)
     names = ("Rand1LH", "JointLH") if scale == SMOKE else MULTIPLE
     settings = [("SingleLH", size, 1) for size in dict.fromkeys(size for size, _ in groups)]
     settings += [(name, size, most) for name in names for size, most in groups]
     arms = []
     for name, size, most in settings:
-        config = objective(scale, name, data, Group(size, most), "llm" if scale == FULL else "all")
+        config = objective_config(scale, name, data, Group(size, most), "llm" if scale == FULL else "all")
         if scale not in (SMOKE, FULL):
             config = lay(config, {"training": {"batch_size": 8}})
         arms.append(
@@ -61,7 +61,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         arms=tuple(arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_row("SingleLH", groups[0][0], 1),),
-        heading=(told(scale, usual_group(scale)), *batches, "Rows: objective, G, M.", *data.lines),
+        heading=(describe_training(scale, usual_group(scale)), *batches, "Rows: objective, G, M.", *data.lines),
         paper=(ratio_table(),),
         claims=() if scale == SMOKE else _claims(measured[0].name),
         drawings=tuple(Drawing("lines", metric, metric, x="M", by="objective", panel="G") for metric in metrics),

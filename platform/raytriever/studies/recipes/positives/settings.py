@@ -19,8 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.config import Config, lay
-from raytriever.studies.data_sets import LENGTHS, PACKAGES, Cut, DataSet, pack, smoke_set, whole
-from raytriever.studies.definition import FULL, SMALL, SMOKE, Measured
+from raytriever.studies.datasets import (
+    LENGTHS,
+    PACKAGES,
+    StudyDataset,
+    Subset,
+    pack_subset,
+    pydocs_subset,
+    whole_dataset,
+)
+from raytriever.studies.definition import FULL, SMALL, SMOKE, MeasuredDataset
 from raytriever.studies.recipes.positives.tables import DEV, DL19, DL20, HYBRID
 
 Layer = Mapping[str, Mapping[str, Any]]
@@ -81,7 +89,7 @@ _SMOKE: Layer = {
         "dev_batches": 1,
     },
 }
-_NFCORPUS = Cut(train=1_500, dev=128, test=400, documents=3_400)
+_NFCORPUS = Subset(train=1_500, dev=128, test=400, documents=3_400)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,9 @@ def usual_group(scale: str) -> Group:
     return Group(4, 2) if scale == SMOKE else Group(8, 4)
 
 
-def objective(scale: str, name: str, data: DataSet, group: Group, source: str = "all", on: str = MS_MARCO) -> Config:
+def objective_config(
+    scale: str, name: str, data: StudyDataset, group: Group, source: str = "all", on: str = MS_MARCO
+) -> Config:
     """The settings of one objective.
 
     SingleLH takes the positive of the lowest rank, as the paper does, and hard negatives for the rest of its group;
@@ -118,7 +128,7 @@ def objective(scale: str, name: str, data: DataSet, group: Group, source: str = 
     alone = name == "SingleLH"
     positives = 1 if alone else group.positives
     drawn = {
-        "dataset": data.place,
+        "dataset": data.location,
         "test_split": data.test,
         "positives": source,
         "positives_order": "ranked" if alone else "drawn",
@@ -129,31 +139,31 @@ def objective(scale: str, name: str, data: DataSet, group: Group, source: str = 
 
 
 def training_set(
-    scale: str, data_root: Path | None, folder: Path, cut: Cut | None = None, on: str = MS_MARCO
-) -> DataSet:
+    scale: str, data_root: Path | None, folder: Path, cut: Subset | None = None, on: str = MS_MARCO
+) -> StudyDataset:
     """What is trained and, in domain, measured on.
 
     Args:
         scale: see above.
-        data_root, folder: see `recipes.studies`.
+        data_root, folder: see `studies.recipes`.
         cut: of small and smoke; the usual one where there is none. Only what it does with training queries counts.
         on: the folder at `full`: `nq` with splits `train`, `dev` and `test` and answers; `msmarco` with `train`, `fit`
             (queries looked at while training), `dev`, `dl19`, `dl20` and `hybrid`. Positives of `train` are of source
             `human` and `llm`, the latter ranked, as `jobs/annotate.py` writes them.
     """
     if scale == FULL:
-        return whole(data_root, on, "NQ" if on == NQ else DEV, queries=_QUERIES[on])
+        return whole_dataset(data_root, on, "NQ" if on == NQ else DEV, queries=_QUERIES[on])
     if scale == SMOKE:
-        return smoke_set(folder, PACKAGES, groups=True, cut=cut and _as(cut, Cut(48, 16, 48, 300)))
-    return pack(data_root, folder, "nfcorpus-filtered", _as(cut, _NFCORPUS) if cut else _NFCORPUS, "NFCorpus")
+        return pydocs_subset(folder, PACKAGES, groups=True, cut=cut and _as(cut, Subset(48, 16, 48, 300)))
+    return pack_subset(data_root, folder, "nfcorpus-filtered", _as(cut, _NFCORPUS) if cut else _NFCORPUS, "NFCorpus")
 
 
-def _as(cut: Cut, sizes: Cut) -> Cut:
+def _as(cut: Subset, sizes: Subset) -> Subset:
     """What a cut does with training queries, at other sizes."""
-    return Cut(sizes.train, sizes.dev, sizes.test, sizes.documents, cut.share, cut.labels, cut.by_llm)
+    return Subset(sizes.train, sizes.dev, sizes.test, sizes.documents, cut.share, cut.labels, cut.by_llm)
 
 
-def told(scale: str, group: Group) -> str:
+def describe_training(scale: str, group: Group) -> str:
     """What a reader has to know of the trainings, in a sentence."""
     if scale == FULL:
         sizes = f"G = {group.size}, M = {group.positives}"
@@ -170,11 +180,11 @@ def told(scale: str, group: Group) -> str:
     )
 
 
-def hybrid_sets(data_root: Path | None, on_dev: tuple[str, ...]) -> tuple[Measured, ...]:
+def hybrid_sets(data_root: Path | None, on_dev: tuple[str, ...]) -> tuple[MeasuredDataset, ...]:
     """What training on MS MARCO is measured on at full: splits of one folder, whose corpus is the same.
 
     Args:
-        data_root: see `recipes.studies`.
+        data_root: see `studies.recipes`.
         on_dev: metrics on the dev split.
     """
     found = []
@@ -184,5 +194,5 @@ def hybrid_sets(data_root: Path | None, on_dev: tuple[str, ...]) -> tuple[Measur
         ("dl20", DL20, ("ndcg_at_10",)),
         ("hybrid", HYBRID, ("mrr_at_10", "ndcg_at_10")),
     ):
-        found.append(whole(data_root, MS_MARCO, title, split).measured(metrics))
+        found.append(whole_dataset(data_root, MS_MARCO, title, split).with_metrics(metrics))
     return tuple(found)

@@ -10,14 +10,21 @@ from pathlib import Path
 from raytriever.config import Curriculum
 from raytriever.studies.claims import Claim, above, alike, every, smallest
 from raytriever.studies.definition import FULL, SMOKE, Arm, Study
-from raytriever.studies.recipes.positives.settings import METRICS, NQ, objective, told, training_set, usual_group
+from raytriever.studies.recipes.positives.settings import (
+    METRICS,
+    NQ,
+    describe_training,
+    objective_config,
+    training_set,
+    usual_group,
+)
 from raytriever.studies.recipes.positives.tables import PAPER, VARIANT_COLUMNS, VARIANTS, fractions, table
 
 _WHOLE, _WORST = "LSEPair", "LSEPair_maxP"
 
 
 def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """See `recipes.studies`."""
+    """Build the study (see `studies.recipes`)."""
     group = usual_group(scale)
     data = training_set(scale, data_root, folder, on=NQ)
     metrics = tuple(metric for _, metric in VARIANT_COLUMNS) if scale == FULL else METRICS
@@ -25,8 +32,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         Arm(
             name.lower().replace("_", "-"),
             name,
-            (data.measured(metrics),),
-            Curriculum(objective(scale, name, data, group, "llm" if scale == FULL else "all", NQ)),
+            (data.with_metrics(metrics),),
+            Curriculum(objective_config(scale, name, data, group, "llm" if scale == FULL else "all", NQ)),
             paper=fractions(VARIANT_COLUMNS, figures) if scale == FULL else {},
             queries=data.queries,
         )
@@ -40,7 +47,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         arms=arms,
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_WORST, _WHOLE),
-        heading=(told(scale, group), *data.lines),
+        heading=(describe_training(scale, group), *data.lines),
         paper=(table(6, "NQ", VARIANT_COLUMNS, VARIANTS),),
         claims=(
             Claim("LSEPair_maxP is the worst", "section 6.2", smallest(_WORST, metrics)),

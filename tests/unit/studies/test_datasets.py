@@ -13,7 +13,7 @@ from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
-from raytriever.studies.data_sets import Cut, _with_siblings, cut_to, pack
+from raytriever.studies.datasets import Subset, _with_siblings, pack_subset, write_subset
 
 DOCUMENTS, QUERIES, EACH = 200, 60, 3
 SPLITS = {"train": range(30), "dev": range(30, 40), "test": range(40, 60)}
@@ -40,8 +40,8 @@ def made() -> RetrievalDataset:
     )
 
 
-def opened(folder: Path, cut: Cut) -> RetrievalDataset:
-    return open_dataset(cut_to(folder, "made", cut, made), ["train", "dev", "test"])
+def opened(folder: Path, cut: Subset) -> RetrievalDataset:
+    return open_dataset(write_subset(folder, "made", cut, made), ["train", "dev", "test"])
 
 
 def first_by_hash(split: str, count: int) -> set[str]:
@@ -54,13 +54,13 @@ def names_of(dataset: RetrievalDataset, split: str) -> set[str]:
 
 
 def test_queries_are_those_of_the_smallest_hashes_and_judged_documents_stay(tmp_path: Path) -> None:
-    dataset = opened(tmp_path / "cut", Cut(train=10, dev=4, test=6, documents=100))
+    dataset = opened(tmp_path / "cut", Subset(train=10, dev=4, test=6, documents=100))
     for split, count in (("train", 10), ("dev", 4), ("test", 6)):
         assert names_of(dataset, split) == first_by_hash(split, count)
         assert (np.diff(dataset.positives(split).offsets) == EACH).all()
     assert len(dataset.documents) == 100
-    assert opened(tmp_path / "small", Cut(10, 4, 6, documents=1)).documents.ids  # never fewer than are judged
-    few = opened(tmp_path / "small", Cut(10, 4, 6, documents=1))
+    assert opened(tmp_path / "small", Subset(10, 4, 6, documents=1)).documents.ids  # never fewer than are judged
+    few = opened(tmp_path / "small", Subset(10, 4, 6, documents=1))
     assert len(few.documents) == len({int(d) for rows in few.judgements.values() for d in rows.documents})
 
 
@@ -71,7 +71,7 @@ def test_no_query_of_a_measured_text_is_learnt_from(tmp_path: Path) -> None:
         texts[3], texts[33] = "QUERY  40", "query 41"
         return replace(dataset, queries=Queries(dataset.queries.ids, texts))
 
-    place = cut_to(tmp_path / "cut", "repeated", Cut(30, 10, 20, 200), repeated)
+    place = write_subset(tmp_path / "cut", "repeated", Subset(30, 10, 20, 200), repeated)
     dataset = open_dataset(place, ["train", "dev", "test"])
     assert names_of(dataset, "train") == {f"q{n}" for n in SPLITS["train"] if n != 3}
     assert names_of(dataset, "dev") == {f"q{n}" for n in SPLITS["dev"] if n != 33}
@@ -79,14 +79,14 @@ def test_no_query_of_a_measured_text_is_learnt_from(tmp_path: Path) -> None:
 
 
 def test_positives_are_ranked_by_grade(tmp_path: Path) -> None:
-    dataset = opened(tmp_path / "cut", Cut(10, 4, 6, 100))
+    dataset = opened(tmp_path / "cut", Subset(10, 4, 6, 100))
     rows = dataset.judgements["train"].where(dataset.judgements["train"].scores > 0)
     assert (rows.ranks[rows.scores == 2] == 0).all()
     assert sorted(rows.ranks[rows.queries == rows.queries[0]].tolist()) == [0, 1, 2]
 
 
 def test_what_was_judged_0_or_brought_along_as_gold_stays_a_negative(tmp_path: Path) -> None:
-    dataset = opened(tmp_path / "cut", Cut(train=30, dev=10, test=20, documents=200))
+    dataset = opened(tmp_path / "cut", Subset(train=30, dev=10, test=20, documents=200))
     rows = dataset.judgements["train"]
     assert (rows.scores == 0).sum() == 30 + 5
     assert dataset.negatives is not None
@@ -94,7 +94,7 @@ def test_what_was_judged_0_or_brought_along_as_gold_stays_a_negative(tmp_path: P
 
 
 def test_a_budget_removes_labels_and_queries_of_the_training_split_alone(tmp_path: Path) -> None:
-    dataset = opened(tmp_path / "cut", Cut(20, 4, 6, 100, share=0.5, labels=2))
+    dataset = opened(tmp_path / "cut", Subset(20, 4, 6, 100, share=0.5, labels=2))
     assert names_of(dataset, "train") == first_by_hash("train", 10)
     assert (np.diff(dataset.positives("train").offsets) == 2).all()
     assert (np.diff(dataset.positives("test").offsets) == EACH).all()
@@ -103,29 +103,29 @@ def test_a_budget_removes_labels_and_queries_of_the_training_split_alone(tmp_pat
 
 
 def test_the_first_positive_is_a_persons_and_the_others_an_llms(tmp_path: Path) -> None:
-    dataset = opened(tmp_path / "cut", Cut(20, 4, 6, 100, by_llm=True))
+    dataset = opened(tmp_path / "cut", Subset(20, 4, 6, 100, by_llm=True))
     positives = dataset.positives("train")
     assert ((positives.sources == 0) == (positives.ranks == 0)).all()
     assert (dataset.positives("test").sources == 0).all()
 
 
 def test_a_cut_is_made_once_and_replaced_by_another(tmp_path: Path) -> None:
-    folder, cut = tmp_path / "cut", Cut(10, 4, 6, 100)
-    cut_to(folder, "made", cut, made)
+    folder, cut = tmp_path / "cut", Subset(10, 4, 6, 100)
+    write_subset(folder, "made", cut, made)
     first = {path.name: path.read_bytes() for path in folder.rglob("*.jsonl")}
 
     def never() -> RetrievalDataset:
         raise AssertionError("it stands already")
 
-    cut_to(folder, "made", cut, never)
-    cut_to(tmp_path / "again", "made", cut, made)
+    write_subset(folder, "made", cut, never)
+    write_subset(tmp_path / "again", "made", cut, made)
     assert first == {path.name: path.read_bytes() for path in (tmp_path / "again").rglob("*.jsonl")}
-    assert names_of(opened(folder, Cut(11, 4, 6, 100)), "train") == first_by_hash("train", 11)
+    assert names_of(opened(folder, Subset(11, 4, 6, 100)), "train") == first_by_hash("train", 11)
 
 
 def test_a_split_without_positives_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="split 'train' has no query"):
-        cut_to(tmp_path / "cut", "made", Cut(0, 4, 6, 100), made)
+        write_subset(tmp_path / "cut", "made", Subset(0, 4, 6, 100), made)
     assert not (tmp_path / "cut").exists()
 
 
@@ -146,8 +146,8 @@ def test_siblings_are_of_the_same_class_and_of_a_lower_grade() -> None:
 
 @pytest.mark.data
 def test_no_training_query_of_a_pack_is_measured(data_packs: Path, tmp_path: Path) -> None:
-    one = pack(data_packs, tmp_path, "scifact", Cut(train=200, dev=20, test=50, documents=300), "SciFact")
-    dataset = open_dataset(one.place, ["train", "dev", "test"])
+    one = pack_subset(data_packs, tmp_path, "scifact", Subset(train=200, dev=20, test=50, documents=300), "SciFact")
+    dataset = open_dataset(one.location, ["train", "dev", "test"])
     splits = [names_of(dataset, split) for split in ("train", "dev", "test")]
     assert [len(names) for names in splits] == [200, 20, 50]
     assert not splits[0] & splits[1] | splits[0] & splits[2] | splits[1] & splits[2]

@@ -1,6 +1,6 @@
 """Data sets of studies: parts of pydocs at smoke, of packs at small, whole ones below `--data-root` at full.
 
-A pack is a folder of any known format below `--data-root`. A part (`Cut`) is written as a folder in BEIR layout. It
+A pack is a folder of any known format below `--data-root`. A part (`Subset`) is written as a folder in BEIR layout. It
 keeps the queries and further documents whose ids have the smallest SHA-256, and all documents judged for these
 queries. No seed is involved: the same cut of the same data set gives the same bytes. No query is trained on that is
 evaluated."""
@@ -25,14 +25,14 @@ from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.data.statistics import plain_text
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.storage import committed_directory, read_manifest
-from raytriever.studies.definition import FULL, SMALL, SMOKE, Arm, Measured
+from raytriever.studies.definition import FULL, SMALL, SMOKE, Arm, MeasuredDataset
 
 _VERSION = 2
 HUMAN, LLM = SOURCES
 
 
 @dataclass(frozen=True)
-class Cut:
+class Subset:
     """What is kept.
 
     Args:
@@ -52,7 +52,7 @@ class Cut:
     by_llm: bool = False
 
 
-def cut_to(folder: Path, source: str, cut: Cut, opened: Callable[[], RetrievalDataset]) -> str:
+def write_subset(folder: Path, source: str, cut: Subset, opened: Callable[[], RetrievalDataset]) -> str:
     """Write a part of a data set, or find it written.
 
     Args:
@@ -84,7 +84,7 @@ def _stands(folder: Path, meta: dict[str, object]) -> bool:
         return False
 
 
-def _write(dataset: RetrievalDataset, cut: Cut, aside: Path) -> None:
+def _write(dataset: RetrievalDataset, cut: Subset, aside: Path) -> None:
     kept = {split: _kept(dataset, split, cut) for split in dataset.judgements}
     judged = np.unique(np.concatenate([rows.documents for rows in kept.values()]))
     ids = dataset.documents.ids
@@ -114,7 +114,7 @@ def _write(dataset: RetrievalDataset, cut: Cut, aside: Path) -> None:
                     qrels.write(f"{names[int(query)]}\t{absent}\t{score}\t{SOURCES[0]}\t0\n")
 
 
-def _kept(dataset: RetrievalDataset, split: str, cut: Cut) -> Judgements:
+def _kept(dataset: RetrievalDataset, split: str, cut: Subset) -> Judgements:
     """The judgements of a split's queries that are kept, ranked; what the data set brings along as a hard negative of
     origin `gold` is judged 0."""
     rows = dataset.judgements[split]
@@ -202,12 +202,12 @@ UNTRAINED = "MiniLM, untrained"
 
 
 @dataclass(frozen=True)
-class DataSet:
+class StudyDataset:
     """A data set as it stands, ready to be trained and measured on.
 
     Args:
         name: in tables.
-        place: path or name, as `--dataset` takes it.
+        location: path or name, as `--dataset` takes it.
         test: the split that is measured.
         level: the grade from which on a document counts as found.
         drop_own: whether a document with the query's own id is left out.
@@ -216,7 +216,7 @@ class DataSet:
     """
 
     name: str
-    place: str
+    location: str
     test: str = "test"
     level: int = 1
     drop_own: bool = True
@@ -228,19 +228,21 @@ class DataSet:
         """What of it was kept, for a table's head."""
         return (f"{self.about}.",) if self.about else ()
 
-    def measured(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> Measured:
+    def with_metrics(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> MeasuredDataset:
         """The data set as something to measure on."""
-        return Measured(self.name, self.place, self.test, metrics, self.level, self.drop_own, extras)
+        return MeasuredDataset(self.name, self.location, self.test, metrics, self.level, self.drop_own, extras)
 
 
-def untrained(scale: str, measured: tuple[Measured, ...]) -> list[Arm]:
+def untrained_arms(scale: str, measured: tuple[MeasuredDataset, ...]) -> list[Arm]:
     """The encoder before any training, reading what the trained ones read; none at full, which trains from others."""
     if scale == FULL:
         return []
     return [Arm("before", UNTRAINED, measured, None, model="minilm", lengths=LENGTHS[scale])]
 
 
-def smoke_set(folder: Path, part: str, groups: bool = False, train: int = 48, cut: Cut | None = None) -> DataSet:
+def pydocs_subset(
+    folder: Path, part: str, groups: bool = False, train: int = 48, cut: Subset | None = None
+) -> StudyDataset:
     """A few hundred docstrings: of the standard library, or of the packages that are installed.
 
     Args:
@@ -251,17 +253,17 @@ def smoke_set(folder: Path, part: str, groups: bool = False, train: int = 48, cu
         train: training queries.
         cut: another one.
     """
-    cut = cut or Cut(train=train, dev=16, test=48, documents=300)
+    cut = cut or Subset(train=train, dev=16, test=48, documents=300)
     name = f"pydocs-{part}"
     kind = f"{name}{'-groups' if groups else ''}"
-    place = cut_to(folder / _folder_name(kind, cut), kind, cut, lambda: _pydocs(part, groups))
-    return DataSet(name, place, about=_about(name, cut) + (_GROUPS if groups else ""))
+    place = write_subset(folder / _folder_name(kind, cut), kind, cut, lambda: _pydocs(part, groups))
+    return StudyDataset(name, place, about=_about(name, cut) + (_GROUPS if groups else ""))
 
 
 _GROUPS = "; passages of the same class or module stand in for further positives"
 
 
-def pack(data_root: Path | None, folder: Path, name: str, cut: Cut, title: str = "") -> DataSet:
+def pack_subset(data_root: Path | None, folder: Path, name: str, cut: Subset, title: str = "") -> StudyDataset:
     """A part of a pack.
 
     Args:
@@ -279,16 +281,18 @@ def pack(data_root: Path | None, folder: Path, name: str, cut: Cut, title: str =
     splits = _SPLITS.get(name, ("", "", "test"))
     if not cut.train:
         splits = ("", "", splits[2])
-    place = cut_to(folder / _folder_name(name, cut), name, cut, lambda: _opened(there, splits))
-    found = DataSet(title or name, place, about=_about(title or name, cut, trained=bool(splits[0])))
+    place = write_subset(folder / _folder_name(name, cut), name, cut, lambda: _opened(there, splits))
+    found = StudyDataset(title or name, place, about=_about(title or name, cut, trained=bool(splits[0])))
     # Cranfield's queries and documents are both numbered, which means nothing.
     return replace(found, drop_own=name != "cranfield", level=2 if name.startswith("trec-dl") else 1)
 
 
-def whole(data_root: Path | None, name: str, title: str, test: str = "test", queries: int | None = None) -> DataSet:
+def whole_dataset(
+    data_root: Path | None, name: str, title: str, test: str = "test", queries: int | None = None
+) -> StudyDataset:
     """A whole data set, which is neither read nor looked for yet: `DATA_ROOT/NAME`, of any known format."""
     level = 2 if test.startswith("dl") else 1
-    return DataSet(title, str((data_root or DEFAULT_ROOT) / name), test, level, queries=queries)
+    return StudyDataset(title, str((data_root or DEFAULT_ROOT) / name), test, level, queries=queries)
 
 
 def _pack_folder(data_root: Path | None, name: str) -> Path:
@@ -345,7 +349,7 @@ def _is_stdlib(name: str) -> bool:
     return name.split(".")[0] in sys.stdlib_module_names
 
 
-def _folder_name(kind: str, cut: Cut) -> str:
+def _folder_name(kind: str, cut: Subset) -> str:
     """Cuts of one data set that stand beside each other differ in what their training queries have."""
     parts = [kind]
     if cut.by_llm:
@@ -355,7 +359,7 @@ def _folder_name(kind: str, cut: Cut) -> str:
     return "-".join(parts)
 
 
-def _about(name: str, cut: Cut, trained: bool = True) -> str:
+def _about(name: str, cut: Subset, trained: bool = True) -> str:
     told = f"{name}: at most {cut.test:,} test queries"
     if trained:
         told += f", {cut.train:,} training queries"

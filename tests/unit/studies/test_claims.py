@@ -18,7 +18,7 @@ from raytriever.studies.claims import (
     second_at_worst,
     steadier,
 )
-from raytriever.studies.results import ABOVE, NOISE, Found, StudyResults
+from raytriever.studies.results import ABOVE, NOISE, SeedMetrics, StudyResults
 
 NDCG = ("ndcg_at_10",)
 
@@ -29,7 +29,9 @@ def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, 
     for place, (cell, values) in enumerate(means.items()):
         drawn = np.random.default_rng(place).normal(0, deviation, queries)
         drawn -= drawn.mean()
-        found[cell] = [Found(seed, {NDCG[0]: value}, {NDCG[0]: value + drawn}) for seed, value in enumerate(values)]
+        found[cell] = [
+            SeedMetrics(seed, {NDCG[0]: value}, {NDCG[0]: value + drawn}) for seed, value in enumerate(values)
+        ]
     return StudyResults(found)
 
 
@@ -46,7 +48,7 @@ def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> N
 
 def _differences(found: StudyResults) -> list[np.ndarray]:
     return [
-        found.found["a", one][0].per_query[NDCG[0]] - found.found["b", one][0].per_query[NDCG[0]] for one in ("x", "y")
+        found.cells["a", one][0].per_query[NDCG[0]] - found.cells["b", one][0].per_query[NDCG[0]] for one in ("x", "y")
     ]
 
 

@@ -166,7 +166,7 @@ def test_a_submitted_run_is_the_uploads_and_lasts(head: Head, settings: list[str
     code, out = head.by_ray("train", *settings, "--max-steps", "4", "--eval-steps", "2", "--run-name", "first")
     assert code == 0, out
     assert "upload: " in out
-    assert f"relative places are meant from {head.home}" in out
+    assert f"relative paths start in {head.home}" in out
     assert "encoder after" in out, "a job's lines come back"
     run = head.home / "runs" / "first"
     assert (run / "metrics.json").is_file()
@@ -265,7 +265,7 @@ def test_what_cannot_be_submitted_is_told_in_a_line(head: Head, settings: list[s
         large.unlink()
     assert code == 2
     assert "Traceback" not in out
-    assert "notes.txt 105.9 MB; name what is not code in .rayignore" in out.splitlines()[-1]
+    assert "notes.txt 105.9 MB; list files that are not code in .rayignore" in out.splitlines()[-1]
     [port] = free_ports(1)
     code, out = head.ends(sys.executable, "jobs/submit.py", f"--address=http://127.0.0.1:{port}", "train")
     assert code == 2

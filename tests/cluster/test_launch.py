@@ -169,7 +169,7 @@ def test_ray_is_kept_while_mlflow_is_late(start: Callable[..., Launcher]) -> Non
     launcher = start("--timeout", "25", then=lambda process: os.killpg(mlflow_of(process), signal.SIGSTOP))
     assert "MLflow is not ready yet: " in launcher.text
     assert "Ray is ready after " in launcher.text
-    assert "MLflow  does not answer yet, and is waited for: see " in launcher.text
+    assert "MLflow  does not answer yet; its log is " in launcher.text
     assert launcher.answer("dashboard", "/api/jobs/") == 200
     os.killpg(mlflow_of(launcher.process), signal.SIGCONT)
     wait_for(lambda: "MLflow is ready after " in launcher.text, 120)

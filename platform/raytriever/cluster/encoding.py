@@ -42,18 +42,18 @@ from raytriever.models.retriever import Side
 from raytriever.options import flag_of
 from raytriever.storage import check_writable
 
-# One at hand and one waiting: an actor does not idle while Ray Data hears that it is done.
-_TASKS_AT_AN_ACTOR = 2
+# One running and one waiting: an actor is not idle while Ray Data processes its result.
+_TASKS_PER_ACTOR = 2
 
 
 @dataclass(frozen=True)
 class ActorPool:
-    """Who encodes.
+    """Size and resources of the actors that encode.
 
     Args:
-        fewest, most: actors; Ray Data starts more as there is work and room.
-        cpus: cores of each, and threads it computes with.
-        gpus: of each; a fraction where several share one, 0 where it encodes on its cores.
+        fewest, most: number of actors; Ray Data starts more if there is work and free resources.
+        cpus: cores and threads of each actor.
+        gpus: GPUs of each actor; a fraction if several share one, 0 to encode on the CPU.
     """
 
     fewest: int
@@ -63,13 +63,15 @@ class ActorPool:
 
 
 def run_in_actors(pool: ActorPool) -> Runner:
-    """The runner of a pool, inside a Ray session; the store's directory, the data set and the model's are to be seen
-    by every node under the same paths."""
+    """Return a runner that encodes in a pool of actors, inside a Ray session.
+
+    Every node must see the store, the data set and the model under the same paths.
+    """
 
     def run(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
         if not missing:
             return
-        # The copy holds neither this process's encoder nor its data set.
+        # The copy without the encoder and the data set of this process.
         sent = replace(encoder, done=None)
         with quiet_data_context():
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
@@ -79,46 +81,43 @@ def run_in_actors(pool: ActorPool) -> Runner:
                 compute=ActorPoolStrategy(
                     min_size=min(pool.fewest, len(missing)),
                     max_size=min(pool.most, len(missing)),
-                    max_tasks_in_flight_per_actor=_TASKS_AT_AN_ACTOR,
+                    max_tasks_in_flight_per_actor=_TASKS_PER_ACTOR,
                 ),
                 batch_size=1,
                 num_cpus=pool.cpus,
                 num_gpus=pool.gpus,
             )
             for row in shards.iter_rows():
-                if row["mistake"]:
-                    raise deserialize_error(row["mistake"])
+                if row["error"]:
+                    raise deserialize_error(row["error"])
                 advance(len(encoder.work.plan.rows_of(row["shard"])))
 
     return run
 
 
 class _Actor:
-    """Encodes shards. Mistakes travel as values: raised, Ray would wrap them."""
+    """Encodes shards. Errors are returned as values, because Ray would wrap exceptions."""
 
-    def __init__(self, encoder: ShardEncoder, pool: ActorPool, of_driver: tuple[Claim, ...]) -> None:
-        join(of_driver)
+    def __init__(self, encoder: ShardEncoder, pool: ActorPool, driver_claims: tuple[Claim, ...]) -> None:
+        join(driver_claims)
         torch.set_num_threads(pool.cpus)
         if not pool.gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one that was not asked for is somebody else's
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU that was not requested belongs to another process
         self._encoder = encoder
 
     def __call__(self, batch: dict[str, ndarray]) -> dict[str, ndarray]:
         [number] = batch["shard"]
-        mistake = ""
+        failure = ""
         try:
             self._encoder(int(number))
         except UserError as error:
-            mistake = serialize_error(error)
-        return {"shard": batch["shard"], "mistake": np.array([mistake])}
-
-
-Say = Callable[[str], None]
+            failure = serialize_error(error)
+        return {"shard": batch["shard"], "error": np.array([failure])}
 
 
 @dataclass(frozen=True)
 class EncodingResult:
-    """The store, and a line on rows that have no embedding, if there are any."""
+    """Result of an encoding: the store, and a line on quarantined rows, which have no embedding, if any."""
 
     store: EmbeddingStore
     quarantined: str | None
@@ -131,18 +130,18 @@ def run_encoding(
     precision: str | None,
     max_bad_rows: float,
     output: Path,
-    say: Say,
+    log: Callable[[str], None],
 ) -> EncodingResult:
-    """Encode, or go on with it; everything is opened and checked before the first text is encoded.
+    """Encode one side of a data set, or resume. Everything is opened and checked before the first text is encoded.
 
     Raises:
-        UserError: something a user can mend; see `errors`.
+        UserError: the data set, the model, the output directory or the number of actors is not usable.
     """
     check_writable(output)
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         on_gpus = pool.gpus > 0 if pool else torch.cuda.is_available()
-        # This process may be on a node without any of the cluster's GPUs.
+        # This process may run on a node without a GPU.
         here = torch.device("cuda" if torch.cuda.is_available() and pool is None else "cpu")
         chosen = precision or ("bf16" if on_gpus and here.type == "cpu" else choose_precision(None, here))
         retriever = load_for_encoding(model, chosen, here)
@@ -152,52 +151,58 @@ def run_encoding(
             max_bad_rows=max_bad_rows,
             tokenisation=tokenisation_of(retriever),
             run=choose_runner(num_workers=0),
-            say=say,
+            say=log,
         )
         side: Side = "query" if config.side == "query" else "passage"
-        # Another number of tokens a batch gives other last bits: a store is of one, however often it is gone on with.
+        # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
         tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
         work = StoreWriter(output.absolute(), plan)
         work.check()
-        who = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
-        say(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {who}")
+        place = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
+        log(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {place}")
         run: Runner = with_encoding_gauges(run_in_actors(pool) if pool else encode_in_process, Gauges(output.name))
         store = encode_store(work, model, retriever, opened, run)
-    left_out = QuarantineReport.read(store.path)
-    return EncodingResult(store, str(left_out) if left_out.total else None)
+    quarantine = QuarantineReport.read(store.path)
+    return EncodingResult(store, str(quarantine) if quarantine.total else None)
 
 
 def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
-    """Ray, where actors are asked for or would be of use."""
+    """Return a Ray session if actors are requested or would help, otherwise a context that does nothing.
+
+    Raises:
+        ConfigError: flags of actors are given, but this process encodes.
+    """
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):
             if getattr(config, name) != getattr(EncodeConfig, name):
-                raise ConfigError(
-                    "has no effect where this process encodes", flag_of(name), "leave it out, or give --actors"
-                )
+                raise ConfigError("has no effect without actors", flag_of(name), "omit it, or give --actors")
         return nullcontext()
-    # Else the driver is warned of every pool's actors that their arguments are in the object store, where Ray Data puts
-    # them. What goes wrong reaches us as an exception.
+    # Otherwise Ray warns for every pool that the arguments of its actors are in the object store, where Ray Data puts
+    # them. Errors reach this process as exceptions.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     most = int(config.actors.rpartition(":")[2]) if config.actors else 1
     return ray_session(most * config.actor_cpus)
 
 
 def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
-    """The actors that were asked for, or that the cluster has room for; None outside a Ray session."""
+    """Return the requested pool, or one that the cluster has resources for; None outside a Ray session.
+
+    Raises:
+        ConfigError: more actors are requested than fit on this machine.
+    """
     if not ray.is_initialized():
         return None
-    there = ray.cluster_resources()
+    resources = ray.cluster_resources()
     gpus = config.actor_gpus
     if gpus is None:
-        gpus = 1.0 if there.get("GPU") else 0.0
-    fits = int(there.get("GPU", 0) / gpus if gpus else there.get("CPU", 1) / config.actor_cpus)
+        gpus = 1.0 if resources.get("GPU") else 0.0
+    fits = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / config.actor_cpus)
     fewest, colon, most = (config.actors or f"1:{max(1, fits)}").partition(":")
     pool = ActorPool(int(fewest), int(most if colon else fewest), config.actor_cpus, gpus)
-    # Ray would wait for what a cluster of one machine never gets.
+    # Ray would wait for resources that a cluster of one machine never gets.
     if pool.fewest > fits and not os.environ.get("RAY_ADDRESS"):
-        what = f"{gpus:g} GPUs" if gpus else f"{config.actor_cpus} CPUs"
-        raise ConfigError(f"{pool.fewest} actors of {what} are more than fit", "--actors", f"at most {fits} fit here")
+        size = f"{gpus:g} GPUs" if gpus else f"{config.actor_cpus} CPUs"
+        raise ConfigError(f"{pool.fewest} actors with {size} each do not fit", "--actors", f"at most {fits} fit here")
     return pool

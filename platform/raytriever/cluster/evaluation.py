@@ -1,4 +1,4 @@
-"""Evaluate with corpora that actors encode and search, where a cluster is joined or actors are asked for."""
+"""Evaluate with actors that encode and search the corpora, if a cluster is joined or actors are requested."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def evaluate_in_session(
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
 ) -> Results:
-    """`run_evaluation` by this process, or by the actors that `config` asks for, with the same figures.
+    """Run an evaluation in this process, or in the actors that `config` requests, with the same results.
 
-    Embeddings are kept in the cache, which every node sees under the same path.
+    Embeddings are stored in the cache, which every node must see under the same path.
 
     Raises:
-        UserError: something a user can mend; see `errors`.
+        UserError: see `run_evaluation`.
     """
     check_uri(tracking_uri())
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         workers = _workers(pool, Gauges(output.name)) if pool else Workers()
-        told: list[Gauges] = []
+        gauges: list[Gauges] = []  # they exist as long as this list
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
-            told.append(export_metrics(output.name, model, dataset, metrics))
+            gauges.append(export_metrics(output.name, model, dataset, metrics))
 
         return run_evaluation(job, output, fresh, tracker, log, workers, write_evaluation_report, on_result)
 
 
 def _workers(pool: ActorPool, gauges: Gauges) -> Workers:
-    there = ray.cluster_resources()
-    fits = int(there.get("GPU", 0) / pool.gpus if pool.gpus else there.get("CPU", 1) / pool.cpus)
+    resources = ray.cluster_resources()
+    fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)
     searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
     return Workers(with_encoding_gauges(run_in_actors(pool), gauges), partial(search_in_actors, pool=searchers))

@@ -2,8 +2,8 @@
 
 1. One task per file reads chunks of raw rows; further tasks write shards straight to the folder. Ray Data slows readers
    down when writers are behind, so the object store holds a few chunks whatever the corpus.
-2. Ray repeats a task whose process dies. The writer sees the mark of the first attempt and finds the row that caused it
-   (`data.shards`), so no row can kill it twice.
+2. Ray repeats a task whose process dies. The writer finds the marker file of the first attempt and from it the row that
+   was processed then (`data.prepare.shards`), so no row can kill it twice.
 3. User errors travel between processes as JSON text; nothing is unpickled for them."""
 
 from __future__ import annotations
@@ -38,32 +38,31 @@ from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.storage import check_writable, read_manifest
 
-_KINDS = {one.__name__: one for one in (DataError, ModelError, StorageError)}
+# CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
+# differ, Ray Data does not fuse the two into one task.
+_READER_CPUS, _WRITER_CPUS = 0.05, 0.95
+# Inputs from this size on are prepared with Ray: a session and its first data set take about 15 s to start, in which
+# two cores prepare 40 MB of gzipped JSON.
+RAY_FROM = 64 << 20
+_ERRORS = {error.__name__: error for error in (DataError, ModelError, StorageError)}
 
 
-def serialize_error(mistake: UserError) -> str:
-    """A mistake as JSON: its kind, what, where, remedy."""
-    return json.dumps([type(mistake).__name__, mistake.what, mistake.where, mistake.remedy])
+def serialize_error(error: UserError) -> str:
+    """Return a user error as JSON text: its class, what, where and remedy."""
+    return json.dumps([type(error).__name__, error.what, error.where, error.remedy])
 
 
 def deserialize_error(text: str) -> UserError:
-    """The mistake that `serialize_error` made a text of, of the kind it was where every process knows that kind."""
-    kind, what, where, remedy = json.loads(text)
-    return _KINDS.get(kind, UserError)(what, where, remedy)
-
-
-# A reader only unpacks: so little is asked for it that every core still has a writer. That the two ask for different
-# shares keeps them tasks of their own.
-_READER_CPUS, _WRITER_CPUS = 0.05, 0.95
-# A session and its first data set take some 15 s to start, in which two cores prepare 40 MB of gzipped JSON.
-RAY_FROM = 64 << 20
+    """Return the error of a text of `serialize_error`, of its class if every process knows the class."""
+    name, what, where, remedy = json.loads(text)
+    return _ERRORS.get(name, UserError)(what, where, remedy)
 
 
 def choose_runner(num_workers: int) -> Runner:
-    """The runner for a job: processes of this machine where they are done before Ray Data has begun, else Ray tasks.
+    """Return a runner that uses processes of this machine for inputs below `RAY_FROM` bytes, and Ray tasks above.
 
     Args:
-        num_workers: training processes that the session, if one must be started, will be asked for.
+        num_workers: training processes of the Ray session, if one must be started.
     """
 
     def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
@@ -77,9 +76,12 @@ def choose_runner(num_workers: int) -> Runner:
 
 
 def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """The runner for `data.prepare` inside a Ray session; reports come in the order in which shards are done."""
+    """Write the shards of a data set in Ray tasks. Yield a report for each shard when it is done.
+
+    This is a `Runner` of `data.prepare.pipeline` and needs a Ray session.
+    """
     size = chunk_bytes(total_bytes)
-    # Each chunk is a block of its own, or one task would be given many.
+    # Each chunk is its own block; otherwise one task would get many.
     with quiet_data_context(target_max_block_size=size // 2):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
@@ -88,15 +90,15 @@ def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRep
             .map_batches(_Writer(writer), batch_size=1, batch_format="pyarrow", num_cpus=_WRITER_CPUS)
         )
         for row in shards.iter_rows():
-            if row["mistake"]:
-                raise deserialize_error(row["mistake"])
+            if row["error"]:
+                raise deserialize_error(row["error"])
             report = json.loads(row["report"])
             yield ShardReport(**{**report, "bad": tuple(report["bad"])})
 
 
 @contextmanager
 def quiet_data_context(**settings: Any) -> Iterator[None]:
-    """Settings of Ray Data for the length of a block, and without what it tells of itself."""
+    """Apply settings of Ray Data for the length of a block, without its progress bars and log lines."""
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = DataContext.get_current()
     settings |= {"enable_progress_bars": False, "print_on_execution_start": False}
@@ -112,7 +114,7 @@ def quiet_data_context(**settings: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A part to its chunks, or to the mistake that stands in the way of reading it."""
+    """Reads an input file in chunks, or yields the user error that prevents it."""
 
     parts: tuple[Part, ...]
     chunk_bytes: int
@@ -120,36 +122,36 @@ class _Reader:
     def __call__(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             for chunk in read_chunks(self.parts[row["part"]], row["part"], self.chunk_bytes):
-                yield {**vars(chunk), "mistake": ""}
-        except UserError as mistake:
-            yield {**vars(Chunk(row["part"], -1, -1, b"")), "mistake": serialize_error(mistake)}
+                yield {**vars(chunk), "error": ""}
+        except UserError as error:
+            yield {**vars(Chunk(row["part"], -1, -1, b"")), "error": serialize_error(error)}
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """A chunk to the report on its shard. Mistakes travel as values: raised, Ray would wrap and retry them."""
+    """Writes a chunk as a shard and returns its report. Errors are values: Ray would wrap and retry exceptions."""
 
     writer: ShardWriter
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        # Every core has a task; a tokenizer with threads of its own would only get in the others' way.
+        # Every core has a task; threads of the tokenizer would compete with the other tasks.
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
-        reports, mistakes = [], []
+        reports, errors = [], []
         for row in batch.to_pylist():
-            report, mistake = "", row.pop("mistake")
-            if not mistake:
+            report, failure = "", row.pop("error")
+            if not failure:
                 try:
                     report = json.dumps(asdict(self.writer(Chunk(**row))))
                 except UserError as error:
-                    mistake = serialize_error(error)
+                    failure = serialize_error(error)
             reports.append(report)
-            mistakes.append(mistake)
-        return pa.table({"report": pa.array(reports, pa.large_string()), "mistake": pa.array(mistakes, pa.string())})
+            errors.append(failure)
+        return pa.table({"report": pa.array(reports, pa.large_string()), "error": pa.array(errors, pa.string())})
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Where the data set stands, the lines of its table, and a line on bad rows, if any were left out."""
+    """Result of a preparation: path of the data set, lines of its table, and a line on quarantined rows, if any."""
 
     path: Path
     lines: dict[str, str]
@@ -162,12 +164,12 @@ def run_preparation(
     model: ModelConfig,
     max_bad_rows: float,
     output: Path,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Prepared:
-    """Prepare and describe; on this machine, or on the Ray cluster where there is much to do.
+    """Prepare a data set and describe it, on this machine or, if it is large, on the Ray cluster.
 
     Raises:
-        UserError: something a user can mend; see `errors`.
+        UserError: the data set, the model or the output directory is not usable.
     """
     check_writable(output)
     directory = resolve_model(model.model, model.revision)
@@ -176,9 +178,9 @@ def run_preparation(
     template = Template.of(tokenizer)
     tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prefix, description.passage_prefix)
     request = Request(dataset, tokenisation, format, max_bad_rows)
-    place = prepare(request, choose_runner(num_workers=0), output, say)
-    opened = read_prepared(place)
-    sides = read_manifest(place, verify=False)["meta"]["sides"]
+    prepared = prepare(request, choose_runner(num_workers=0), output, log)
+    opened = read_prepared(prepared)
+    sides = read_manifest(prepared, verify=False)["meta"]["sides"]
     lengths = {"documents": description.passage_length, "queries": description.query_length}
     lines = describe(opened, sides, lengths, around=len(template.before) + len(template.after))
-    return Prepared(place, lines, str(opened.quarantine) if opened.quarantine.total else None)
+    return Prepared(prepared, lines, str(opened.quarantine) if opened.quarantine.total else None)

@@ -16,14 +16,14 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class PackageLocator(UserProvidedCacheLocator):
-    """Finds what was compiled of this package under `NUMBA_CACHE_DIR`; of others nothing."""
+    """Locates the compiled functions of this package below `NUMBA_CACHE_DIR`. Functions of others are ignored."""
 
     @classmethod
     def get_suitable_cache_subpath(cls, py_file: str) -> str:
-        """The name of a source's folder within the cache."""
+        """Return the folder of a source file within the cache."""
         return os.path.join("raytriever", Path(py_file).resolve().parent.relative_to(PACKAGE))
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Any:
-        """A locator for a function, or None where another one has to be asked."""
+        """Return a locator for a function of this package, or None for any other function."""
         return super().from_function(py_func, py_file) if Path(py_file).resolve().is_relative_to(PACKAGE) else None

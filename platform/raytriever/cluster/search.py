@@ -1,11 +1,11 @@
-"""Exact search by actors, each with some shards of a store; the answer has the bytes of `retrieval.search_store`.
+"""Exact search by actors, each with some shards of a store; results are equal byte by byte to `search.exact`.
 
-1. Queries go to the object store once. An actor reads its own shards, memory-mapped, and answers with the k best of
-   them as keys of eight bytes.
-2. Queries are asked in batches whose answer is `ANSWER_BYTES` an actor, two batches at a time, and an answer is merged
-   as soon as it is there: the driver holds the ranking and one answer, the object store two of each actor.
-3. An actor that dies is started again by Ray, wherever there is room, and asked again what it had not answered. Shards
-   are files, so nothing else was lost.
+1. Queries are put into the object store once. An actor reads its own shards, memory-mapped, and returns its k best
+   documents as keys of eight bytes.
+2. Queries are sent in batches whose result has `RESULT_BYTES` for each actor, two batches at a time. A result is merged
+   as soon as it arrives: the driver holds the ranking and one result, the object store two for each actor.
+3. Ray restarts an actor that dies, on any node with free resources, and repeats the calls without a result. Shards are
+   files, so nothing else is lost.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.index.score import refuse_not_finite
 from raytriever.search.exact import check_fits, searchable_blocks
 
-ANSWER_BYTES = 64 * 2**20
+RESULT_BYTES = 64 * 2**20
 BATCHES_AHEAD = 2
-# How often an actor may die; Ray counts over its life.
-RESTARTS = 3
+RESTARTS = 3  # of one actor, over its whole life
 
 
 @dataclass(frozen=True)
 class SearchPool:
-    """Who searches.
+    """Number and resources of the actors that search.
 
     Args:
         actors: at least 1; each holds every `actors`-th shard.
-        cpus: cores of each, at least 1, and threads it computes with.
-        gpus: of each; a fraction where several share one, 0 where it searches on its cores.
+        cpus: cores and threads of each actor, at least 1.
+        gpus: GPUs of each actor; a fraction if several share one, 0 to search on the CPU.
     """
 
     actors: int
@@ -61,16 +60,16 @@ def search_in_actors(
     exclude: Int64[ndarray, " queries"] | None = None,
     pool: SearchPool = SearchPool(2),
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """`retrieval.search_store.search_store`, inside a Ray session; every node sees the store under the same path.
+    """Search as `search.exact.search_store` does, inside a Ray session. Every node must see the store under its path.
 
     Raises:
-        ModelError: the store, the queries and the ties do not fit each other, or an embedding is not finite.
-        ConfigError: k is below 1, the actors do not fit this machine, or one dies again and again.
+        ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
+        ConfigError: k is below 1, the actors do not fit on this machine, or one dies more than `RESTARTS` times.
     """
     check_fits(store, queries, ties)
-    # Here, where the positions are those of all queries.
+    # Before they are split into batches, so that the message names the position among all queries.
     refuse_not_finite(np.isfinite(queries).all(axis=1), "query", np.arange(len(queries)))
-    _check_room(pool)
+    _check_resources(pool)
     order = TieOrder.of(ties)
     k = min(k, len(ties))
     best = np.full((len(queries), max(k, 0)), NONE)
@@ -83,7 +82,7 @@ def search_in_actors(
         for number in range(min(pool.actors, shards))
     ]
     try:
-        for rows, keys in _answers(actors, queries, k, order, exclude):
+        for rows, keys in _results(actors, queries, k, order, exclude):
             best[rows] = merge_keys([best[rows], keys], k)
     except RayTaskError as error:
         if isinstance(error.cause, UserError):
@@ -93,7 +92,7 @@ def search_in_actors(
         raise ConfigError(
             f"a search actor died {RESTARTS + 1} times",
             str(store.path),
-            "its shards or its queries may be too much for its memory: give more actors, or fewer queries at a time",
+            "its shards or queries may exceed its memory: give more actors, or fewer queries at a time",
         ) from error
     finally:
         for actor in actors:
@@ -101,26 +100,26 @@ def search_in_actors(
     return order.read(best)
 
 
-def _check_room(pool: SearchPool) -> None:
-    """Ray would wait for what a cluster of one machine never gets; others may grow."""
-    there = ray.cluster_resources()
-    fits = int(there.get("GPU", 0) / pool.gpus if pool.gpus else there.get("CPU", 0) / pool.cpus)
+def _check_resources(pool: SearchPool) -> None:
+    """Raise `ConfigError` for resources that a cluster of one machine never gets; other clusters may grow."""
+    resources = ray.cluster_resources()
+    fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 0) / pool.cpus)
     if pool.actors > fits and not os.environ.get("RAY_ADDRESS"):
-        what = f"{pool.gpus:g} GPUs" if pool.gpus else f"{pool.cpus} CPUs"
-        raise ConfigError(f"{pool.actors} search actors of {what} are more than fit", remedy=f"at most {fits} fit here")
+        size = f"{pool.gpus:g} GPUs" if pool.gpus else f"{pool.cpus} CPUs"
+        raise ConfigError(f"{pool.actors} search actors with {size} each do not fit", remedy=f"at most {fits} fit here")
 
 
-def _answers(
+def _results(
     actors: list[Any], queries: ndarray, k: int, order: TieOrder, exclude: ndarray | None
 ) -> Iterator[tuple[slice, UInt64[ndarray, "batch k"]]]:
-    """Which queries, and an actor's best documents for them, as they come."""
-    held = ray.put(order)
-    size = max(1, ANSWER_BYTES // (8 * max(1, k)))
+    """Yield a slice of the queries and one actor's best documents for them, in order of arrival."""
+    shared_order = ray.put(order)
+    size = max(1, RESULT_BYTES // (8 * max(1, k)))
     waiting: dict[Any, slice] = {}
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
-        asked = ray.put((queries[rows], None if exclude is None else exclude[rows]))
-        waiting |= {actor.search.remote(asked, k, held): rows for actor in actors}
+        batch = ray.put((queries[rows], None if exclude is None else exclude[rows]))
+        waiting |= {actor.search.remote(batch, k, shared_order): rows for actor in actors}
         while len(waiting) > (BATCHES_AHEAD - 1) * len(actors):
             yield _next(waiting)
     while waiting:
@@ -133,15 +132,15 @@ def _next(waiting: dict[Any, slice]) -> tuple[slice, ndarray]:
 
 
 class _Searcher:
-    """Searches its shards; opens the store when first asked, so that a mistake reaches who asked."""
+    """Searches its shards. It opens the store at the first call, so that an error reaches the caller."""
 
     def __init__(self, path: str, shards: list[int], threads: int) -> None:
         torch.set_num_threads(threads)
         self._path, self._shards = Path(path), shards
         self._store: EmbeddingStore | None = None
 
-    def search(self, asked: tuple[ndarray, ndarray | None], k: int, order: TieOrder) -> UInt64[ndarray, "batch k"]:
-        """The k best of its documents for each query, as keys."""
+    def search(self, batch: tuple[ndarray, ndarray | None], k: int, order: TieOrder) -> UInt64[ndarray, "batch k"]:
+        """Return the k best of its documents for each query, as keys."""
         self._store = self._store or EmbeddingStore.open(self._path)
-        queries, exclude = asked
+        queries, exclude = batch
         return best_keys(queries, searchable_blocks(self._store, self._shards), k, order, exclude)

@@ -16,65 +16,67 @@ from raytriever.paths import expanded
 from raytriever.storage import check_writable, files_below
 
 HOME = "RAYTRIEVER_HOME"
-# Where Ray unpacks uploads, and what it sets for the process of a submitted job.
-UNPACKED, SUBMITTED = "working_dir_files", "RAY_JOB_CONFIG_JSON_ENV_VAR"
-WRITTEN = ("--output", "--json")
-MUCH = 50_000_000  # bytes
-# Where numba keeps what it compiled, for every process of a submitted job; see `compiled`.
-COMPILED, LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
+UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the process of a submitted job
+OUTPUT_FLAGS = ("--output", "--json")
+LARGE_UPLOAD = 50_000_000  # bytes
+# Folder of numba's cache for every process of a submitted job, and the class that names files in it.
+NUMBA_CACHE, NUMBA_LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 
 
-def enter_lasting_folder(words: Sequence[str], say: Callable[[str], None]) -> list[str]:
-    """Move a submitted job to where relative places last; any other process is left as it is.
+def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> list[str]:
+    """Change a submitted job to its lasting folder. Any other process is left as it is.
 
     Args:
         words: of the command line.
-        say: hears where that is, and how large the upload was.
+        log: called with lines about the folder and the size of the upload.
 
     Returns:
-        The words, with files of the upload named by absolute paths.
+        The words, with absolute paths for files of the upload.
 
     Raises:
-        StorageError: the folder cannot be written.
+        StorageError: the folder cannot be written, or its path is relative.
     """
     upload = Path.cwd()
-    if SUBMITTED not in os.environ or UNPACKED not in upload.parts:
+    if SUBMITTED not in os.environ or UPLOADS not in upload.parts:
         return list(words)
     home = expanded(os.environ.get(HOME) or "~/raytriever")
     if not home.is_absolute():
         raise StorageError(
-            "is relative, but a submitted job has no folder that lasts", f"{HOME}={home}", "name it whole"
+            "is relative, but a submitted job has no lasting folder to start from",
+            f"{HOME}={home}",
+            "give an absolute path",
         )
     check_writable(home)
     home.mkdir(parents=True, exist_ok=True)
     os.chdir(home)
-    os.environ.setdefault(COMPILED, str(home / ".compiled"))
-    os.environ.setdefault(LOCATORS, "raytriever.cluster.numba_cache.PackageLocator,UserProvidedCacheLocator")
-    for line in _told(upload):
-        say(line)
-    say(f"a submitted job: relative places are meant from {home} ({HOME})")
-    return [_whole(word, words[place - 1] if place else "", upload) for place, word in enumerate(words)]
+    os.environ.setdefault(NUMBA_CACHE, str(home / ".compiled"))
+    os.environ.setdefault(NUMBA_LOCATORS, "raytriever.cluster.numba_cache.PackageLocator,UserProvidedCacheLocator")
+    for line in _upload_lines(upload):
+        log(line)
+    log(f"submitted job: relative paths start in {home} ({HOME})")
+    return [_resolve(word, words[index - 1] if index else "", upload) for index, word in enumerate(words)]
 
 
-def _whole(word: str, before: str, upload: Path) -> str:
-    """A word that names a file of the upload, absolute; what is written is never meant there."""
+def _resolve(word: str, previous: str, upload: Path) -> str:
+    """Return the absolute path of a word that names a file of the upload; other words and outputs stay."""
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
-    if before in WRITTEN or flag in WRITTEN or not value or Path(value).is_absolute():
+    if previous in OUTPUT_FLAGS or flag in OUTPUT_FLAGS or not value or Path(value).is_absolute():
         return word
     try:
         return f"{flag}{equals}{upload / value}" if (upload / value).is_file() else word
-    except OSError:  # too long for a name: a query, perhaps
+    except OSError:  # too long for a file name; perhaps a query
         return word
 
 
-def _told(upload: Path) -> list[str]:
-    """Lines on what was uploaded."""
+def _upload_lines(upload: Path) -> list[str]:
+    """Return lines on the size of the upload and, if it is large, its largest files."""
     files = [file for file in files_below(upload) if "__pycache__" not in file.parts]
     sizes = {file: file.stat().st_size for file in files}
     total = sum(sizes.values())
     lines = [f"upload: {len(sizes):,} files, {total / 1e6:.1f} MB"]
-    if total > MUCH:
+    if total > LARGE_UPLOAD:
         largest = sorted(sizes, key=lambda file: sizes[file], reverse=True)[:3]
-        named = ", ".join(f"{file.relative_to(upload)} {sizes[file] / 1e6:.1f} MB" for file in largest)
-        lines.append(f"upload: every node unpacks that; the largest are {named}; .rayignore leaves files out")
+        names = ", ".join(f"{file.relative_to(upload)} {sizes[file] / 1e6:.1f} MB" for file in largest)
+        lines.append(f"upload: every node unpacks it; the largest files are {names}; .rayignore excludes files")
     return lines

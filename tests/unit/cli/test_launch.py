@@ -20,8 +20,11 @@ def _refuse_to_start(*given: object) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--host 0.0.0.0", "--host: 0.0.0.0 lets whoever reaches this machine run programs on it; add --auth, so that"),
-        ("--host :: ", "--host: :: lets whoever"),
+        (
+            "--host 0.0.0.0",
+            "--host: 0.0.0.0 lets anyone who reaches this machine run programs on it; add --auth, so that",
+        ),
+        ("--host :: ", "--host: :: lets anyone who"),
         ("--mlflow-port 0", "--mlflow-port: 0 is not a port; give 1 to 65535"),
         ("--ray-port 65536", "--ray-port: 65536 is not a port"),
         ("--timeout 0", "--timeout: 0 is out of range; give seconds above 0"),

@@ -1,4 +1,4 @@
-"""Waiting for servers that take their time, answer late, or end; real processes and a real port, small ones."""
+"""Readiness of servers that answer late, refuse or end; with small real processes and real ports."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.end()
 
 
-def watch(waiting: ReadinessMonitor, until: Callable[[], bool], interval: float = 0.3) -> None:
+def poll(monitor: ReadinessMonitor, until: Callable[[], bool], interval: float = 0.3) -> None:
     end = time.monotonic() + 20
     while not until():
         assert time.monotonic() < end
-        waiting.look(interval)
+        monitor.poll(interval)
 
 
-def test_each_server_is_named_until_it_is_ready(start: Start) -> None:
+def test_each_server_is_logged_until_it_is_ready(start: Start) -> None:
     lines: list[str] = []
     quick, late = start("Ray"), start("MLflow", after=1.5)
-    waiting = ReadinessMonitor([quick, late], lines.append)
-    watch(waiting, lambda: any(line.startswith("MLflow is ready") for line in lines))
+    monitor = ReadinessMonitor([quick, late], lines.append)
+    poll(monitor, lambda: any(line.startswith("MLflow is ready") for line in lines))
     assert [line for line in lines if line.startswith("Ray is ready after")]
     named = [line for line in lines if line.startswith("MLflow is not ready yet: ")]
     assert len(named) >= 2
@@ -61,29 +61,29 @@ def test_each_server_is_named_until_it_is_ready(start: Start) -> None:
     assert len(lines) == len(set(lines)) or len(named) >= 2
     before = len(lines)
     for _ in range(3):
-        waiting.look(0.0)
-    assert len(lines) == before  # nothing is said of servers that are ready
+        monitor.poll(0.0)
+    assert len(lines) == before  # ready servers are not logged
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_asks_who_one_is_has_answered(start: Start, status: int) -> None:
+def test_a_refusal_for_a_missing_token_is_an_answer(start: Start, status: int) -> None:
     server = start("Ray", status=status)
     lines: list[str] = []
-    watch(ReadinessMonitor([server], lines.append), server.has_answered, 60)
+    poll(ReadinessMonitor([server], lines.append), server.has_answered, 60)
 
 
-def test_a_server_that_fails_has_not_answered(start: Start) -> None:
+def test_a_server_error_is_no_answer(start: Start) -> None:
     server = start("Ray", status=500)
-    waiting = ReadinessMonitor([server], lambda line: None)
+    monitor = ReadinessMonitor([server], lambda line: None)
     for _ in range(8):
-        waiting.look(60)
+        monitor.poll(60)
     assert not server.has_answered()
 
 
-def test_one_that_ends_is_named_with_its_last_lines(start: Start) -> None:
+def test_the_last_lines_of_an_ended_server_are_in_the_error(start: Start) -> None:
     server = start("MLflow", program="print('Detected out-of-date database schema'); raise SystemExit(3)")
     with pytest.raises(LaunchError) as caught:
-        watch(ReadinessMonitor([server], lambda line: None), lambda: False)
-    assert f"{server.log}: MLflow ended with code 3, having said: Detected out-of-date database schema" in str(
+        poll(ReadinessMonitor([server], lambda line: None), lambda: False)
+    assert f"{server.log}: MLflow ended with code 3; it printed: Detected out-of-date database schema" in str(
         caught.value
     )

@@ -1,4 +1,4 @@
-"""What stands between a run and Ray: a cluster that does not answer, one that does not start, too little memory."""
+"""Ray session: a cluster that does not answer, Ray that does not start, too little shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def closed_port() -> int:
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that never accepts: its queue of connections is full."""
+    """A port that accepts no connection: its queue is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         port = int(server.getsockname()[1])
         waiting = []
@@ -47,47 +47,51 @@ def refusal(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_cluster_that_is_gone_is_named_at_once(
-    scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_cluster_is_reported_at_once(scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"{scheme}127.0.0.1:{closed_port}"
     line = refusal(address, monkeypatch)
     assert line.startswith(f"RAY_ADDRESS={address}: no Ray cluster answers (Connection refused); start it with")
 
 
-def test_a_cluster_that_accepts_nothing_is_named(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ANSWER_SECONDS", 0.2)
+def test_a_cluster_that_accepts_no_connection_is_reported(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 0.2)
     assert "no Ray cluster answers (timed out)" in refusal(f"127.0.0.1:{silent_port}", monkeypatch)
 
 
-def test_auto_without_a_cluster_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+def no_running_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide clusters that other processes run on this machine."""
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+
+
+def test_auto_without_a_cluster_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_running_cluster(tmp_path, monkeypatch)
     assert refusal("auto", monkeypatch).startswith("RAY_ADDRESS=auto: no Ray cluster answers; start it")
 
 
-def test_auto_of_a_cluster_that_is_gone_is_named(
+def test_auto_with_a_stopped_cluster_is_reported(
     tmp_path: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    no_running_cluster(tmp_path, monkeypatch)
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{closed_port}")
     assert "no Ray cluster answers" in refusal("auto", monkeypatch)
 
 
 @pytest.mark.parametrize("address", ["head", "127.0.0.1", "127.0.0.1:port", "ray://head:"])
-def test_what_is_no_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     line = refusal(address, monkeypatch)
     assert line == (
         f"RAY_ADDRESS={address}: is no address of a Ray cluster; give HOST:PORT, ray://HOST:PORT, auto or local"
     )
 
 
-def test_a_name_without_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no Ray cluster answers (" in refusal("no-such-host.invalid:6379", monkeypatch)
 
 
 def starts(failures: list[Exception], monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A start that fails so often; nothing of Ray runs."""
+    """Return a start function that raises the failures in turn; Ray itself does not run."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
 
@@ -101,30 +105,30 @@ def starts(failures: list[Exception], monkeypatch: pytest.MonkeyPatch) -> Callab
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
 
 
-def test_a_start_that_takes_too_long_is_tried_once_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     failures = [Exception(SLOW)]
     session._start(starts(failures, monkeypatch))
     assert failures == []
     assert capsys.readouterr().err == "Ray did not start in time; trying once more\n"
 
 
-def test_a_second_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_slow_start_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [Exception(SLOW), RuntimeError("Failed to start GCS.  Last 0 lines of error files:"), Exception(SLOW)]
-    with pytest.raises(ConfigError, match=r"^Ray: did not start, tried twice; see its logs in /tmp/ray/session_latest"):
+    with pytest.raises(
+        ConfigError, match=r"^Ray: did not start in two attempts; read its logs in /tmp/ray/session_latest"
+    ):
         session._start(starts(failures, monkeypatch))
     assert len(failures) == 1
 
 
-def test_another_failure_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_exceptions_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[Exception] = [ValueError("a defect"), ValueError("again")]
     with pytest.raises(ValueError, match="a defect"):
         session._start(starts(failures, monkeypatch))
     assert len(failures) == 1
 
 
-def test_small_shared_memory_is_named(
+def test_small_shared_memory_is_reported(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not small_disk.is_mount():

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 
-import ray
 from ray.exceptions import RayActorError
 from ray.train import ControllerError
 from ray.train.torch import TorchTrainer
 
 from raytriever.cluster.event_queue import OpenQueue
+from raytriever.cluster.ray_private import forbid_auto_connect
 from raytriever.cluster.train.controller import end_controller
 from raytriever.interruption import check_interrupted
 
@@ -63,7 +63,7 @@ class FitThread(threading.Thread):
             hurry()
             self._ended.wait(LOOK_SECONDS)
         if not self._ended.is_set():  # asked of a session that is over, Ray would start one
-            ray._private.auto_init_hook.enable_auto_connect = False
+            forbid_auto_connect()
 
 
 def fit(make: Callable[[], TorchTrainer], events: OpenQueue) -> Exception | None:

@@ -50,7 +50,7 @@ CASES = of_area(
     Case(
         "a cluster that does not answer to a job",
         "submit --working-dir . train",
-        "http://127.0.0.1:9: cannot submit",
+        "http://127.0.0.1:9: the job cannot be submitted",
         (write("jobs/train.py", ""),),
         env={"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9"},
     ),

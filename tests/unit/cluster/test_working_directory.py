@@ -1,4 +1,4 @@
-"""A submitted job moves to a folder that lasts; any other process stays where it is."""
+"""Working directory of submitted jobs, their environment and their numba cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cluster import numba_cache as compiled
+from raytriever.cluster import numba_cache
 from raytriever.cluster.numba_cache import PackageLocator
 from raytriever.cluster.session import _runtime_env
 from raytriever.cluster.working_directory import enter_lasting_folder
@@ -19,7 +19,7 @@ from raytriever.losses.mw import compiled as kernels
 
 @pytest.fixture
 def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process stands where Ray would start a submitted job."""
+    """Change to a folder in which Ray would start a submitted job."""
     folder = tmp_path / "session" / "working_dir_files" / "_ray_pkg_0123"
     folder.mkdir(parents=True)
     (folder / "settings.yaml").write_text("x" * 1000)
@@ -27,15 +27,15 @@ def upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "__pycache__" / "made_here.nbi").write_text("x" * 9000)
     monkeypatch.chdir(folder)
     for name in ("NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"):
-        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": {"working_dir": "gcs://x.zip"}}))
     monkeypatch.setenv("RAYTRIEVER_HOME", str(tmp_path / "home"))
     return folder
 
 
-def test_a_submitted_job_moves_and_reads_files_of_its_upload(upload: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_submitted_job_changes_its_folder_and_reads_files_of_its_upload(upload: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
     words = [
         "--config",
         "settings.yaml",
@@ -46,26 +46,35 @@ def test_a_submitted_job_moves_and_reads_files_of_its_upload(upload: Path, tmp_p
         "mine",
         "a query",
     ]
-    found = enter_lasting_folder(words, said.append)
+    resolved = enter_lasting_folder(words, lines.append)
     file = str(upload / "settings.yaml")
-    assert found == ["--config", file, "--output", "settings.yaml", f"--table={file}", "--dataset", "mine", "a query"]
+    assert resolved == [
+        "--config",
+        file,
+        "--output",
+        "settings.yaml",
+        f"--table={file}",
+        "--dataset",
+        "mine",
+        "a query",
+    ]
     assert Path.cwd() == tmp_path / "home"
-    assert said[0] == "upload: 1 files, 0.0 MB"
-    assert str(tmp_path / "home") in said[1]
+    assert lines[0] == "upload: 1 files, 0.0 MB"
+    assert str(tmp_path / "home") in lines[1]
 
 
 def test_a_long_query_is_no_path(upload: Path) -> None:
     assert enter_lasting_folder(["q" * 5000], print) == ["q" * 5000]
 
 
-def test_what_is_large_is_named(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raytriever.cluster.working_directory.MUCH", 500)
-    said: list[str] = []
-    enter_lasting_folder([], said.append)
-    assert "settings.yaml 0.0 MB; .rayignore" in said[1]
+def test_a_large_upload_is_reported(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.cluster.working_directory.LARGE_UPLOAD", 500)
+    lines: list[str] = []
+    enter_lasting_folder([], lines.append)
+    assert "settings.yaml 0.0 MB; .rayignore" in lines[1]
 
 
-def test_a_place_that_would_not_last_is_refused(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_home_is_refused(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYTRIEVER_HOME", "runs")
     with pytest.raises(StorageError, match="RAYTRIEVER_HOME=runs: is relative"):
         enter_lasting_folder([], print)
@@ -86,10 +95,10 @@ def test_a_job_in_a_folder_of_the_cluster_itself_stays_there(
     assert Path.cwd() == tmp_path
 
 
-def test_workers_are_told_of_code_that_is_not_the_installed_one(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_the_path_of_code_that_is_not_installed(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert _runtime_env() is None
-    code = str(Path(compiled.__file__).parents[2])
+    code = str(Path(numba_cache.__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([code, "/elsewhere"]))
     enter_lasting_folder([], print)
     assert _runtime_env() == {
@@ -99,13 +108,13 @@ def test_workers_are_told_of_code_that_is_not_the_installed_one(upload: Path, mo
             "NUMBA_CACHE_LOCATOR_CLASSES": "raytriever.cluster.numba_cache.PackageLocator,UserProvidedCacheLocator",
         }
     }
-    # Ray refuses to be told of one variable twice.
+    # Ray refuses a variable that is set twice.
     named = {"runtime_env": {"env_vars": {"PYTHONPATH": "platform", "NUMBA_CACHE_DIR": "/x"}}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(named))
     assert _runtime_env()["env_vars"].keys() == {"NUMBA_CACHE_LOCATOR_CLASSES"}
 
 
-def test_compiled_code_is_kept_by_its_place_in_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_code_is_stored_by_its_path_in_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     function = kernels._walk.py_func
     locator = PackageLocator.from_function(function, inspect.getfile(function))

@@ -1,0 +1,59 @@
+"""Every use of undocumented Ray, as small functions; a new version of Ray is checked here first.
+
+Each function imports what it needs when it is called, because every worker loads this file. The other exception is
+`train/controller.py`: Ray Train loads its callback classes by name, and their base classes are private."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+
+def head_address() -> str:
+    """Return `HOST:PORT` of the Ray cluster that runs on this machine, as `RAY_ADDRESS=auto` finds it.
+
+    Raises:
+        ConnectionError: no cluster runs here.
+    """
+    from ray._private import services
+
+    return str(services.canonicalize_bootstrap_address("auto"))
+
+
+def expected_gpus() -> float:
+    """Return the number of GPUs that the connected cluster may have at most; 0 without an autoscaler.
+
+    An autoscaler reports the resources of its node types to Ray. Ray Train reads the same value before it waits.
+    """
+    from ray._private import state
+
+    resources = state.state.get_max_resources_from_cluster_config() or {}
+    return float(resources.get("GPU", 0))
+
+
+def forbid_auto_connect() -> None:
+    """Stop this process from starting a Ray session when a call needs one and none exists."""
+    from ray._private import auto_init_hook
+
+    auto_init_hook.enable_auto_connect = False
+
+
+def default_excludes() -> list[str]:
+    """Return the patterns that Ray never uploads, such as `.git` and `.venv`."""
+    from ray._private.ray_constants import get_runtime_env_default_excludes
+
+    return list(get_runtime_env_default_excludes())
+
+
+def package_folder(folder: Path, package: Path) -> None:
+    """Write the zip file that Ray would upload for a working directory.
+
+    Args:
+        folder: files that `.gitignore`, `.rayignore` or `default_excludes` name are left out.
+        package: path of the zip file.
+    """
+    from ray._private.runtime_env.packaging import create_package
+
+    quiet = logging.getLogger("raytriever.upload")
+    quiet.setLevel(logging.ERROR)  # Ray logs every ignore file that it finds
+    create_package(str(folder), package, include_gitignore=True, excludes=default_excludes(), logger=quiet)

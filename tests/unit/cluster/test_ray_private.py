@@ -1,0 +1,37 @@
+"""Undocumented Ray: used in one file, and still there in the installed version."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import raytriever
+from raytriever.cluster import ray_private
+
+PACKAGE = Path(raytriever.__file__).parent
+PRIVATE = re.compile(r"\bray(\.\w+)*\._(private|internal)\b")
+ALLOWED = {"cluster/ray_private.py", "cluster/train/controller.py"}
+
+
+def test_undocumented_ray_is_used_in_one_file_and_the_controller() -> None:
+    users = {
+        str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if PRIVATE.search(path.read_text("utf-8"))
+    }
+    assert users == ALLOWED
+
+
+def test_private_modules_are_imported_when_a_function_is_called() -> None:
+    program = "import sys, raytriever.cluster.ray_private; print([name for name in sys.modules if name == 'ray'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_private_names_exist_in_the_installed_ray() -> None:
+    from ray._private import auto_init_hook, services, state
+
+    assert callable(services.canonicalize_bootstrap_address)
+    assert callable(state.state.get_max_resources_from_cluster_config)
+    assert isinstance(auto_init_hook.enable_auto_connect, bool)
+    assert ".git" in " ".join(ray_private.default_excludes())

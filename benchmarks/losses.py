@@ -195,9 +195,9 @@ def differentiated(matrix: torch.Tensor, value: Callable[[torch.Tensor], torch.T
 
 def mw(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
     """Our loss of a given matrix whose diagonal holds the positives."""
-    from raytriever.losses.mw.functional import mw_from_scores
+    from raytriever.losses.mw.functional import mann_whitney
 
-    return mw_from_scores(matrix, torch.arange(len(matrix))[:, None], temperature)
+    return mann_whitney(matrix, torch.arange(len(matrix))[:, None], temperature)
 
 
 def against_cross_entropy(batch: int) -> float:

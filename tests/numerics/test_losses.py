@@ -201,14 +201,14 @@ def test_eq_3_is_the_sum() -> None:
 
 
 def test_rand1_draws_evenly_by_seed_step_and_query_alone() -> None:
-    from raytriever.losses.rand1 import drawn_positive
+    from raytriever.losses.rand1 import draw_positive
 
     columns = torch.tensor([[4, -1, 7, 9]]).repeat(3000, 1)
     ids = BatchIds(torch.arange(3000), columns, torch.arange(10), seed=1, step=2)
-    drawn = drawn_positive(columns, ids)[:, 0]
+    drawn = draw_positive(columns, ids)[:, 0]
     for column in (4, 7, 9):
         assert 0.30 < float((drawn == column).float().mean()) < 0.37
     flipped = dataclasses.replace(ids, queries=ids.queries.flip(0))
-    assert torch.equal(drawn_positive(columns, flipped)[:, 0].flip(0), drawn)
+    assert torch.equal(draw_positive(columns, flipped)[:, 0].flip(0), drawn)
     later = dataclasses.replace(ids, step=3)
-    assert 0.5 < float((drawn_positive(columns, later)[:, 0] != drawn).float().mean()) < 0.8
+    assert 0.5 < float((draw_positive(columns, later)[:, 0] != drawn).float().mean()) < 0.8

@@ -11,7 +11,7 @@ import torch
 
 from raytriever.errors import LossInputError
 from raytriever.losses.mw.compiled import CompiledWalk
-from raytriever.losses.mw.functional import mw_from_scores
+from raytriever.losses.mw.functional import mann_whitney
 from raytriever.losses.mw.grid import EVEN_CELLS, LARGEST_SCORE, build_grid
 from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
 
@@ -49,7 +49,7 @@ def error(ours: torch.Tensor, oracle: torch.Tensor) -> float:
 
 def mw(scores: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     scores = scores.detach().clone().requires_grad_()
-    value = mw_from_scores(scores, torch.arange(len(scores))[:, None], temperature)
+    value = mann_whitney(scores, torch.arange(len(scores))[:, None], temperature)
     value.backward()
     return value.detach(), scores.grad
 
@@ -161,7 +161,7 @@ def test_scores_beyond_the_largest_are_refused(dtype: torch.dtype, kind: str, be
     scores = (far_scores(kind, LARGEST_SCORE * beyond, dtype) * 0.01).to(dtype)
     for sign in (1, -1):
         with pytest.raises(
-            LossInputError, match=r"times the temperature; .* up to 1\.07e\+09.*raise --temperature"
+            LossInputError, match=r"times the temperature, .* up to 1\.07e\+09.*raise --temperature"
         ) as raised:
             mw(scores * sign, 0.01)
         assert "\n" not in str(raised.value)
@@ -185,7 +185,7 @@ def test_sums_are_right_whether_or_not_cells_are_saved(count: int) -> None:
     walk, derivatives = sums.walk(), torch.empty_like(negatives)
     none = torch.empty(0, dtype=torch.long)
     walk.add(negatives, derivatives, none, none)
-    found = sums.outcome(walk.sums(), walk.sums())
+    found = sums.result(walk.sums(), walk.sums())
     apart = negatives - positives[:, None]
     expected = torch.logaddexp(apart, torch.zeros_like(apart)).sum()
     torch.testing.assert_close(found.share, expected, rtol=1e-6, atol=0)
@@ -215,18 +215,21 @@ def test_both_walks_give_the_same(reach: float, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out[0][1], out[1][1], rtol=1e-9, atol=1e-9)
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
-    # In double precision, where another order of summation would show.
-    scores, before = matrix(64, "plain").double(), torch.get_num_threads()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.05, 0.001])
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_the_number_of_threads_changes_no_bit(batch: int, temperature: float, dtype: torch.dtype) -> None:
+    scores, before = matrix(batch, "plain").to(dtype), torch.get_num_threads()
     try:
-        out = []
-        for threads in (1, 2):
+        results = []
+        for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            out.append(mw(scores, 0.05))
+            results.append(mw(scores, temperature))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(out[0][0], out[1][0])
-    assert torch.equal(out[0][1], out[1][1])
+    for value, gradient in results[1:]:
+        assert torch.equal(value, results[0][0])
+        assert torch.equal(gradient, results[0][1])
 
 
 @pytest.mark.parametrize("temperature", [0.005, 0.05, 0.5, 5.0])
@@ -244,14 +247,14 @@ def test_auc_where_many_pairs_share_a_subcell(temperature: float, kind: str) -> 
     exact = float(((apart > 0).double() + (apart == 0).double() / 2).mean())
     # Scores spread over about 0.05; a subcell is tau / 16 wide, at 5.0 six times that.
     tolerance = 0 if kind == "equal" else 1e-3 if temperature < 5 else 0.1
-    assert float(sums.outcome(walk.sums(), walk.sums()).auc) == pytest.approx(exact, abs=tolerance, rel=1e-12)
+    assert float(sums.result(walk.sums(), walk.sums()).auc) == pytest.approx(exact, abs=tolerance, rel=1e-12)
 
 
 def test_ignored_columns_count_for_nothing() -> None:
     scores = matrix(8, "plain").requires_grad_()
     ignored = torch.full((8, 2), -1)
     ignored[2] = torch.tensor([5, 40])
-    value = mw_from_scores(scores, torch.arange(8)[:, None], 0.05, ignored=ignored)
+    value = mann_whitney(scores, torch.arange(8)[:, None], 0.05, ignored=ignored)
     value.backward()
     keep = torch.ones_like(scores, dtype=torch.bool)
     keep.diagonal()[:] = False
@@ -303,7 +306,7 @@ def test_bad_input_is_named(change: dict, message: str) -> None:
     if change.get("temperature") == 1e-320:
         given["scores"] = torch.ones(2, 4)
     with pytest.raises(LossInputError, match=message) as raised:
-        mw_from_scores(**given)
+        mann_whitney(**given)
     assert "\n" not in str(raised.value)
 
 
@@ -312,7 +315,7 @@ def test_the_call_that_is_shown_for_a_mask_is_right() -> None:
     mask = scores > 0.1
     mask.diagonal()[:] = True
     with pytest.raises(LossInputError, match="is a mask") as raised:
-        mw_from_scores(scores, mask)
+        mann_whitney(scores, mask)
     columns = torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1).topk(
         int((mask > 0).sum(1).max())
     )
@@ -324,4 +327,4 @@ def test_the_call_that_is_shown_for_a_mask_is_right() -> None:
     p, n = scores[mask].double(), scores[~mask].double()
     z = (n[None] - p[:, None]) / 0.05
     expected = float(torch.logaddexp(z, torch.zeros_like(z)).mean())
-    assert float(mw_from_scores(scores, columns.values, 0.05)) == pytest.approx(expected, rel=1e-6)
+    assert float(mann_whitney(scores, columns.values, 0.05)) == pytest.approx(expected, rel=1e-6)

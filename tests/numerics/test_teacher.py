@@ -9,7 +9,7 @@ import torch
 from literal import Example, example, literal
 
 from raytriever.errors import ConfigError, LossInputError
-from raytriever.losses.config import LOSS_NAMES, SOFTENED, TAUGHT, LossConfig
+from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.engine import sweep as panels
 from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
@@ -27,11 +27,11 @@ def with_scores(batch: Example, scores: torch.Tensor | None) -> Example:
     return dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, teacher=teacher))
 
 
-@pytest.mark.parametrize("name", [*TAUGHT, *SOFTENED])
+@pytest.mark.parametrize("name", [*DISTILLATION_LOSSES, *SOFT_LABEL_LOSSES])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("levels", [0, 3], ids=["plain", "tied"])
 def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
-    config = LossConfig(name, temperature=0.5, teacher_temperature=1.7, soft_labels=name in SOFTENED)
+    config = LossConfig(name, temperature=0.5, teacher_temperature=1.7, soft_labels=name in SOFT_LABEL_LOSSES)
     batch = example(seed, levels=levels)
     for ours, oracle in zip(found(config, batch), found(config, batch, literal), strict=True):
         torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-11)
@@ -39,7 +39,7 @@ def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
     assert "maxn" in name or abs(float(other - found(config, batch)[0])) > 1e-6
 
 
-@pytest.mark.parametrize("name", SOFTENED)
+@pytest.mark.parametrize("name", SOFT_LABEL_LOSSES)
 def test_soft_labels_between_a_negative_and_none(name: str) -> None:
     plain, soft = LossConfig(name, temperature=0.5), LossConfig(name, temperature=0.5, soft_labels=True)
     batch = example(1)
@@ -103,7 +103,7 @@ def test_margin_mse_by_hand() -> None:
     assert by_passage[:, 0].tolist() == pytest.approx([0.0, 20.0, -20.0, 0.0], abs=1e-9)
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", DISTILLATION_LOSSES)
 def test_what_has_no_score_says_nothing(name: str) -> None:
     config = LossConfig(name, temperature=0.5)
     with_one_more = group_of([0.5, 0.3, 0.2, 0.1], [5.0, 1.0, 4.0, float("nan")])
@@ -115,7 +115,7 @@ def test_what_has_no_score_says_nothing(name: str) -> None:
         assert all(float(tensor.abs().max()) == 0 for tensor in alone)
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", DISTILLATION_LOSSES)
 def test_a_batch_that_nobody_was_asked_about_has_the_loss_of_infonce(name: str) -> None:
     batch = with_scores(example(3), None)
     ours, infonce = (found(LossConfig(loss, temperature=0.3), batch) for loss in (name, "infonce"))
@@ -132,7 +132,7 @@ def test_what_is_told_of_teacher_and_student() -> None:
     assert float(told["teacher_agreement"]) == pytest.approx(0.5 / 3)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in SOFTENED])
+@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in SOFT_LABEL_LOSSES])
 def test_soft_labels_are_for_sums_over_negatives(name: str) -> None:
     with pytest.raises(
         ConfigError, match=f"--soft-labels: has no effect with --loss {name}; leave it out, or give --loss infonce"

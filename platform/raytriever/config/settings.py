@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
-from raytriever.losses.config import TAUGHT, LossConfig, check_loss
+from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -86,7 +86,7 @@ def _check_splits(data: DataConfig) -> None:
 def _check_teacher(config: Config) -> None:
     """Hold what learns from a teacher to the scores it needs; raises `ConfigError`."""
     check_changed(config.data, config.loss, only=["teacher"])
-    how = config.loss.loss if config.loss.loss in TAUGHT else "--soft-labels"
+    how = config.loss.loss if config.loss.loss in DISTILLATION_LOSSES else "--soft-labels"
     if not config.loss.needs_teacher:
         return
     if not config.data.teachers:

@@ -1,1 +1,1 @@
-"""Scores and ids in, a loss and its gradients out: pure functions of tensors."""
+"""Losses: functions of embeddings and ids that return a value and its gradients."""

@@ -1,4 +1,4 @@
-"""The settings of the loss. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of the loss. This module imports nothing heavy, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ LOSS_NAMES = (
     "kl",
     "margin-mse",
 )
-# What a teacher's scores are learnt by, and what they may soften the labels of: losses by row.
-TAUGHT = ("kl", "margin-mse")
-SOFTENED = tuple(name for name in LOSS_NAMES if name not in ("infonce-symmetric", "triplet", "mw", *TAUGHT))
+# Losses that learn a teacher's scores, and losses by row whose labels a teacher's scores may soften.
+DISTILLATION_LOSSES = ("kl", "margin-mse")
+SOFT_LABEL_LOSSES = tuple(
+    name for name in LOSS_NAMES if name not in ("infonce-symmetric", "triplet", "mw", *DISTILLATION_LOSSES)
+)
 
 
-def read_widths(given: Any) -> str:
-    """Numbers of components between commas, the largest first, or nothing.
+def read_widths(value: Any) -> str:
+    """Return numbers of components, separated by commas, the largest first; "" stays "".
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `value` contains anything else.
     """
-    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(re.fullmatch(r"[1-9]\d{0,5}", name) for name in names):
-        raise ValueError("give whole numbers from 1 on, with commas between, as in 256,128,64")
+        raise ValueError("give whole numbers from 1, separated by commas, as in 256,128,64")
     widths = [int(name) for name in names]
     falling = sorted(set(widths), reverse=True)
     if widths not in (falling, falling[::-1]):
@@ -48,28 +50,30 @@ def read_widths(given: Any) -> str:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Which loss reduces the score matrix, and its constants."""
+    """Name of the loss, and its constants."""
 
     loss: str = option("mw", "the loss; docs/reference/losses.md explains each", choices=LOSS_NAMES)
-    temperature: float = option(0.01, "tau: scores are divided by it (not by triplet)", above=0, needs="loss!=triplet")
+    temperature: float = option(
+        0.01, "tau: scores are divided by it (triplet does not use it)", above=0, needs="loss!=triplet"
+    )
     learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter", needs="loss!=triplet")
     margin: float = option(
         0.1, "margin of triplet: a positive should score this much above a negative", minimum=0, needs="loss=triplet"
     )
     reduction: str = option(
         "mean",
-        "of mw: the mean over pairs, or their sum divided by the queries",
+        "reduction of mw: the mean over pairs, or their sum divided by the number of queries",
         choices=("mean", "sum"),
         needs="loss=mw",
     )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
     teacher_temperature: float = option(
-        1.0, "a teacher's scores are divided by it", above=0, needs=("loss=kl|margin-mse", "soft_labels")
+        1.0, "the teacher's scores are divided by it", above=0, needs=("loss=kl|margin-mse", "soft_labels")
     )
     soft_labels: bool = option(
         False,
         "weight hard negatives by the teacher's scores (losses by row except the symmetric one)",
-        needs=f"loss={'|'.join(SOFTENED)}",
+        needs=f"loss={'|'.join(SOFT_LABEL_LOSSES)}",
     )
     matryoshka_dims: str = option(
         "",
@@ -80,15 +84,15 @@ class LossConfig:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether it is made of a teacher's scores."""
-        return self.loss in TAUGHT or self.soft_labels
+        """True if the loss reads a teacher's scores."""
+        return self.loss in DISTILLATION_LOSSES or self.soft_labels
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths at which the loss counts besides the whole one, or with it; the largest first."""
+        """Widths of the nested embeddings, the largest first. The whole width always counts and may be missing here."""
         return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
 
 
 def check_loss(config: LossConfig) -> None:
-    """Refuse settings that the chosen loss does not have; raises `ConfigError`."""
+    """Raise `ConfigError` for a setting that the chosen loss does not have."""
     check_changed(config, only=["learn_temperature", "reduction", "soft_labels"])

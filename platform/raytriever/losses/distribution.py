@@ -1,4 +1,4 @@
-"""The distribution regulariser: keep queries where the documents are (out-of-distribution paper, Eq. 3).
+"""Distribution regulariser: keeps queries near the documents (out-of-distribution paper, Eq. 3).
 
 L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2, y over every distinct candidate of the global batch. Its
 expectation is the squared linear-kernel MMD between queries and documents plus their variances. Written out
@@ -10,7 +10,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.engine.workers import Workers, of_global_mean
+from raytriever.losses.engine.workers import Workers, sum_shares
 
 
 def distribution_distance(
@@ -19,15 +19,15 @@ def distribution_distance(
     rows: int,
     workers: Workers,
 ) -> Float[Tensor, ""]:
-    """Mean squared distance between the global batch's queries and its candidates.
+    """Compute the mean squared distance between the queries and the candidates of the global batch.
 
     Args:
-        queries: this worker's queries.
-        candidates: every distinct candidate of the global batch.
-        rows: the number of queries over all workers.
+        queries: embeddings of this worker's queries.
+        candidates: embeddings of every distinct candidate of the global batch.
+        rows: number of queries over all workers.
         workers: the group.
     """
     centre = candidates.mean(0)
     spread = candidates.square().sum(1).mean()
     per_query = queries.square().sum(1) + spread - 2 * queries @ centre
-    return of_global_mean(per_query.sum() / rows, workers)
+    return sum_shares(per_query.sum() / rows, workers)

@@ -14,9 +14,9 @@ from raytriever.losses.engine.rows import RowLoss, first_positive, softplus
 def infonce(
     negatives: Float[Tensor, " rows"],
     positives: Float[Tensor, "rows one"],
-    held: Bool[Tensor, "rows one"],
+    is_positive: Bool[Tensor, "rows one"],
 ) -> Float[Tensor, " rows"]:
-    """softplus(LSE(N_i) - s+)."""
+    """Return softplus(LSE(N_i) - s+) of each row."""
     return softplus(negatives - positives[:, 0])
 
 

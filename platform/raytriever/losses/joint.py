@@ -15,11 +15,11 @@ from raytriever.losses.engine.rows import RowLoss
 def joint(
     negatives: Float[Tensor, " rows"],
     positives: Float[Tensor, "rows positives"],
-    held: Bool[Tensor, "rows positives"],
+    is_positive: Bool[Tensor, "rows positives"],
 ) -> Float[Tensor, " rows"]:
-    """The mean over P_i of LSE(P_i u N_i) - s+."""
-    own = positives.masked_fill(~held, -torch.inf).logsumexp(1)
-    mean = positives.masked_fill(~held, 0).sum(1) / held.sum(1)
+    """Return the mean over P_i of LSE(P_i u N_i) - s+, for each row."""
+    own = positives.masked_fill(~is_positive, -torch.inf).logsumexp(1)
+    mean = positives.masked_fill(~is_positive, 0).sum(1) / is_positive.sum(1)
     return torch.logaddexp(own, negatives) - mean
 
 

@@ -1,4 +1,4 @@
-"""A loss as training calls it: check, gather, score, add the regulariser, report."""
+"""Loss module that training calls: validates, gathers, scores, adds the regulariser, and returns statistics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.distribution import distribution_distance
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
-from raytriever.losses.engine.workers import ALONE, Workers, of_global_mean
-from raytriever.losses.nested import narrowed, narrower_widths
+from raytriever.losses.engine.workers import ALONE, Workers, sum_shares
+from raytriever.losses.nested import narrow_candidates, narrower_widths
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a loss makes of the scores: this worker's share, differentiable, and numbers to log."""
+class LossShare:
+    """Differentiable share of one worker in the loss, and statistics to log."""
 
     share: Float[Tensor, ""]
     statistics: dict[str, Tensor]
@@ -28,11 +28,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A loss and what is logged beside it.
+    """Loss of the global batch, and its statistics.
 
     Args:
-        value: the global batch's loss, the same on every worker, differentiable.
-        statistics: named numbers, without gradient.
+        value: the loss, the same on every worker, differentiable.
+        statistics: scalars to log by name, without gradient.
     """
 
     value: Float[Tensor, ""]
@@ -40,28 +40,28 @@ class LossOutput:
 
 
 class Loss(nn.Module):
-    """One of the losses over the global batch's score matrix, plus the distribution regulariser.
+    """Loss over the score matrix of the global batch, plus the distribution regulariser.
 
     Args:
-        config: its constants.
-        scores: the loss proper, from `registry.LOSSES`.
-        unit_length: whether embeddings come with length one, and nested ones are brought to it too.
+        config: settings of the loss.
+        scores: function that reduces a batch to a share, from `registry.LOSSES`.
+        unit_length: embeddings have length one, and nested embeddings are normalised too.
     """
 
     def __init__(
         self,
         config: LossConfig,
-        scores: Callable[[LossConfig, Candidates, BatchIds, Tensor, Workers], Scored],
+        scores: Callable[[LossConfig, Candidates, BatchIds, Tensor, Workers], LossShare],
         unit_length: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.unit_length = unit_length
         self._scores = scores
-        # Double, so that a float64 batch sees the temperature that was asked for.
+        # In double precision, so that a float64 batch uses the exact temperature.
         log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
         if config.learn_temperature:
-            # A list of one: DeepSpeed cannot send a parameter without dimensions.
+            # One dimension of size one: DeepSpeed cannot send a parameter without dimensions.
             self.log_temperature = nn.Parameter(log_temperature.float()[None])
         else:
             self.register_buffer("log_temperature", log_temperature, persistent=False)
@@ -73,40 +73,43 @@ class Loss(nn.Module):
         ids: BatchIds,
         workers: Workers = ALONE,
     ) -> LossOutput:
-        """The loss of this step.
+        """Compute the loss of one step.
 
         Args:
             queries: embeddings of this worker's queries.
-            passages: embeddings of this worker's passages, positives and hard negatives alike.
-            ids: who they are.
-            workers: the data-parallel group; every worker brings equally many queries and passages.
+            passages: embeddings of this worker's passages: positives and hard negatives.
+            ids: ids of the queries and passages.
+            workers: the data-parallel group. All workers pass equal numbers of queries and passages.
+
+        Raises:
+            LossInputError: shapes, types or ids do not agree, or an embedding is not finite.
         """
         check_batch(queries, passages, ids)
         widths = narrower_widths(self.config, queries.shape[1])
-        batch = _in_working_precision(gather_candidates(queries, passages, ids, workers))
+        batch = _to_working_precision(gather_candidates(queries, passages, ids, workers))
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
-        whole = self._reduced(batch, ids, log_temperature, workers)
+        whole = self._reduce(batch, ids, log_temperature, workers)
         value, statistics = whole.value, {**whole.statistics, "temperature": log_temperature.detach().exp()}
         if widths:
             statistics[f"loss_at_{queries.shape[1]}"] = value.detach()
         for width in widths:
-            part = self._reduced(narrowed(batch, width, self.unit_length), ids, log_temperature, workers)
-            value = value + part.value
-            statistics[f"loss_at_{width}"] = part.value.detach()
-            statistics |= {f"{name}_at_{width}": number for name, number in part.statistics.items()}
+            nested = self._reduce(narrow_candidates(batch, width, self.unit_length), ids, log_temperature, workers)
+            value = value + nested.value
+            statistics[f"loss_at_{width}"] = nested.value.detach()
+            statistics |= {f"{name}_at_{width}": number for name, number in nested.statistics.items()}
         if self.config.distribution_weight:
             distance = distribution_distance(batch.queries, batch.embeddings, batch.rows, workers)
             statistics["distribution_distance"] = distance.detach()
             value = value + self.config.distribution_weight * distance
         return LossOutput(value, statistics)
 
-    def _reduced(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
-        """The loss proper at one width, and what is told of it."""
-        _check_scores(batch, log_temperature, squared=self.config.loss == "margin-mse")
-        scored = self._scores(self.config, batch, ids, log_temperature, workers)
-        value = of_global_mean(scored.share, workers)
+    def _reduce(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
+        """Compute the loss and its statistics at one width, without the regulariser."""
+        _check_scores(batch, log_temperature, squares=self.config.loss == "margin-mse")
+        own = self._scores(self.config, batch, ids, log_temperature, workers)
+        value = sum_shares(own.share, workers)
         statistics = {
-            **scored.statistics,
+            **own.statistics,
             "query_positive_distance": query_positive_distance(batch, workers),
             "query_positive_mmd": query_positive_mmd(batch, workers),
         }
@@ -115,19 +118,19 @@ class Loss(nn.Module):
         return LossOutput(value, statistics)
 
 
-def _in_working_precision(batch: Candidates) -> Candidates:
-    """Scores are taken in at least float32, whatever the encoder's precision."""
+def _to_working_precision(batch: Candidates) -> Candidates:
+    """Convert embeddings to at least float32: scores have this precision with every encoder."""
     precise = torch.promote_types(batch.queries.dtype, torch.float32)
     return replace(batch, queries=batch.queries.to(precise), embeddings=batch.embeddings.to(precise))
 
 
-def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""], squared: bool) -> None:
-    """No score or squared distance may overflow, whatever the order of summation.
+def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""], squares: bool) -> None:
+    """Raise `LossInputError` if a score or squared distance may overflow in any order of summation.
 
     Args:
-        batch: in working precision.
-        log_temperature: of the scores.
-        squared: whether the loss squares differences of scores in units of the temperature.
+        batch: the gathered batch, in working precision.
+        log_temperature: log of tau.
+        squares: the loss squares differences of scores in units of tau.
     """
     with torch.no_grad():
         largest = [float(torch.linalg.vector_norm(x, torch.inf)) for x in (batch.queries, batch.embeddings)]
@@ -135,8 +138,9 @@ def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""], squared
     width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
     scores = largest[0] * largest[1] * width / min(temperature, 1.0)
     distances = (largest[0] + largest[1]) ** 2 * width
-    if not max(scores, distances) < most or (squared and not 2 * scores < most**0.5):
+    if not max(scores, distances) < most or (squares and not 2 * scores < most**0.5):
         raise LossInputError(
-            f"scores overflow: embeddings hold {largest[0]:.3g} and {largest[1]:.3g}, temperature {temperature:.3g}",
-            remedy="look for a diverged encoder, or a temperature that was trained to 0",
+            f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
+            f"{largest[1]:.3g}, and the temperature is {temperature:.3g}",
+            remedy="check whether the encoder has diverged, or the temperature was trained to 0",
         )

@@ -2,8 +2,8 @@
 
     value = log(1 + sum_{p in P_i} sum_{n in N_i} exp(n - p)) = softplus(LSE(N_i) + LSE(-P_i))
 
-The double sum factors, so no P x N table is built. The variants of its section 6.2 put a maximum or minimum
-in place of one or both log-sum-exps.
+The double sum factors, so no P x N table is built. The variants of section 6.2 replace one or both log-sum-exps by a
+maximum or minimum.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from torch import Tensor
 
 from raytriever.losses.engine.rows import RowLoss, RowValue, softplus
 
-Reduced = Callable[[Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]], Float[Tensor, " rows"]]
+PositiveReduction = Callable[[Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]], Float[Tensor, " rows"]]
 
 
-def all_negated(positives: Tensor, held: Tensor) -> Tensor:
-    """LSE(-P_i)."""
-    return (-positives).masked_fill(~held, -torch.inf).logsumexp(1)
+def negative_logsumexp(positives: Tensor, is_positive: Tensor) -> Tensor:
+    """Return LSE(-P_i) of each row."""
+    return (-positives).masked_fill(~is_positive, -torch.inf).logsumexp(1)
 
 
-def highest_negated(positives: Tensor, held: Tensor) -> Tensor:
-    """-max(P_i)."""
-    return -positives.masked_fill(~held, -torch.inf).max(1).values
+def negative_maximum(positives: Tensor, is_positive: Tensor) -> Tensor:
+    """Return -max(P_i) of each row."""
+    return -positives.masked_fill(~is_positive, -torch.inf).max(1).values
 
 
-def lowest_negated(positives: Tensor, held: Tensor) -> Tensor:
-    """-min(P_i)."""
-    return -positives.masked_fill(~held, torch.inf).min(1).values
+def negative_minimum(positives: Tensor, is_positive: Tensor) -> Tensor:
+    """Return -min(P_i) of each row."""
+    return -positives.masked_fill(~is_positive, torch.inf).min(1).values
 
 
-def pairwise(reduced: Reduced) -> RowValue:
-    """softplus(negatives + reduced positives)."""
+def pairwise(reduce: PositiveReduction) -> RowValue:
+    """Return the function that computes softplus(negatives + reduced positives)."""
 
-    def value(negatives: Tensor, positives: Tensor, held: Tensor) -> Tensor:
-        return softplus(negatives + reduced(positives, held))
+    def value(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+        return softplus(negatives + reduce(positives, is_positive))
 
     return value
 
 
-LSEPAIR = RowLoss("logsumexp", pairwise(all_negated))
-LSEPAIR_MAXP = RowLoss("logsumexp", pairwise(highest_negated))
-LSEPAIR_MINP = RowLoss("logsumexp", pairwise(lowest_negated))
-LSEPAIR_MAXN = RowLoss("maximum", pairwise(all_negated))
-LSEPAIR_MINP_MAXN = RowLoss("maximum", pairwise(lowest_negated))
+LSEPAIR = RowLoss("logsumexp", pairwise(negative_logsumexp))
+LSEPAIR_MAXP = RowLoss("logsumexp", pairwise(negative_maximum))
+LSEPAIR_MINP = RowLoss("logsumexp", pairwise(negative_minimum))
+LSEPAIR_MAXN = RowLoss("maximum", pairwise(negative_logsumexp))
+LSEPAIR_MINP_MAXN = RowLoss("maximum", pairwise(negative_minimum))

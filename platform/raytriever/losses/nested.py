@@ -2,12 +2,12 @@
 
     L = sum over m in M of L_m,   L_m the loss of the first m components,
 
-every width counting alike and the whole one always among them (arXiv:2205.13147, with c_m = 1). Candidates are gathered
-once, whole, and cut where they have come together. Where a model compares by cosine, what is cut is brought to length
-one again, differentiably: so it will be read.
+All widths have the same weight, and the whole width is always included (arXiv:2205.13147, with c_m = 1). Candidates are
+gathered once at full width, and cut afterwards. If the model compares by cosine, cut embeddings are normalised again,
+differentiably, because search normalises them too.
 
-Only losses of scores are nested. The distribution regulariser stays with the whole embedding: a squared distance is the
-sum over the components, so the first ones are in it already.
+Only losses of scores are nested. The distribution regulariser uses the whole embedding: a squared distance is the sum
+over the components, so it contains the first ones already.
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ from raytriever.losses.engine.batch import Candidates
 
 
 def narrower_widths(config: LossConfig, whole: int) -> tuple[int, ...]:
-    """The widths below that of the whole embedding at which the loss counts, the largest first.
+    """Return the widths below the whole width at which the loss counts too, the largest first.
 
     Args:
-        config: of the loss.
-        whole: components of an embedding.
+        config: settings of the loss.
+        whole: number of components of an embedding.
 
     Raises:
-        ConfigError: one of them is more than the whole.
+        ConfigError: a width exceeds the whole width.
     """
     widths = config.widths
     if widths and widths[0] > whole:
         raise ConfigError(
-            f"{widths[0]} components, embeddings have {whole}", "--matryoshka-dims", f"give at most {whole}"
+            f"asks for {widths[0]} components, but embeddings have {whole}",
+            "--matryoshka-dims",
+            f"give at most {whole}",
         )
     return tuple(width for width in widths if width < whole)
 
 
-def narrowed(batch: Candidates, width: int, unit_length: bool) -> Candidates:
-    """The same rows and candidates by their first components, differentiable.
+def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:
+    """Return the same rows and candidates with their first components only; differentiable.
 
     Args:
-        batch: gathered, in working precision.
-        width: how many components are kept.
-        unit_length: whether embeddings have length one, and are to have it again.
+        batch: the gathered batch, in working precision.
+        width: number of components to keep.
+        unit_length: normalise the cut embeddings to length one.
     """
     queries, embeddings = (
         functional.normalize(x[:, :width], dim=-1) if unit_length else x[:, :width].contiguous()

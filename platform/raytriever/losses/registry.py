@@ -1,4 +1,4 @@
-"""A loss by its name. A new loss is one file, one line here, its name in `config.py`, and one test row."""
+"""Registry of the losses by name. CONTRIBUTING.md shows how to add one."""
 
 from __future__ import annotations
 
@@ -19,74 +19,81 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT
 from raytriever.losses.kl import kl_share
-from raytriever.losses.loss import Loss, LossOutput, Scored
+from raytriever.losses.loss import Loss, LossOutput, LossShare
 from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
 from raytriever.losses.margin_mse import margin_mse_share
 from raytriever.losses.mw.reduction import MWReduction
 from raytriever.losses.rand1 import RAND1
 from raytriever.losses.summarg import SUMMARG
-from raytriever.losses.symmetric import exchanged
+from raytriever.losses.symmetric import exchange_roles
 from raytriever.losses.triplet import TripletReduction
 from raytriever.options import check_options
 
 __all__ = ["LOSSES", "Loss", "LossOutput", "build_loss"]
 
-Scores = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], Workers], Scored]
+ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], Workers], LossShare]
 
 
-def by_row(loss: RowLoss) -> Scores:
-    """A loss of one query's scores at a time."""
+def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
+    """Return a loss that is a mean over queries.
 
-    def scored(
+    Args:
+        loss: the row loss, or the function that makes it from the settings.
+    """
+
+    def reduce(
         config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
-    ) -> Scored:
-        columns = loss.positives(batch.positives, ids)
+    ) -> LossShare:
+        row_loss = loss if isinstance(loss, RowLoss) else loss(config)
+        columns = row_loss.positives(batch.positives, ids)
         if not config.soft_labels or batch.teacher is None:
-            return Scored(sweep(RowReduction(loss, columns, batch.rows), batch, log_temperature), {})
+            return LossShare(sweep(RowReduction(row_loss, columns, batch.rows), batch, log_temperature), {})
         labels = SoftLabels.of(batch, config.teacher_temperature)
         group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
-        share = sweep(RowReduction(loss, columns, batch.rows, labels), batch, log_temperature)
-        return Scored(share, group.statistics(ids, workers))
+        share = sweep(RowReduction(row_loss, columns, batch.rows, labels), batch, log_temperature)
+        return LossShare(share, group.statistics(ids, workers))
 
-    return scored
+    return reduce
 
 
-def taught(share: Callable[[OwnGroup, Workers], Float[Tensor, ""]]) -> Scores:
-    """A loss of a teacher's scores; InfoNCE for batches that nobody was asked about, as those of dev data are."""
+def by_teacher(share: Callable[[OwnGroup, Workers], Float[Tensor, ""]]) -> ScoreLoss:
+    """Return a loss of a teacher's scores. Batches without them, such as dev batches, use InfoNCE."""
 
-    def scored(
+    def reduce(
         config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
-    ) -> Scored:
+    ) -> LossShare:
         if batch.teacher is None:
             return by_row(INFONCE)(config, batch, ids, log_temperature, workers)
         group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
-        return Scored(share(group, workers).to(batch.queries.dtype), group.statistics(ids, workers))
+        return LossShare(share(group, workers).to(batch.queries.dtype), group.statistics(ids, workers))
 
-    return scored
+    return reduce
 
 
 def symmetric(
     config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
-) -> Scored:
-    """The mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
-    there = by_row(INFONCE)(config, batch, ids, log_temperature, workers)
-    back = by_row(INFONCE)(config, exchanged(batch, ids, workers), ids, log_temperature, workers)
-    return Scored((there.share + back.share) / 2, {})
+) -> LossShare:
+    """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
+    forward = by_row(INFONCE)(config, batch, ids, log_temperature, workers)
+    backward = by_row(INFONCE)(config, exchange_roles(batch, ids, workers), ids, log_temperature, workers)
+    return LossShare((forward.share + backward.share) / 2, {})
 
 
-def triplet(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> Scored:
-    """The hinge over all pairs of a query."""
+def triplet(
+    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+) -> LossShare:
+    """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.positives, config.margin, batch.rows)
-    return Scored(sweep(reduction, batch, log_temperature), {})
+    return LossShare(sweep(reduction, batch, log_temperature), {})
 
 
-def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> Scored:
-    """Every positive against every negative of the batch."""
+def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossShare:
+    """Compare every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
-    return Scored(sweep(reduction, batch, log_temperature), reduction.statistics)
+    return LossShare(sweep(reduction, batch, log_temperature), reduction.statistics)
 
 
-LOSSES: dict[str, Scores] = {
+LOSSES: dict[str, ScoreLoss] = {
     "infonce": by_row(INFONCE),
     "infonce-symmetric": symmetric,
     "rand1": by_row(RAND1),
@@ -99,17 +106,20 @@ LOSSES: dict[str, Scores] = {
     "lsepair-minp-maxn": by_row(LSEPAIR_MINP_MAXN),
     "triplet": triplet,
     "mw": mw,
-    "kl": taught(kl_share),
-    "margin-mse": taught(margin_mse_share),
+    "kl": by_teacher(kl_share),
+    "margin-mse": by_teacher(margin_mse_share),
 }
 
 
 def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
-    """The loss that a configuration names; raises `ConfigError` when a setting is wrong.
+    """Return the loss that the settings name.
 
     Args:
-        config: its constants.
-        unit_length: whether embeddings come with length one, as where the similarity is cosine.
+        config: settings of the loss.
+        unit_length: embeddings have length one, as with `--similarity cosine`.
+
+    Raises:
+        ConfigError: a setting is out of range, or does not apply to this loss.
     """
     check_options(config)
     if not torch.isfinite(torch.tensor(config.temperature).log()):

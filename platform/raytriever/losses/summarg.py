@@ -15,10 +15,10 @@ from raytriever.losses.engine.rows import RowLoss, softplus
 def summarg(
     negatives: Float[Tensor, " rows"],
     positives: Float[Tensor, "rows positives"],
-    held: Bool[Tensor, "rows positives"],
+    is_positive: Bool[Tensor, "rows positives"],
 ) -> Float[Tensor, " rows"]:
-    """softplus(LSE(N_i) - LSE(P_i))."""
-    return softplus(negatives - positives.masked_fill(~held, -torch.inf).logsumexp(1))
+    """Return softplus(LSE(N_i) - LSE(P_i)) of each row."""
+    return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).logsumexp(1))
 
 
 SUMMARG = RowLoss("logsumexp", summarg)

@@ -1,9 +1,9 @@
-"""The triplet loss over all pairs of a query (handbook chapter, 'Triplet Loss').
+"""Triplet loss over all pairs of a query (handbook chapter, 'Triplet Loss').
 
-    value = mean over P_i x N_i of max(0, margin - s+ + s-);  a query without negatives counts 0
+    value = mean over P_i x N_i of max(0, margin - s+ + s-);  0 for a query without negatives
 
-One walk over a panel for each positive, in blocks that stay in the processor's cache: the cost is linear in
-the scores with a constant that grows by a few percent a positive. Scores are not divided by a temperature.
+A panel is read once for each positive, in blocks that stay in the processor's cache. The cost is linear in the number
+of scores, and each further positive adds a few percent. Scores are not divided by a temperature.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from torch import Tensor
 from raytriever.losses.engine.batch import PAD
 from raytriever.losses.engine.sweep import Panel, Sparse
 
-# A block and its two workspaces fit a processor's last-level cache; smaller ones spend their time starting
-# threads.
+# A block and its two workspaces fit into the last-level cache. Smaller blocks spend their time on starting threads.
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
 class TripletReduction:
-    """The triplet loss at work on the panels of one batch."""
+    """Reduction of the panels of one batch by the triplet loss."""
 
     tempered = False
     dense = True
@@ -32,17 +31,17 @@ class TripletReduction:
         self.sparse: list[Sparse] = []
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Nothing of a row is needed before its panel."""
+        """Do nothing: no row is needed before its panel."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's rows to the value; turn its scores into derivatives."""
+        """Add the panel's rows to the value, and replace its scores by derivatives."""
         columns = self._columns[panel.rows]
-        held = columns != PAD
-        # A padded place asks for more than any score: nothing exceeds it.
-        bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~held, torch.inf)
+        is_positive = columns != PAD
+        # No score exceeds the bar of a padded slot.
+        bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~is_positive, torch.inf)
         panel.exclude(-torch.inf)
         excluded = torch.bincount(panel.excluded[0], minlength=len(columns))
-        pairs = held.sum(1) * (panel.scores.shape[1] - excluded)
+        pairs = is_positive.sum(1) * (panel.scores.shape[1] - excluded)
         weight = (pairs.clamp(min=1) * self._rows).to(panel.scores.dtype).reciprocal()
         sums, exceeded = torch.zeros_like(bars), torch.zeros_like(bars)
         width = panel.scores.shape[1]
@@ -52,11 +51,12 @@ class TripletReduction:
             self._walk(panel.scores[block], bars[block], sums[block], exceeded[block], weight[block])
         self._values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
         panel.scores[
-            torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[held], columns[held]
-        ] = -(exceeded * weight[:, None])[held]
+            torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[is_positive],
+            columns[is_positive],
+        ] = -(exceeded * weight[:, None])[is_positive]
 
     def finish(self) -> Float[Tensor, ""]:
-        """This worker's share of the mean over all rows."""
+        """Return this worker's share of the mean over all rows."""
         return torch.stack(self._values).sum()
 
     def _walk(
@@ -67,13 +67,13 @@ class TripletReduction:
         exceeded: Float[Tensor, "rows positives"],
         weight: Float[Tensor, " rows"],
     ) -> None:
-        """Fill in sums and counts of what exceeds each bar; overwrite scores with their derivatives."""
+        """Write the sum and number of the excesses over each bar; replace the scores by their derivatives."""
         over = torch.empty_like(scores)
         counts = torch.zeros_like(scores)
-        for place in range(bars.shape[1]):
-            torch.sub(scores, bars[:, place, None], out=over).clamp_(min=0)
-            torch.sum(over, 1, out=sums[:, place])
+        for slot in range(bars.shape[1]):
+            torch.sub(scores, bars[:, slot, None], out=over).clamp_(min=0)
+            torch.sum(over, 1, out=sums[:, slot])
             over.sign_()
-            torch.sum(over, 1, out=exceeded[:, place])
+            torch.sum(over, 1, out=exceeded[:, slot])
             counts += over
         torch.mul(counts, weight[:, None], out=scores)

@@ -61,9 +61,13 @@ def test_scores_of_every_positive_and_negative(
     documents = np.concatenate([positives.documents, table.documents])
     assert len(found) == len(queries) == 480
     texts = [dataset.queries.texts[q] for q in queries], [dataset.passage_text(d) for d in documents]
-    wanted = CrossEncoder(teacher, torch.device("cpu"), "fp32").logits(*texts)
-    assert np.ptp(wanted) > 0.1
-    np.testing.assert_allclose(found.of_pairs(queries, documents), wanted, atol=1e-5)
+    model = CrossEncoder(teacher, torch.device("cpu"), "fp32")
+    wanted = model.logits(*texts)
+    # A float32 product adds its terms in another order in a batch of another size. The classifier reads a tanh, so its
+    # partial sums reach the sum of the absolute weights at most: the two orders differ by a rounding of that.
+    tolerance = float(model._model.classifier.weight.abs().sum()) * np.finfo(np.float32).eps
+    assert np.ptp(wanted) > 100 * tolerance
+    np.testing.assert_allclose(found.of_pairs(queries, documents), wanted, rtol=0, atol=tolerance)
     meta = json.loads(Path("scores/manifest.json").read_text())["meta"]
     assert (meta["kind"], meta["pairs"], meta["activation"]) == ("teacher scores", 480, "Sigmoid")
     assert meta["model_digest"] == CrossEncoder(teacher, torch.device("cpu"), "fp32").digest()

@@ -1,8 +1,8 @@
-"""The global batch as one worker sees it: its own queries against every distinct document of all workers.
+"""Global batch, seen from one worker: its own queries against every distinct document of all workers.
 
 Every loss reads relevance from document ids alone: a document is a query's positive at any position in the batch. A
-document that occurs twice counts once (its first position is kept), and which (query, candidate) pairs are positives,
-or known and therefore no negatives, is kept as sparse index lists found by sorting ids: nothing here has the size of
+document that occurs twice counts once, at its first position. Sparse index lists, found by sorting ids, hold the pairs
+of query and candidate that are positives, or known positives and therefore no negatives. Nothing here has the size of
 the score matrix."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PAD = -1
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """What a teacher thinks of the passages of each query's own group.
+    """A teacher's scores of the passages of each query's own group.
 
     Args:
-        documents: document ids, `PAD` (-1) where a group is shorter; one that stands twice counts once.
-        scores: its score of each, unbounded, higher is more relevant; NaN where it has none.
+        documents: document ids, `PAD` (-1) in empty slots. A document that occurs twice counts once.
+        scores: score of each document, unbounded, higher is more relevant; NaN if the teacher has none.
     """
 
     documents: Int64[Tensor, "queries group"]
@@ -34,16 +34,16 @@ class TeacherScores:
 
 @dataclass(frozen=True)
 class BatchIds:
-    """The ids of one worker's b queries and n passages; `PAD` (-1) fills rows of unequal length.
+    """Ids of the queries and passages of one worker; `PAD` (-1) fills rows of unequal length.
 
     Args:
-        queries: one id a query; `rand1` draws by (seed, step, query id).
+        queries: one id for each query; `rand1` draws by (seed, step, query id).
         positives: document ids of each query's positives, in the order of its group.
-        passages: document ids of this worker's passages, positives and hard negatives alike.
-        known: further known positives of each query: never its negatives, nor its positives here.
-        seed: the run's seed.
-        step: the number of the optimiser step.
-        teacher: what a teacher thinks of each query's own group; None where nobody was asked.
+        passages: document ids of this worker's passages: positives and hard negatives.
+        known: further known positives of each query. They are neither negatives nor positives here.
+        seed: seed of the run.
+        step: number of the optimiser step.
+        teacher: a teacher's scores of each query's own group; None without a teacher.
     """
 
     queries: Int64[Tensor, " queries"]
@@ -58,7 +58,7 @@ class BatchIds:
 def check_batch(
     queries: Float[Tensor, "queries width"], passages: Float[Tensor, "passages width"], ids: BatchIds
 ) -> None:
-    """Hold embeddings and ids of one worker to each other; raises `LossInputError` quoting what came."""
+    """Raise `LossInputError` if the embeddings and ids of one worker do not agree; the message quotes them."""
     if queries.ndim != 2 or passages.ndim != 2 or queries.shape[1] != passages.shape[1]:
         raise LossInputError(
             f"query embeddings {tuple(queries.shape)} and passage embeddings {tuple(passages.shape)}",
@@ -97,7 +97,7 @@ def check_batch(
             raise LossInputError(
                 f"{int((~finite).sum())} of {len(finite)} {name} embeddings hold NaN or infinity, "
                 f"the first in row {int((~finite).nonzero()[0])}",
-                remedy="look for a diverged encoder or a half-precision overflow",
+                remedy="check whether the encoder has diverged or half precision overflows",
             )
 
 
@@ -112,18 +112,18 @@ def _check_teacher(teacher: TeacherScores) -> None:
 
 @dataclass(frozen=True)
 class Candidates:
-    """One worker's rows of the score matrix: who is in them, not yet the scores.
+    """Embeddings and index lists of one worker's rows of the score matrix, without the scores.
 
     Args:
-        queries: this worker's query embeddings, or whatever stands for a row.
-        embeddings: every distinct candidate of the global batch.
-        positives: the column of each row's positives, `PAD` where there is none, no column twice in a row.
-        excluded_rows: row of each pair that is no negative (a positive or known), ascending.
-        excluded_columns: its column.
+        queries: embedding of each row.
+        embeddings: embedding of every distinct candidate of the global batch.
+        positives: columns of each row's positives, `PAD` in empty slots, no column twice in a row.
+        excluded_rows: row of each pair that is no negative (a positive or known positive), ascending.
+        excluded_columns: column of each such pair.
         rows: number of rows over all workers.
         negatives: number of negative pairs over all workers.
-        group: the columns of each row's own group that a teacher has scored, `PAD` elsewhere, no column twice in a row.
-        teacher: its scores of them; None, as `group` is, where no teacher was asked.
+        group: columns of each row's own group with a teacher score, `PAD` in empty slots, no column twice in a row.
+        teacher: the teacher's scores of the group; None, like `group`, without a teacher.
     """
 
     queries: Float[Tensor, "rows width"]
@@ -138,12 +138,12 @@ class Candidates:
 
     @property
     def is_positive(self) -> Bool[Tensor, "rows positives"]:
-        """Where `positives` holds a column."""
+        """True in the slots of `positives` that hold a column."""
         return self.positives != PAD
 
 
 class Distinct:
-    """The distinct ids of a list, in the order of their first appearance, and where to find them."""
+    """Distinct ids of a list, in the order of their first occurrence, with a column number each."""
 
     def __init__(self, ids: Int64[Tensor, " items"]) -> None:
         order = torch.argsort(ids, stable=True)
@@ -151,34 +151,34 @@ class Distinct:
         first = torch.ones_like(ordered, dtype=torch.bool)
         first[1:] = ordered[1:] != ordered[:-1]
         self._ids = ordered[first]
-        places = order[first]
-        self.places = places.sort().values
-        self._columns = torch.searchsorted(self.places, places)
-        self.repeats = len(self.places) < len(ids)
+        positions = order[first]
+        self.positions = positions.sort().values
+        self._columns = torch.searchsorted(self.positions, positions)
+        self.repeats = len(self.positions) < len(ids)
 
     def columns(self, ids: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
-        """The column of each id, `PAD` where it does not occur."""
-        at = torch.searchsorted(self._ids, ids).clamp_(max=len(self._ids) - 1)
-        return torch.where(self._ids[at] == ids, self._columns[at], PAD)
+        """Return the column of each id, `PAD` for an id that does not occur."""
+        index = torch.searchsorted(self._ids, ids).clamp_(max=len(self._ids) - 1)
+        return torch.where(self._ids[index] == ids, self._columns[index], PAD)
 
     def keep(self, rows: Tensor) -> Tensor:
-        """The rows at the first appearance of each id."""
-        return rows.index_select(0, self.places) if self.repeats else rows
+        """Return the rows at the first occurrence of each id."""
+        return rows.index_select(0, self.positions) if self.repeats else rows
 
 
-def without_repeats(columns: Int64[Tensor, "rows positives"]) -> Int64[Tensor, "rows positives"]:
-    """The same columns with every later repeat in a row replaced by `PAD`, order kept."""
+def mask_repeats(columns: Int64[Tensor, "rows positives"]) -> Int64[Tensor, "rows positives"]:
+    """Return the same columns in the same order, with every later repeat in a row replaced by `PAD`."""
     earlier = (columns[:, :, None] == columns[:, None, :]).tril(-1).any(2)
     return columns.masked_fill(earlier, PAD)
 
 
-def pairs(columns: Int64[Tensor, "rows some"]) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
-    """The (row, column) of everything that is not `PAD`, ascending by row, then column."""
+def find_pairs(columns: Int64[Tensor, "rows some"]) -> tuple[Int64[Tensor, " pairs"], Int64[Tensor, " pairs"]]:
+    """Return the (row, column) of every column that is not `PAD`, ascending by row, then column."""
     rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[columns != PAD]
-    held = columns[columns != PAD]
-    order = torch.argsort(held, stable=True)
+    used = columns[columns != PAD]
+    order = torch.argsort(used, stable=True)
     order = order[torch.argsort(rows[order], stable=True)]
-    return rows[order], held[order]
+    return rows[order], used[order]
 
 
 def gather_candidates(
@@ -187,12 +187,12 @@ def gather_candidates(
     ids: BatchIds,
     workers: Workers,
 ) -> Candidates:
-    """Bring every worker's passages together; gradients of a passage return to the worker that encoded it."""
+    """Gather the passages of all workers. The gradient of a passage returns to the worker that encoded it."""
     shapes = workers.gather_values(torch.tensor([[len(queries), len(passages)]], device=queries.device))
     if bool((shapes != shapes[:1]).any()):
         raise LossInputError(
             f"(queries, passages) differ between workers: {shapes.tolist()}",
-            remedy="give all workers as many",
+            remedy="give all workers equal numbers",
         )
     distinct = Distinct(workers.gather_values(ids.passages))
     columns = distinct.columns(ids.positives)
@@ -201,23 +201,25 @@ def gather_candidates(
         raise LossInputError(
             f"document {int(ids.positives[missing][0])} is a positive but not among the passages",
             "ids.positives",
+            "add it to the passages of the batch",
         )
-    columns = without_repeats(columns)
-    barred = columns
+    columns = mask_repeats(columns)
+    excluded = columns
     if ids.known is not None:
-        barred = without_repeats(torch.cat([columns, distinct.columns(ids.known)], 1))
-    excluded_rows, excluded_columns = pairs(barred)
+        excluded = mask_repeats(torch.cat([columns, distinct.columns(ids.known)], 1))
+    excluded_rows, excluded_columns = find_pairs(excluded)
     rows = len(queries) * workers.size
-    barred_pairs = int(workers.sum(torch.tensor(len(excluded_rows), device=queries.device)))
-    negatives = rows * len(distinct.places) - barred_pairs
+    excluded_pairs = int(workers.sum(torch.tensor(len(excluded_rows), device=queries.device)))
+    negatives = rows * len(distinct.positions) - excluded_pairs
     if negatives == 0:
         raise LossInputError(
-            f"no negatives: {rows} queries, {len(distinct.places)} distinct documents, all their positives",
+            f"the batch has no negatives: {rows} queries, {len(distinct.positions)} distinct documents, and every "
+            "pair of them is a positive or a known positive",
             remedy="use a larger batch or hard negatives",
         )
     group = None
     if ids.teacher is not None:
-        group = without_repeats(distinct.columns(ids.teacher.documents).masked_fill(ids.teacher.scores.isnan(), PAD))
+        group = mask_repeats(distinct.columns(ids.teacher.documents).masked_fill(ids.teacher.scores.isnan(), PAD))
     return Candidates(
         queries=queries,
         embeddings=distinct.keep(workers.gather(passages)),

@@ -1,10 +1,11 @@
 """Row losses: a small function of one query's negatives, reduced to one number, and of its positives' scores.
 
-A file that defines a row loss sees only tiny tensors, in units of the temperature, and autograd
-differentiates them. What they share is here: for a panel of whole rows,
+A file that defines a row loss sees only small tensors, in units of the temperature, and autograd differentiates them.
+This file contains the rest. For a panel of whole rows,
 
-    statistic_i = LSE (or max) over N_i of s / tau,      value = mean over rows of f(statistic_i,
-    positives_i) d value / d n = f'_statistic softmax_{N_i}(n)        (at the first maximum alone for max)
+    statistic_i = LSE (or max) over N_i of s / tau
+    value       = mean over rows of f(statistic_i, positives_i)
+    d value / d n = f'_statistic softmax_{N_i}(n)        (for max: at the first maximum only)
 """
 
 from __future__ import annotations
@@ -28,24 +29,28 @@ RowValue = Callable[
 
 
 def all_positives(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> Int64[Tensor, "rows positives"]:
-    """Every positive of a query."""
+    """Return every positive of each query."""
     return columns
 
 
 def first_positive(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> Int64[Tensor, "rows one"]:
-    """The positive that stands first in the query's group."""
+    """Return the first positive of each query's group."""
     first = (columns != PAD).int().argmax(1, keepdim=True)
     return columns.gather(1, first)
 
 
 @dataclass(frozen=True)
 class RowLoss:
-    """What there is to know of a loss that is a mean over queries.
+    """Definition of a loss that is a mean over queries.
+
+    A loss with constants is a function that makes this definition from the `LossConfig`; see `registry.by_row`.
 
     Args:
-        negatives: how a query's negatives are reduced, to -inf when it has none.
-        value: (that number, the positives' scores, where they hold) -> the query's loss.
-        positives: which of a query's positives the loss compares; the others still are no negatives.
+        negatives: reduction of a query's negatives to one number, -inf for a query without negatives.
+        value: function of (the reduced negatives [rows], the positives' scores [rows, positives], True in the slots
+            that hold a positive [rows, positives]) that returns the loss of each query [rows]. Scores are in units of
+            the temperature.
+        positives: function that selects the positives that the loss compares. The others are no negatives either.
     """
 
     negatives: Literal["logsumexp", "maximum"]
@@ -54,12 +59,12 @@ class RowLoss:
 
 
 def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    """log(1 + exp(difference)), exact at both ends (PyTorch's own turns linear at 20)."""
+    """Return log(1 + exp(difference)), exact at both ends (PyTorch's softplus is linear from 20)."""
     return torch.logaddexp(difference, torch.zeros_like(difference))
 
 
 class RowReduction:
-    """A row loss at work on the panels of one batch."""
+    """Reduction of the panels of one batch by a row loss."""
 
     tempered = True
 
@@ -76,44 +81,44 @@ class RowReduction:
         self.sparse: list[Sparse] = []
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Nothing of a row is needed before its panel."""
+        """Do nothing: no row is needed before its panel."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's rows to the value; turn its scores into derivatives."""
+        """Add the panel's rows to the value, and replace its scores by derivatives."""
         columns = self._columns[panel.rows]
-        held = columns != PAD
+        is_positive = columns != PAD
         local = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         positives = panel.scores.gather(1, columns.clamp(min=0))
         if self._soft_labels is not None:
             self._soft_labels.weigh(panel)
         panel.exclude(-torch.inf)
-        peak, at = panel.scores.max(1)
-        none = peak == -torch.inf
+        peak, peak_columns = panel.scores.max(1)
+        is_empty = peak == -torch.inf
         statistic = peak
         if self.dense:
-            panel.scores.sub_(peak.masked_fill(none, 0)[:, None]).exp_()
+            panel.scores.sub_(peak.masked_fill(is_empty, 0)[:, None]).exp_()
             mass = panel.scores.sum(1)
             statistic = peak + mass.log()
-        by_statistic, by_positive = self._differentiate(statistic, positives, held)
+        by_statistic, by_positive = self._differentiate(statistic, positives, is_positive)
         if not differentiate:
             return
         if self.dense:
-            panel.scores.mul_((by_statistic / mass.masked_fill(none, 1))[:, None])
-            panel.scores[local[held], columns[held]] = by_positive[held]
+            panel.scores.mul_((by_statistic / mass.masked_fill(is_empty, 1))[:, None])
+            panel.scores[local[is_positive], columns[is_positive]] = by_positive[is_positive]
         else:
             rows = local + panel.rows.start
-            self.sparse.append((rows[held], columns[held], by_positive[held]))
-            self.sparse.append((rows[:, 0], at, by_statistic))
+            self.sparse.append((rows[is_positive], columns[is_positive], by_positive[is_positive]))
+            self.sparse.append((rows[:, 0], peak_columns, by_statistic))
 
     def finish(self) -> Float[Tensor, ""]:
-        """This worker's share of the mean over all rows."""
+        """Return this worker's share of the mean over all rows."""
         return torch.stack(self._values).sum()
 
-    def _differentiate(self, statistic: Tensor, positives: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, statistic: Tensor, positives: Tensor, is_positive: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             statistic = statistic.detach().requires_grad_()
             positives = positives.detach().requires_grad_()
-            value = self._loss.value(statistic, positives, held).sum(dtype=torch.float64) / self._rows
+            value = self._loss.value(statistic, positives, is_positive).sum(dtype=torch.float64) / self._rows
             self._values.append(value.detach())
             by_statistic, by_positive = torch.autograd.grad(value, (statistic, positives))
         return by_statistic, by_positive

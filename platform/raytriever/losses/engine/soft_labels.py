@@ -1,13 +1,13 @@
-"""Soft labels: a hard negative counts as far as the teacher thinks that it is one.
+"""Soft labels: each hard negative has the weight that the teacher gives to its being a negative.
 
 With p = sigmoid(t / teacher_temperature), the teacher's probability that a passage of the query's group is relevant,
 
     sum over N_i of exp(s / tau)   becomes   sum over N_i of (1 - p) exp(s / tau):
 
-what is expected of the sum over the true negatives when the labels are drawn from the teacher. RocketQA's denoising
-(Qu et al., 2021, arXiv:2010.08191), which removes hard negatives that a cross-encoder scores high, is its limit of p
-in {0, 1}; an expected sum in place of the sum is Chuang et al.'s debiasing (2020, arXiv:2007.00224), which knows one
-probability for all passages. Those without a score, and those that are not of the query's group, count whole.
+the expectation of the sum over the true negatives when the teacher draws the labels. RocketQA's denoising (Qu et al.,
+2021, arXiv:2010.08191) removes hard negatives that a cross-encoder scores high; it is the limit of p in {0, 1}. The
+debiasing of Chuang et al. (2020, arXiv:2007.00224) also replaces the sum by its expectation, with one probability for
+all passages. Passages without a score, and passages outside the query's group, have weight 1.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from raytriever.losses.engine.sweep import Panel
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """What is added to scores in units of the temperature.
+    """Log-weights that are added to scores in units of the temperature.
 
     Args:
-        columns: of each row's own group, `PAD` where nothing is added.
-        log_weights: log(1 - p) of each.
+        columns: columns of each row's own group, `PAD` in empty slots.
+        log_weights: log(1 - p) of each column.
     """
 
     columns: Int64[Tensor, "rows group"]
@@ -37,15 +37,15 @@ class SoftLabels:
 
     @classmethod
     def of(cls, batch: Candidates, teacher_temperature: float) -> SoftLabels:
-        """Of a batch that a teacher was asked about."""
+        """Return the soft labels of a batch with teacher scores."""
         assert batch.group is not None
         assert batch.teacher is not None
         log_weights = functional.logsigmoid(-batch.teacher.double() / teacher_temperature)
         return cls(batch.group, log_weights.to(batch.queries.dtype))
 
     def weigh(self, panel: Panel) -> None:
-        """Add to the scores of a panel; positives, which get it too, are to be read before."""
+        """Add the log-weights to the scores of a panel. Read the positives' scores before: they change too."""
         columns, log_weights = self.columns[panel.rows], self.log_weights[panel.rows]
-        there = columns != PAD
-        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[there]
-        panel.scores[rows, columns[there]] += log_weights[there]
+        is_used = columns != PAD
+        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[is_used]
+        panel.scores[rows, columns[is_used]] += log_weights[is_used]

@@ -1,6 +1,6 @@
-"""Any loss over a score matrix that is never whole: row panels, one pass, three matrix products.
+"""Loss over a score matrix that is never stored whole: row panels, one pass, three matrix products.
 
-For each panel of rows (whole rows, so that nothing is visited twice):
+For each panel of rows (whole rows, so that every score is computed once):
 1. scores = Q C^T into one reused buffer, in units of the temperature where the loss has one;
 2. the loss adds the panel to its statistic and overwrites the buffer with dL/dscore;
 3. dQ = dS C and dC += dS^T Q.
@@ -28,12 +28,12 @@ PANEL_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Panel:
-    """Some rows of the score matrix, whole.
+    """Some whole rows of the score matrix.
 
     Args:
-        rows: which rows of this worker.
-        queries: their embeddings, scaled as the scores are.
-        scores: their scores; the loss overwrites them with its gradient.
+        rows: the slice of this worker's rows.
+        queries: embeddings of the rows, with the scale of the scores.
+        scores: scores of the rows; the loss overwrites them with its gradient.
         excluded: row within the panel, and column, of the pairs that are no negatives.
     """
 
@@ -43,12 +43,12 @@ class Panel:
     excluded: tuple[Tensor, Tensor]
 
     def exclude(self, score: float) -> None:
-        """Give every pair that is no negative a score that counts for nothing."""
+        """Write a neutral score to every pair that is no negative."""
         self.scores[self.excluded] = score
 
 
 class Panels:
-    """Iterates over a worker's rows, computing each panel's scores when it is reached."""
+    """Iterator over a worker's rows that computes the scores of each panel when it is reached."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Panels:
             rows = slice(start, min(start + self.height, len(self._queries)))
             queries = self._queries[rows]
             scores = torch.mm(queries, self._embeddings.T, out=buffer[: len(queries)])
-            part = slice(self._bounds[number], self._bounds[number + 1])
-            yield Panel(rows, queries, scores, (self._rows[part] - start, self._columns[part]))
+            excluded = slice(self._bounds[number], self._bounds[number + 1])
+            yield Panel(rows, queries, scores, (self._rows[excluded] - start, self._columns[excluded]))
 
 
 Sparse = tuple[Tensor, Tensor, Tensor]
@@ -78,10 +78,10 @@ Sparse = tuple[Tensor, Tensor, Tensor]
 
 @runtime_checkable
 class Reduction(Protocol):
-    """A loss as the engine drives it, once for a batch.
+    """Loss of one batch, as the engine calls it.
 
-    `tempered`: its scores come divided by the temperature. `dense`: it has a derivative at every score,
-    left in the panel; else, or besides, `sparse` lists (rows, columns, derivatives).
+    `tempered`: scores arrive divided by the temperature. `dense`: the reduction leaves a derivative of every score in
+    the panel. `sparse`: further derivatives, as (rows, columns, derivatives).
     """
 
     tempered: bool
@@ -89,17 +89,17 @@ class Reduction(Protocol):
     sparse: list[Sparse]
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """What the loss must know before the first panel; queries come as scaled as the scores will be."""
+        """Prepare for the first panel. Queries have the scale that the scores will have."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add a panel to the statistic and turn its scores into derivatives of this worker's share."""
+        """Add a panel to the statistic, and replace its scores by derivatives of this worker's share."""
 
     def finish(self) -> Float[Tensor, ""]:
-        """This worker's share of the loss, in double precision."""
+        """Return this worker's share of the loss, in double precision."""
 
 
 def sweep(reduction: Reduction, candidates: Candidates, log_temperature: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """This worker's share of a loss, differentiable in queries, candidates and temperature."""
+    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
     share: Tensor = _Sweep.apply(
         candidates.queries,
         candidates.embeddings,
@@ -112,7 +112,7 @@ def sweep(reduction: Reduction, candidates: Candidates, log_temperature: Float[T
 
 
 class _Sweep(torch.autograd.Function):
-    """The loss and its gradients in one pass; backward only scales."""
+    """Loss and gradients in one pass; backward only scales."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""Collectives that a loss uses in a data-parallel group: four operations, and a global mean built on them.
+"""Collectives that a loss uses in a data-parallel group: four operations, and a global mean from them.
 
-Gradient convention (as in PyTorch's own differentiable all-gather): `gather` returns gradients to their owner as a
-sum, every worker's loss is its own rows' share times the number of workers, and the data-parallel average then gives
-the gradients of one process that holds the whole global batch."""
+Gradient convention, as in PyTorch's differentiable all-gather: `gather` returns gradients to their owner as a sum. The
+loss of each worker is the share of its own rows times the number of workers. The data-parallel average then gives the
+gradients of one process with the whole global batch."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch import Tensor
 
 @runtime_checkable
 class Workers(Protocol):
-    """A data-parallel group seen from one worker. All call every collective, in the same order."""
+    """Data-parallel group, seen from one worker. All workers call every collective in the same order."""
 
     @property
     def rank(self) -> int:
-        """This worker's place, from 0."""
+        """Rank of this worker, from 0."""
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All workers' rows, in the order of rank; the gradient of a row returns summed to its owner."""
+        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed."""
 
     def gather_values(self, rows: Tensor) -> Tensor:
-        """All workers' rows without gradient."""
+        """Return the rows of all workers in rank order, without gradient."""
 
     def sum(self, value: Tensor) -> Tensor:
-        """The elementwise sum over the workers, without gradient."""
+        """Return the elementwise sum over the workers, without gradient."""
 
     def maximum(self, value: Tensor) -> Tensor:
-        """The elementwise maximum over the workers, without gradient."""
+        """Return the elementwise maximum over the workers, without gradient."""
 
 
 class _Alone:
-    """A group of one: every collective is the identity."""
+    """Group of one worker: every collective is the identity."""
 
     rank = 0
     size = 1
@@ -59,11 +59,11 @@ class _Alone:
 ALONE: Workers = _Alone()
 
 
-def of_global_mean(share: Float[Tensor, ""], workers: Workers) -> Float[Tensor, ""]:
-    """The sum of all workers' shares, whose gradient is `workers.size` times this worker's own share.
+def sum_shares(share: Float[Tensor, ""], workers: Workers) -> Float[Tensor, ""]:
+    """Return the sum of all workers' shares. Its gradient is `workers.size` times that of this worker's share.
 
-    Averaging gradients over the workers divides by their number again, so parameters receive the gradient
-    of the sum.
+    The average of the gradients over the workers divides by their number again, so parameters receive the gradient of
+    the sum.
     """
     scaled = share * workers.size
     return workers.sum(share) + (scaled - scaled.detach())

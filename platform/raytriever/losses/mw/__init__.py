@@ -1,1 +1,1 @@
-"""MW: every positive of the batch against every negative of the batch, in time linear in the scores."""
+"""Mann-Whitney loss: every positive of the batch against every negative, in time linear in the number of scores."""

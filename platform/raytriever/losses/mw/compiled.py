@@ -1,8 +1,7 @@
-"""The walk over the scores on a CPU: one compiled loop that reads a score, adds it to its subcell and writes its
-derivative.
+"""Pass over the scores on a CPU, compiled: it reads a score, adds it to its subcell and writes its derivative.
 
-Rows are split into as many chunks as the grid's size allows, each with sums of its own that are added up in
-order, so the result does not depend on the number of threads. A score costs about ten processor cycles.
+Rows are split into as many chunks as the grid's size allows. Each chunk has its own sums, which are added up in order,
+so the sums do not depend on the number of threads on any processor. A score costs about ten processor cycles.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17
-# Sums may not be reordered (that is determinism), but products may be fused.
+# Sums may not be reordered, because the result must not depend on it. Products may be fused.
 FUSED = {"contract", "nsz", "arcp"}
 
 
@@ -37,7 +36,7 @@ class CompiledWalk:
         )
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Take in a panel; `derivatives` may be `scores`. Pairs (rows, columns), ascending, count for nothing."""
+        """Add a panel, without the pairs (rows, columns), which are ascending; `derivatives` may be `scores`."""
         bounds = torch.searchsorted(rows, torch.arange(len(scores) + 1)).numpy()
         numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
         _walk(
@@ -52,7 +51,7 @@ class CompiledWalk:
         )
 
     def sums(self) -> Tensor:
-        """Sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
         return torch.from_numpy(self._sums.sum(0)).reshape(-1, TERMS)
 
 
@@ -62,32 +61,32 @@ def _walk(scores, derivatives, bounds, columns, cubics, sums, scale, starts, inv
     for chunk in prange(chunks):
         for row in range(chunk * height // chunks, (chunk + 1) * height // chunks):
             begin = 0
-            for place in range(bounds[row], bounds[row + 1] + 1):
-                end = columns[place] if place < bounds[row + 1] else width
-                part = scores[row, begin:end]
+            for pair in range(bounds[row], bounds[row + 1] + 1):
+                end = columns[pair] if pair < bounds[row + 1] else width
+                some = scores[row, begin:end]
                 out = derivatives[row, begin:end]
                 if len(starts) == 1:
-                    _even(part, out, cubics, sums[chunk], scale * inverse[0], starts[0] * inverse[0])
+                    _add_even(some, out, cubics, sums[chunk], scale * inverse[0], starts[0] * inverse[0])
                 else:
-                    _uneven(part, out, cubics, sums[chunk], scale, starts, inverse, firsts, counts)
+                    _add_uneven(some, out, cubics, sums[chunk], scale, starts, inverse, firsts, counts)
                 if end < width:
                     derivatives[row, end] = 0
                 begin = end + 1
 
 
 @numba.njit(cache=True, fastmath=FUSED, error_model="numpy")
-def _even(scores, out, cubics, sums, scale, lowest):  # type: ignore[no-untyped-def]
-    # Unsigned indices spare the check for negative ones, a tenth of the time.
-    for place in range(np.uint64(len(scores))):
-        along = np.float64(scores[place]) * scale - lowest
+def _add_even(scores, out, cubics, sums, scale, lowest):  # type: ignore[no-untyped-def]
+    # Unsigned indices need no check for negative values, which saves a tenth of the time.
+    for index in range(np.uint64(len(scores))):
+        along = np.float64(scores[index]) * scale - lowest
         step = np.int32(along)
-        _take(out, place, cubics, sums, np.uint64(np.uint32(step)), along - step)
+        _add(out, index, cubics, sums, np.uint64(np.uint32(step)), along - step)
 
 
 @numba.njit(cache=True, fastmath=FUSED, error_model="numpy")
-def _uneven(scores, out, cubics, sums, scale, starts, inverse, firsts, counts):  # type: ignore[no-untyped-def]
-    for place in range(np.uint64(len(scores))):
-        score = np.float64(scores[place]) * scale
+def _add_uneven(scores, out, cubics, sums, scale, starts, inverse, firsts, counts):  # type: ignore[no-untyped-def]
+    for index in range(np.uint64(len(scores))):
+        score = np.float64(scores[index]) * scale
         low, high = 0, len(starts)
         while high - low > 1:
             middle = (low + high) // 2
@@ -97,15 +96,15 @@ def _uneven(scores, out, cubics, sums, scale, starts, inverse, firsts, counts): 
                 high = middle
         along = (score - starts[low]) * inverse[low]
         step = min(max(np.int64(along), 0), counts[low] - 1)
-        _take(out, place, cubics, sums, np.uint64(firsts[low] + step), along - step)
+        _add(out, index, cubics, sums, np.uint64(firsts[low] + step), along - step)
 
 
 @numba.njit(cache=True, fastmath=FUSED, error_model="numpy", inline="always")
-def _take(out, place, cubics, sums, subcell, x):  # type: ignore[no-untyped-def]
+def _add(out, index, cubics, sums, subcell, x):  # type: ignore[no-untyped-def]
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     at = subcell * np.uint64(4)
     square = x * x
-    out[place] = (cubics[at] + cubics[at + one] * x) + square * (cubics[at + two] + cubics[at + three] * x)
+    out[index] = (cubics[at] + cubics[at + one] * x) + square * (cubics[at + two] + cubics[at + three] * x)
     sums[at] += 1.0
     sums[at + one] += x
     sums[at + two] += square

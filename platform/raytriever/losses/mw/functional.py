@@ -1,4 +1,4 @@
-"""MW on a score matrix that is given: for scores that are no dot products, and for whoever has the matrix anyway."""
+"""The Mann-Whitney loss of a score matrix that the caller has: for scores that are no dot products."""
 
 from __future__ import annotations
 
@@ -9,33 +9,56 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.batch import PAD, pairs, without_repeats
+from raytriever.losses.engine.batch import PAD, find_pairs, mask_repeats
 from raytriever.losses.mw.pairwise import PairwiseSums
 from raytriever.losses.mw.reduction import PairReduction, pair_weight
 
 
-def mw_from_scores(
+def mann_whitney(
     scores: Float[Tensor, "queries candidates"],
     positives: Int64[Tensor, "queries positives"],
     temperature: float = 0.01,
     reduction: PairReduction = "mean",
     ignored: Int64[Tensor, "queries ignored"] | None = None,
 ) -> Float[Tensor, ""]:
-    """The mean over all positives p and negatives n of the matrix of softplus((n - p) / temperature).
+    """Compute the Mann-Whitney (MW) loss of a score matrix.
 
-    Loss and derivatives are accurate to a relative 1e-6 (`grid` has the proof); scores beyond 2^30 times the
-    temperature are refused.
+    The loss compares every positive p of the matrix with every negative n of the matrix, also across queries:
+
+        mean over all pairs (p, n) of softplus((n - p) / temperature)
+
+    It bounds the pooled AUC: `1 - AUC <= loss / log(2)`. Time and memory are linear in the number of scores. The loss
+    and its derivatives have a relative error below 1e-6 (`losses/mw/grid.py` contains the proof). There are no second
+    derivatives. On a CPU, the number of threads does not change the result (`losses/mw/sums.py` states the limits).
 
     Args:
-        scores: one row a query; differentiable.
-        positives: the columns of each query's positives, -1 where it has no more; the others are negatives.
-        temperature: tau.
-        reduction: `mean` over pairs, or `sum` over pairs divided by the number of queries (Eq. 3).
-        ignored: columns that are neither, -1 where there are no more.
+        scores: floating tensor [queries, candidates], one row for each query. Differentiable. Its values are finite,
+            and their magnitude is at most 2^30 times the temperature.
+        positives: int64 tensor [queries, positives]: the columns of each query's positives, -1 where a query has
+            fewer. Each row has at least one positive. All other columns are negatives.
+        temperature: tau, finite and above 0. Scores are divided by it.
+        reduction: `mean` over pairs (AUC paper, Eq. 2), or `sum` over pairs divided by the number of queries (Eq. 3).
+        ignored: int64 tensor [queries, ignored]: columns that are neither positives nor negatives, -1 where a query has
+            fewer.
+
+    Returns:
+        A scalar, 0 or above, in the precision of the scores, at least float32.
 
     Raises:
-        LossInputError: an argument is of another shape, type or device, a score is not finite or too large, a row has
-            no positive, or there is no negative.
+        LossInputError: an argument has another shape, type or device; a score is not finite or too large; a row has no
+            positive; or the matrix has no negative.
+
+    Example:
+        Two queries and three candidates; the positives are in columns 0 and 1.
+
+        >>> scores = torch.tensor([[0.9, 0.2, 0.1], [0.3, 0.8, 0.4]], requires_grad=True)
+        >>> loss = mann_whitney(scores, torch.tensor([[0], [1]]), temperature=0.1)
+        >>> loss.backward()
+        >>> f"{loss.item():.4f}", tuple(scores.grad.shape)
+        ('0.0048', (2, 3))
+
+    Source:
+        The AUC paper, Eq. 2 and 3 and Lemma 2; [the derivation](../explanation/losses.md) is in the documentation.
     """
     if not (isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point() and scores.numel()):
         raise LossInputError(
@@ -48,43 +71,43 @@ def mw_from_scores(
     _check_columns("positives", positives, scores)
     if ignored is not None:
         _check_columns("ignored", ignored, scores)
-    positives = without_repeats(positives)
+    positives = mask_repeats(positives)
     lacking = (positives == PAD).all(1)
     if bool(lacking.any()):
         raise LossInputError(f"row {int(lacking.nonzero()[0])} has no positive", "positives")
-    excluded = positives if ignored is None else without_repeats(torch.cat([positives, ignored], 1))
+    excluded = positives if ignored is None else mask_repeats(torch.cat([positives, ignored], 1))
     loss: Tensor = _FromScores.apply(scores, positives, excluded, temperature, reduction)
     return loss
 
 
 def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
-    """Refuse whatever is not a table of column numbers of `scores`; each sentence shows the right call."""
+    """Refuse anything but a table of column numbers of `scores`; each message shows the correct call."""
     if not isinstance(columns, Tensor):
-        raise LossInputError(f"is {_kind(columns)}", name, f"call mw_from_scores with {name}=torch.tensor(...)")
+        raise LossInputError(f"is {_kind(columns)}", name, f"call mann_whitney with {name}=torch.tensor(...)")
     if columns.device != scores.device:
         raise LossInputError(
             f"is on {columns.device}, the scores are on {scores.device}",
             name,
-            f"call mw_from_scores with {name}={name}.to(scores.device)",
+            f"call mann_whitney with {name}={name}.to(scores.device)",
         )
     if columns.dtype == torch.bool or _is_mask_of_integers(columns, scores):
         columns_of_mask = "torch.where(mask > 0, torch.arange(mask.shape[1], device=mask.device), -1)"
         raise LossInputError(
             f"is a mask ({_kind(columns)}), and column numbers are needed",
             name,
-            f"for a mask call mw_from_scores with {name}={columns_of_mask}.topk(int((mask > 0).sum(1).max())).values",
+            f"for a mask call mann_whitney with {name}={columns_of_mask}.topk(int((mask > 0).sum(1).max())).values",
         )
     if columns.dtype != torch.int64:
         raise LossInputError(
             f"is {_kind(columns)}, and column numbers are torch.int64",
             name,
-            f"call mw_from_scores with {name}={name}.long()",
+            f"call mann_whitney with {name}={name}.long()",
         )
     if columns.ndim == 1:
         raise LossInputError(
             f"is {_kind(columns)}, and two dimensions are needed: a row of column numbers for each query",
             name,
-            f"with one column a query call mw_from_scores with {name}={name}[:, None]",
+            f"with one column a query call mann_whitney with {name}={name}[:, None]",
         )
     if columns.ndim != 2 or len(columns) != len(scores):
         rows = len(columns) if columns.ndim else 0
@@ -103,19 +126,22 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
 
 
 def _is_mask_of_integers(columns: Tensor, scores: Tensor) -> bool:
-    """Whether integers of the shape of the scores are all 0 or 1, which no table of columns is beyond width 2."""
+    """Return True for integers of the shape of the scores that are all 0 or 1.
+
+    From width 3 on, no table of columns has these values.
+    """
     if columns.shape != scores.shape or scores.shape[1] <= 2 or columns.is_floating_point() or columns.is_complex():
         return False
     return bool(((columns == 0) | (columns == 1)).all())
 
 
 def _kind(value: object) -> str:
-    """The dtype and shape of a tensor, else the name of the type."""
+    """Return the dtype and shape of a tensor, else the name of the type."""
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 class _FromScores(torch.autograd.Function):
-    """The loss and its derivative in one walk; backward only scales."""
+    """Loss and derivative in one pass over the scores; backward only scales."""
 
     @staticmethod
     def forward(
@@ -130,26 +156,26 @@ class _FromScores(torch.autograd.Function):
         lowest, highest = (float(end) for end in torch.aminmax(precise))
         if not abs(lowest) + abs(highest) < torch.inf:
             raise LossInputError(f"scores from {lowest} to {highest}", remedy="scores must be finite")
-        rows, columns = pairs(excluded)
+        rows, columns = find_pairs(excluded)
         negatives = precise.numel() - len(rows)
         if negatives == 0:
             raise LossInputError(f"no negatives among {precise.numel()} scores")
-        held = pairs(positive)
+        held = find_pairs(positive)
         positives = precise[held].double() / temperature
         weight = pair_weight(reduction, len(positives), negatives, len(precise))
         sums = PairwiseSums(positives, lowest / temperature, highest / temperature, weight, precise.dtype)
         walk = sums.walk(1 / temperature)
         derivatives = torch.empty_like(precise)
         walk.add(precise, derivatives, rows, columns)
-        outcome = sums.outcome(walk.sums(), walk.sums())
-        derivatives[held] = (outcome.by_positive / temperature).to(derivatives.dtype)
+        result = sums.result(walk.sums(), walk.sums())
+        derivatives[held] = (result.by_positive / temperature).to(derivatives.dtype)
         ctx.save_for_backward(derivatives.to(scores.dtype))
-        return outcome.share.to(precise.dtype)
+        return result.share.to(precise.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (derivatives,) = ctx.saved_tensors
-        # Handed on as it is where nothing scales it: a copy of the matrix would cost a fifth of the loss.
+        # Not copied when nothing scales it: a copy of the matrix would cost a fifth of the loss.
         scaled = derivatives if float(grad) == 1 else derivatives * grad
         return scaled, None, None, None, None

@@ -1,18 +1,16 @@
-"""The Mann-Whitney loss (AUC paper, Eq. 2 and Lemma 2 as means; Eq. 3 as `sum`).
+"""Mann-Whitney loss (AUC paper, Eq. 2 and Lemma 2 as means; Eq. 3 as `sum`).
 
-    L = mean over all positives p and all negatives n of the batch, across queries, of softplus((n - p) /
-    tau)
+    L = mean over all positives p and all negatives n of the batch, across queries, of softplus((n - p) / tau)
 
-The pairs are never listed. Positives' scores are few and known before the pass, so the pass can write every
-negative's derivative from a table of G' while it sums the negatives up over the table's subcells. Those sums are the
-loss's whole statistic: they add up over panels and workers, and the loss, the positives' derivatives and the batch's
-AUC follow.
+The pairs are never listed. Positives' scores are few and known before the pass. The pass writes every negative's
+derivative from a table of G', and sums the negatives over the table's subcells. These sums are the whole statistic of
+the loss: they add up over panels and workers. The loss, the positives' derivatives and the AUC follow from them.
 
 The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different subcells (a sixteenth of tau wide) are
 counted exactly. Within one, a pair counts as a half plus the difference of the means, which is exact for equal scores
 and for densities that are linear there.
 
-`TensorWalk` walks over the scores in PyTorch, on CUDA and every other device; `compiled` does the same on a CPU."""
+`TensorWalk` is the pass in PyTorch, on CUDA and other devices; `compiled` is the pass on a CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ BLOCK_SCORES = 1 << 22
 
 
 class TensorWalk:
-    """Sums over subcells that grow with every panel."""
+    """Pass over panels in PyTorch."""
 
     def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
         self._grid, self._scale = grid, scale
@@ -38,14 +36,14 @@ class TensorWalk:
         self._sums = cubics.new_zeros(grid.cells * SUBCELLS, TERMS)
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Take in a panel; `derivatives` may be `scores`. Pairs (rows, columns) count for nothing."""
+        """Add a panel, without the pairs (rows, columns); `derivatives` may be `scores`."""
         height = max(1, BLOCK_SCORES // scores.shape[1])
         excluded = torch.zeros(height, scores.shape[1], dtype=torch.bool, device=scores.device)
         for start in range(0, len(scores), height):
             block = slice(start, start + height)
-            here = (rows >= start) & (rows < start + height)
+            in_block = (rows >= start) & (rows < start + height)
             excluded.zero_()
-            excluded[rows[here] - start, columns[here]] = True
+            excluded[rows[in_block] - start, columns[in_block]] = True
             subcell, x = self._grid.subcells(scores[block].double() * self._scale)
             terms = torch.stack([torch.ones_like(x), x, x * x, x * x * x], -1)
             terms.masked_fill_(excluded[: len(x), :, None], 0)
@@ -53,7 +51,7 @@ class TensorWalk:
             self._sums.index_add_(0, subcell.flatten(), terms.flatten(0, 1))
 
     def sums(self) -> Tensor:
-        """Sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
         return self._sums
 
 
@@ -63,7 +61,7 @@ def auc(
     negative_count: Float[Tensor, " subcells"],
     negative_sum: Float[Tensor, " subcells"],
 ) -> Float[Tensor, ""]:
-    """The AUC of scores given by their number and the sum of their places (0 to 1) in each subcell."""
+    """Compute the AUC from the number of scores and the sum of their positions (0 to 1) in each subcell."""
     below = negative_count.cumsum(0) - negative_count
     pairs = positive_count * negative_count
     lead = negative_count * positive_sum - positive_count * negative_sum
@@ -76,20 +74,20 @@ class Walk(Protocol):
     """A pass over panels of scores that sums the negatives and writes their derivatives."""
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Take in a panel, without the pairs (rows, columns)."""
+        """Add a panel, without the pairs (rows, columns)."""
 
     def sums(self) -> Tensor:
-        """Sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What the sums over the negatives give.
+class PairwiseResult:
+    """Loss, derivatives and AUC from the sums over the negatives.
 
     Args:
-        share: the part of the loss that is due to the negatives walked over here.
-        by_positive: the derivative by each positive's score in units of tau, from all negatives.
-        auc: the share of all pairs in the right order.
+        share: share of this worker's negatives in the loss.
+        by_positive: derivative by each positive's score in units of tau, from all negatives.
+        auc: share of all pairs in the right order.
     """
 
     share: Float[Tensor, ""]
@@ -98,14 +96,14 @@ class Outcome:
 
 
 class PairwiseSums:
-    """MW between fixed positives and negatives that come in panels.
+    """Mann-Whitney loss between fixed positives and negatives that arrive in panels.
 
     Args:
-        positives: every positive's score in the batch, in units of tau, in double precision.
-        lowest: no negative is lower.
-        highest: no negative is higher.
-        weight: what one pair counts.
-        dtype: the precision of the scores.
+        positives: score of every positive in the batch, in units of tau, in double precision.
+        lowest: lower bound of the negatives.
+        highest: upper bound of the negatives.
+        weight: weight of one pair.
+        dtype: precision of the scores.
 
     Raises:
         LossInputError: `lowest` or `highest` is beyond `grid.LARGEST_SCORE`.
@@ -121,36 +119,37 @@ class PairwiseSums:
     ) -> None:
         self._positives, self._weight = positives, weight
         self._grid = build_grid(positives, lowest, highest, dtype)
-        self._cells, self._at = self._grid.weights(positives)
-        laid = self._at.new_zeros(self._grid.cells, self._at.shape[1]).index_add_(0, self._cells, self._at)
-        self._total, slope = kernel_sums(self._grid, laid)
+        self._cells, self._weights = self._grid.weights(positives)
+        by_cell = self._weights.new_zeros(self._grid.cells, self._weights.shape[1])
+        self._total, slope = kernel_sums(self._grid, by_cell.index_add_(0, self._cells, self._weights))
         self._refinement = refinement().to(positives.device)
         self._slope = slope * weight
 
     def walk(self, scale: float = 1.0) -> Walk:
-        """A walk over the negatives, whose scores times `scale` are in units of tau.
+        """Return a pass over the negatives, whose scores times `scale` are in units of tau.
 
-        It writes derivatives by the score as it stands, `scale` included.
+        It writes derivatives by the unscaled score.
         """
         cubics = self._slope @ self._refinement.T * scale
         if cubics.device.type != "cpu":
             return TensorWalk(self._grid, cubics, scale)
-        # Compiled on first use only: importing a loss must not cost a compiler.
+        # Imported on first use: importing a loss must not start a compiler.
         from raytriever.losses.mw.compiled import CompiledWalk
 
         return CompiledWalk(self._grid, cubics, scale)
 
-    def outcome(self, own: Float[Tensor, "subcells terms"], all: Float[Tensor, "subcells terms"]) -> Outcome:
-        """Loss, derivatives and AUC from the sums walked over here and the sums over all workers."""
-        share = (self._gathered(own) * self._total).sum() * self._weight
-        at_nodes = kernel_sums_at_positives(self._grid, self._gathered(all), self._cells)
-        by_positive = -(at_nodes * self._at).sum(1) * self._weight
+    def result(self, own: Float[Tensor, "subcells terms"], all: Float[Tensor, "subcells terms"]) -> PairwiseResult:
+        """Compute loss, derivatives and AUC from this worker's sums and the sums over all workers."""
+        # First one sum for each node: PyTorch divides a sum over everything between threads.
+        share = (self._to_nodes(own) * self._total).sum(0).sum() * self._weight
+        at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
+        by_positive = -(at_nodes * self._weights).sum(1) * self._weight
         subcell, x = self._grid.subcells(self._positives)
         zeros = all.new_zeros(len(all))
         area = auc(
             zeros.index_add(0, subcell, torch.ones_like(x)), zeros.index_add(0, subcell, x), all[:, 0], all[:, 1]
         )
-        return Outcome(share, by_positive, area)
+        return PairwiseResult(share, by_positive, area)
 
-    def _gathered(self, sums: Float[Tensor, "subcells terms"]) -> Float[Tensor, "cells nodes"]:
+    def _to_nodes(self, sums: Float[Tensor, "subcells terms"]) -> Float[Tensor, "cells nodes"]:
         return sums.reshape(-1, SUBCELLS * TERMS) @ self._refinement

@@ -1,7 +1,7 @@
-"""MW as the engine drives it, over the global batch of all workers.
+"""Reduction of the engine by the Mann-Whitney loss, over the global batch of all workers.
 
-Between workers travel the positives' scores, one bound on all scores, and one grid of sums whose size does
-not depend on the batch.
+Workers exchange the positives' scores, one bound on all scores, and one grid of sums whose size does not depend on the
+batch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PairReduction = Literal["mean", "sum"]
 
 
 def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
-    """What one pair counts: the mean over pairs (Eq. 2), or their sum over the number of queries (Eq. 3)."""
+    """Return the weight of one pair: for the mean over pairs (Eq. 2), or the sum over the number of queries (Eq. 3)."""
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
 class MWReduction:
-    """The Mann-Whitney loss at work on the panels of one batch."""
+    """Reduction of the panels of one batch by the Mann-Whitney loss."""
 
     tempered = True
     dense = True
@@ -52,26 +52,26 @@ class MWReduction:
         self._walk = self._sums.walk()
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Sum the panel's negatives; turn its scores into derivatives."""
+        """Sum the panel's negatives, and replace its scores by derivatives."""
         self._walk.add(panel.scores, panel.scores, *panel.excluded)
 
     def finish(self) -> Float[Tensor, ""]:
-        """This worker's share of the mean over all pairs."""
+        """Return this worker's share of the mean over all pairs."""
         own = self._walk.sums()
-        outcome = self._sums.outcome(own, self._workers.sum(own))
-        held = self._candidates.is_positive
-        rows = torch.arange(len(held), device=held.device)[:, None].expand_as(held)[held]
-        mine = slice(self._first, self._first + len(rows))
-        by_score = outcome.by_positive[mine].to(self._candidates.queries.dtype)
-        self.sparse.append((rows, self._candidates.positives[held], by_score))
-        self.statistics["batch_auc"] = outcome.auc.to(torch.float32)
-        return outcome.share
+        result = self._sums.result(own, self._workers.sum(own))
+        is_positive = self._candidates.is_positive
+        rows = torch.arange(len(is_positive), device=is_positive.device)[:, None].expand_as(is_positive)[is_positive]
+        own_rows = slice(self._first, self._first + len(rows))
+        by_score = result.by_positive[own_rows].to(self._candidates.queries.dtype)
+        self.sparse.append((rows, self._candidates.positives[is_positive], by_score))
+        self.statistics["batch_auc"] = result.auc.to(torch.float32)
+        return result.share
 
 
 def positive_scores(
     queries: Float[Tensor, "rows width"], embeddings: Float[Tensor, "candidates width"], candidates: Candidates
 ) -> Float[Tensor, "rows positives"]:
-    """The scores of this worker's positives, NaN where a row has no more."""
+    """Return the scores of this worker's positives, NaN in empty slots."""
     columns = candidates.positives.clamp(min=0)
     scores = torch.stack([(queries * embeddings[column]).sum(1) for column in columns.T], 1)
     return scores.masked_fill(~candidates.is_positive, torch.nan)

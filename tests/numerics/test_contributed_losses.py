@@ -1,0 +1,64 @@
+"""The losses that CONTRIBUTING.md shows, run as the page prints them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import indent
+
+import torch
+from literal import Example, example
+
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.rows import RowLoss
+from raytriever.losses.loss import Loss
+from raytriever.losses.registry import by_row
+from raytriever.options import option
+
+PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LOSS, LOSS_WITH_A_CONSTANT, CONSTANT, *_ = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_loss_in_fifteen_lines_is_its_formula() -> None:
+    assert sum(bool(line) for line in LOSS.splitlines()) <= 15
+    loss = _run(LOSS)["MEAN_POSITIVE"]
+    assert isinstance(loss, RowLoss)
+    _compare(LossConfig(temperature=0.7), loss, lambda negatives, positives: negatives - positives.mean())
+
+
+def test_the_loss_with_a_constant_reads_its_setting() -> None:
+    loss = _run(LOSS_WITH_A_CONSTANT)["additive_margin"]
+    fields = {"dataclass": dataclass, "LossConfig": LossConfig, "option": option, "__name__": __name__}
+    exec(f"@dataclass(frozen=True)\nclass Settings(LossConfig):\n{indent(CONSTANT, '    ')}", fields)
+    for margin in (0.0, 2.5):
+        config = fields["Settings"](temperature=0.7, additive_margin=margin)
+        _compare(config, loss, lambda negatives, positives, m=margin: negatives + m - positives[0])
+
+
+def _run(block: str) -> dict[str, object]:
+    names: dict[str, object] = {}
+    exec(block, names)
+    return names
+
+
+def _compare(config: LossConfig, loss: object, exponent: object) -> None:
+    """Compare value and gradients with one query at a time, in double precision."""
+    batch = example(0)
+    ours = Loss(config, by_row(loss))(batch.queries, batch.passages, batch.ids).value
+    oracle = torch.stack([exponent(*scores).exp().log1p() for scores in _rows(batch, config.temperature)]).mean()
+    torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-12)
+    for one, other in zip(*(torch.autograd.grad(value, (batch.queries, batch.passages)) for value in (ours, oracle))):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def _rows(batch: Example, temperature: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the log-sum-exp of the negatives and the scores of the positives of each query."""
+    first = {document: row for row, document in reversed(list(enumerate(batch.ids.passages.tolist())))}
+    rows = []
+    for query, positives, known in zip(batch.queries, batch.ids.positives.tolist(), batch.ids.known.tolist()):
+        scores = {document: batch.passages[row] @ query / temperature for document, row in first.items()}
+        own = [scores[document] for document in dict.fromkeys(positives) if document >= 0]
+        others = [score for document, score in scores.items() if document not in {*positives, *known}]
+        rows.append((torch.stack(others).logsumexp(0), torch.stack(own)))
+    return rows

@@ -48,7 +48,9 @@ def _compare(config: LossConfig, loss: object, exponent: object) -> None:
     ours = Loss(config, by_row(loss))(batch.queries, batch.passages, batch.ids).value
     oracle = torch.stack([exponent(*scores).exp().log1p() for scores in _rows(batch, config.temperature)]).mean()
     torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-12)
-    for one, other in zip(*(torch.autograd.grad(value, (batch.queries, batch.passages)) for value in (ours, oracle)), strict=False):
+    for one, other in zip(
+        *(torch.autograd.grad(value, (batch.queries, batch.passages)) for value in (ours, oracle)), strict=False
+    ):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
@@ -56,7 +58,9 @@ def _rows(batch: Example, temperature: float) -> list[tuple[torch.Tensor, torch.
     """Return the log-sum-exp of the negatives and the scores of the positives of each query."""
     first = {document: row for row, document in reversed(list(enumerate(batch.ids.passages.tolist())))}
     rows = []
-    for query, positives, known in zip(batch.queries, batch.ids.positives.tolist(), batch.ids.known.tolist(), strict=False):
+    for query, positives, known in zip(
+        batch.queries, batch.ids.positives.tolist(), batch.ids.known.tolist(), strict=False
+    ):
         scores = {document: batch.passages[row] @ query / temperature for document, row in first.items()}
         own = [scores[document] for document in dict.fromkeys(positives) if document >= 0]
         others = [score for document, score in scores.items() if document not in {*positives, *known}]

@@ -1,4 +1,4 @@
-"""The study of the query-document gap: it tells one where there is one, and none where there is none."""
+"""Query-document gap: it is reported for shifted queries, and not for queries from the documents' distribution."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from raytriever.index.approximate.measure import OperatingPoint
 from raytriever.index.approximate.synthetic import control
 from raytriever.losses.distribution import distribution_distance
 from raytriever.losses.engine.workers import ALONE
-from raytriever.studies.ood.figures import DRIFT, drift, save_across
-from raytriever.studies.ood.gap import IndexFigures, Material, gap, hold_out, query_positive_distance, study, verdict
-from raytriever.studies.ood.tables import recall_within, record, tables
+from raytriever.studies.ood.figures import DRIFT, read_drift, save_across
+from raytriever.studies.ood.gap import (
+    GapEmbeddings,
+    IndexMeasurement,
+    describe_gap,
+    hold_out,
+    measure_gap,
+    measure_index,
+    query_positive_distance,
+)
+from raytriever.studies.ood.tables import format_tables, recall_within, to_json
 
 
 def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:
     return np.random.default_rng(seed).standard_normal((rows, 6)).astype(np.float32) + np.float32(at)
 
 
-def test_discrepancies_are_those_of_the_formulas_and_of_the_regulariser() -> None:
+def test_distances_equal_the_formulas_and_the_regulariser() -> None:
     documents, queries, held_out = cloud(0, 300), cloud(1, 40, at=0.5), cloud(2, 40)
-    found = gap(documents, queries, held_out)
+    found = measure_gap(documents, queries, held_out)
     centre = documents.astype(np.float64).mean(0)
     assert found.queries == pytest.approx(((queries.mean(0) - centre) ** 2).sum(), rel=1e-5)
     assert found.query_scores == pytest.approx([((query - centre) ** 2).sum() for query in queries], rel=1e-5)
@@ -45,9 +53,9 @@ def test_discrepancies_are_those_of_the_formulas_and_of_the_regulariser() -> Non
     assert query_positive_distance(queries, documents, of, to) == pytest.approx(np.mean(apart), rel=1e-6)
 
 
-def figures(queries: float, held_out: float) -> IndexFigures:
+def measurement(queries: float, held_out: float) -> IndexMeasurement:
     points = [OperatingPoint(10, 0.8, 50.0, 9.0), OperatingPoint(20, 0.9, 90.0, 5.0)]
-    return IndexFigures(
+    return IndexMeasurement(
         1.0,
         10,
         {10: points, 100: points},
@@ -56,19 +64,19 @@ def figures(queries: float, held_out: float) -> IndexFigures:
     )
 
 
-def test_the_verdict_follows_from_hnsw() -> None:
-    assert verdict({"hnsw": figures(105.0, 100.0)}).startswith("no gap: at equal recall HNSW looks at 1.05 x")
-    assert verdict({"hnsw": figures(130.0, 100.0)}).startswith("a slight gap")
-    both = {"hnsw": figures(200.0, 100.0), "roargraph": figures(80.0, 100.0)}
-    assert verdict(both).startswith("a gap: at equal recall HNSW looks at 2.00 x")
-    assert verdict(both).endswith("RoarGraph at 0.80 x")
-    assert "not told" in verdict({"ivf": figures(1.0, 1.0)})
-    assert "not told" in verdict({"hnsw": replace(figures(1.0, 1.0), queries=OperatingPoint(0, 0.9, nan, nan))})
+def test_the_description_follows_from_hnsw() -> None:
+    assert describe_gap({"hnsw": measurement(105.0, 100.0)}).startswith("no gap: at equal recall HNSW scores 1.05 x")
+    assert describe_gap({"hnsw": measurement(130.0, 100.0)}).startswith("a slight gap")
+    both = {"hnsw": measurement(200.0, 100.0), "roargraph": measurement(80.0, 100.0)}
+    assert describe_gap(both).startswith("a gap: at equal recall HNSW scores 2.00 x")
+    assert describe_gap(both).endswith("RoarGraph at 0.80 x")
+    assert "unknown" in describe_gap({"ivf": measurement(1.0, 1.0)})
+    assert "unknown" in describe_gap({"hnsw": replace(measurement(1.0, 1.0), queries=OperatingPoint(0, 0.9, nan, nan))})
     assert [recall_within(both["hnsw"].curves[10], budget) for budget in (60, 100)] == [0.8, 0.9]
-    text = tables(both, gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 5_000)
+    text = format_tables(both, measure_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)), 5_000)
     assert "hnsw" in text.splitlines()[1]
     assert "0.800" in text.splitlines()[1]  # 50 candidates are 1 % of the documents
-    assert json.dumps(record(both, gap(cloud(0, 90), cloud(1, 9), cloud(2, 9))), allow_nan=False)
+    assert json.dumps(to_json(both, measure_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9))), allow_nan=False)
 
 
 def test_too_few_passages_cannot_be_held_out() -> None:
@@ -81,23 +89,23 @@ def test_too_few_passages_cannot_be_held_out() -> None:
 @pytest.mark.slow
 def test_the_control_has_a_gap_and_its_own_documents_have_none() -> None:
     drawn = control(20_000, 200)
-    shifted = Material(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
-    found = {kind: study(shifted, IndexConfig(index=kind), 0) for kind in ("hnsw", "roargraph")}
-    assert verdict(found).startswith("a gap")
+    shifted = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
+    found = {kind: measure_index(shifted, IndexConfig(index=kind), 0) for kind in ("hnsw", "roargraph")}
+    assert describe_gap(found).startswith("a gap")
     assert found["roargraph"].ratio <= 1.1
-    alike = Material(drawn.documents, drawn.unshifted[:100], drawn.unshifted[100:], drawn.documents[:5_000])
-    assert verdict({"hnsw": study(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
+    alike = GapEmbeddings(drawn.documents, drawn.unshifted[:100], drawn.unshifted[100:], drawn.documents[:5_000])
+    assert describe_gap({"hnsw": measure_index(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
 
 
-def test_models_stand_side_by_side(tmp_path: Path) -> None:
-    whole = record({"hnsw": figures(200.0, 100.0)}, gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)))
+def test_models_are_drawn_in_common_pictures(tmp_path: Path) -> None:
+    whole = to_json({"hnsw": measurement(200.0, 100.0)}, measure_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)))
     run_folder = tmp_path / "run"
     (run_folder / "model").mkdir(parents=True)
     lines = [{"step": step, "measured": {DRIFT: step / 10}} for step in (1, 2)]
-    told = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 2, "measured": {"loss": 1}}])
-    (run_folder / "steps.jsonl").write_text(told + '{"step": 3, "meas')
-    assert drift(run_folder) == drift(run_folder / "model") == [(1, 0.1), (2, 0.2)]
-    assert drift(tmp_path / "none") == []
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 2, "measured": {"loss": 1}}])
+    (run_folder / "steps.jsonl").write_text(text + '{"step": 3, "meas')
+    assert read_drift(run_folder) == read_drift(run_folder / "model") == [(1, 0.1), (2, 0.2)]
+    assert read_drift(tmp_path / "none") == []
     save_across(tmp_path / "out", {"a": whole, "b": whole}, {"a": str(run_folder), "b": "minilm"})
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"hnsw-rate-recall-10.png", "hnsw-rate-recall-100.svg", f"{DRIFT}.png"} <= names
@@ -107,7 +115,7 @@ def test_models_stand_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_stands_once_and_is_read_again(
+def test_finished_results_are_read_again(
     tiny_dataset: Path,
     tiny_encoder: Path,
     tmp_path: Path,
@@ -123,10 +131,10 @@ def test_a_study_stands_once_and_is_read_again(
     folder = tmp_path / "out" / "encoder"
     names = {file.name for file in folder.iterdir()}
     assert {"results.json", "rate-recall-10.png", "rate-recall-100.svg", "scores.svg", "clouds.png"} <= names
-    told = json.loads((folder / "results.json").read_text())
-    assert told["documents"] == 144
-    assert told["verdict"] in first
+    results = json.loads((folder / "results.json").read_text())
+    assert results["documents"] == 144
+    assert results["verdict"] in first
     assert run("study", words) == 0
     assert capsys.readouterr().out == first
     assert run("study", [*words, "--seed", "9"]) == 2
-    assert "is of another study" in capsys.readouterr().err
+    assert "holds a study with other settings" in capsys.readouterr().err

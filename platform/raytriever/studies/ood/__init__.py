@@ -1,1 +1,1 @@
-"""Study of the query-document gap: distances of both clouds, and the cost of approximate search for real queries."""
+"""Study of the query-document gap: distances of queries from passages, and the cost of approximate search for both."""

@@ -1,10 +1,10 @@
 """Query-document gap: distances of queries from documents, and the work of indexes for both.
 
     MMD^2(Q, Y)      = |mean q - mean y|^2        (out-of-distribution paper, Eq. 2)
-    MMD^2({q}, Y)    = |q - mean y|^2             (its scores of single queries, Figure 1)
+    MMD^2({q}, Y)    = |q - mean y|^2             (scores of single queries, Figure 1 of that paper)
 
-Both are the squared maximum mean discrepancy of a linear kernel. Without a gap an index reads as many candidates for
-queries as for passages held out, at the same recall (out-of-distribution paper, section 2)."""
+Both are the squared maximum mean discrepancy of a linear kernel. Without a gap an index scores as many candidates for
+queries as for held-out passages, at the same recall (out-of-distribution paper, section 2)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,39 @@ from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import OperatingPoint, at_recall, curve, efforts, measure
 from raytriever.index.exact.search import top_k
 
+# Candidates are compared at this recall@K; curves are measured at each of `CUTOFFS`.
+RECALL, K = 0.95, 10
+CUTOFFS = (10, 100)
+# Settings of a curve: numbers of lists that are probed, and beam widths of a graph search.
+LISTS, BEAMS = (1, 2, 4, 8, 16, 32, 64), (10, 14, 20, 28, 40, 57, 80, 113, 160, 226, 320)
+# Ratios of candidates with HNSW: there is no gap up to the first, and a gap from the second on.
+NO_GAP, CLEAR_GAP = 1.1, 1.5
+
+
+@dataclass(frozen=True)
+class GapEmbeddings:
+    """Embeddings that the gap is measured on.
+
+    Args:
+        documents: indexed passages.
+        held_out: passages that are not indexed and are searched like queries.
+        queries: queries that are searched.
+        training: queries that RoarGraph is built from.
+    """
+
+    documents: Float32[ndarray, "documents width"]
+    held_out: Float32[ndarray, "passages width"]
+    queries: Float32[ndarray, "queries width"]
+    training: Float32[ndarray, "training width"]
+
 
 @dataclass(frozen=True)
 class Gap:
-    """Both clouds beside the documents.
+    """Distances of the queries and of the held-out passages from the documents.
 
     Args:
-        queries, held_out: MMD^2 of the whole clouds.
-        query_scores, held_out_scores: of each query, and of each passage held out.
+        queries, held_out: MMD^2 of all queries, and of all held-out passages.
+        query_scores, held_out_scores: MMD^2 of each query, and of each held-out passage.
     """
 
     queries: float
@@ -41,8 +66,9 @@ class Gap:
 
     @property
     def beyond(self) -> float:
-        """The share of pairs of a query and a held-out passage in which the query's score is the higher: 0.5 where the
-        scores tell no difference."""
+        """Share of pairs of a query and a held-out passage in which the query has the higher score, 0 to 1.
+
+        A tie counts one half. 0.5 means that the scores do not separate queries from passages."""
         ordered = np.sort(self.held_out_scores)
         below = np.searchsorted(ordered, self.query_scores, "left") + np.searchsorted(
             ordered, self.query_scores, "right"
@@ -50,18 +76,18 @@ class Gap:
         return float(below.mean() / 2 / len(ordered))
 
 
-def gap(
+def measure_gap(
     documents: Float32[ndarray, "documents width"],
     queries: Float32[ndarray, "queries width"],
     held_out: Float32[ndarray, "passages width"],
 ) -> Gap:
-    """Measure both clouds; each has at least one row."""
+    """Return the distances of queries and held-out passages from the documents; each has at least one row."""
     centre = documents.mean(0, dtype=np.float64)
 
-    def cloud(vectors: ndarray) -> tuple[float, ndarray]:
+    def distances(vectors: ndarray) -> tuple[float, ndarray]:
         return float(np.square(vectors.mean(0, dtype=np.float64) - centre).sum()), np.square(vectors - centre).sum(1)
 
-    (of_queries, scores), (of_passages, passage_scores) = cloud(queries), cloud(held_out)
+    (of_queries, scores), (of_passages, passage_scores) = distances(queries), distances(held_out)
     return Gap(of_queries, of_passages, scores, passage_scores)
 
 
@@ -71,39 +97,26 @@ def query_positive_distance(
     of: Int64[ndarray, " pairs"],
     to: Int64[ndarray, " pairs"],
 ) -> float:
-    """The mean Euclidean distance between queries and their positives, what training watches."""
+    """Return the mean Euclidean distance of queries and their positives, as training logs it.
+
+    Args:
+        queries, documents: embeddings.
+        of, to: row of the query and row of the document of each positive pair.
+    """
     return float(np.linalg.norm(queries[of].astype(np.float64) - documents[to], axis=1).mean())
 
 
-RECALL, K = 0.95, 10
-CUTOFFS = (10, 100)
-# Settings of a curve: lists probed, documents held.
-LISTS, BEAMS = (1, 2, 4, 8, 16, 32, 64), (10, 14, 20, 28, 40, 57, 80, 113, 160, 226, 320)
-# At and below the first HNSW shows no gap; from the second on it does.
-NO_GAP, GAP = 1.1, 1.5
-
-
 @dataclass(frozen=True)
-class Material:
-    """What a study is over, as embeddings: the documents that are indexed, passages held out of them, queries that are
-    asked and queries that RoarGraph is built from."""
-
-    documents: Float32[ndarray, "documents width"]
-    held_out: Float32[ndarray, "passages width"]
-    queries: Float32[ndarray, "queries width"]
-    training: Float32[ndarray, "training width"]
-
-
-@dataclass(frozen=True)
-class IndexFigures:
-    """What one index did.
+class IndexMeasurement:
+    """Cost and recall of one index.
 
     Args:
-        build_seconds: on all cores.
-        bytes: beside the embeddings.
-        curves: of the queries, by k.
-        queries, held_out: at the same recall@10, 0.95 or what the least effort has for either, whichever is most; NaN
-            candidates where the library does not tell or the recall is out of reach.
+        build_seconds: seconds to build the index on all cores.
+        bytes: size of the index without the embeddings.
+        curves: operating points for the queries, by k.
+        queries, held_out: operating points at the same recall@10. This recall is 0.95, or the recall of the least
+            effort if that is higher for either. Candidates are NaN if the library does not count them or the recall
+            is not reached.
     """
 
     build_seconds: float
@@ -114,7 +127,7 @@ class IndexFigures:
 
     @property
     def ratio(self) -> float:
-        """Candidates for queries over those for passages held out; of efforts, where candidates are not told."""
+        """Candidates for queries divided by those for held-out passages; ratio of efforts if they are not counted."""
         if np.isnan(self.queries.candidates) and self.queries.effort and self.held_out.effort:
             return self.queries.effort / self.held_out.effort
         return self.queries.candidates / self.held_out.candidates
@@ -123,48 +136,49 @@ class IndexFigures:
 def hold_out(
     embeddings: Float32[ndarray, "documents width"], count: int, seed: int
 ) -> tuple[Int64[ndarray, " kept"], Int64[ndarray, " passages"]]:
-    """Draw passages that stand in for queries: the positions of the rest, and theirs.
+    """Draw passages that are searched like queries.
+
+    Returns:
+        Rows of the other passages, and rows of the drawn ones, both ascending.
 
     Raises:
         DataError: fewer than half of the passages would be left.
     """
     if 2 * count > len(embeddings):
         raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")
-    out = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
-    return np.setdiff1d(np.arange(len(embeddings)), out), out
+    drawn = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
+    return np.setdiff1d(np.arange(len(embeddings)), drawn), drawn
 
 
-def study(material: Material, config: IndexConfig, seed: int) -> IndexFigures:
+def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexMeasurement:
     """Build one index and measure it.
 
     Raises:
         UserError: see `build_index`.
     """
     began = perf_counter()
-    index = build_index(
-        DocumentVectors.of(material.documents), config, material.training, seed, torch.get_num_threads()
-    )
+    index = build_index(DocumentVectors.of(data.documents), config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began
     curves = {
-        k: curve(index, material.queries, _true(material, material.queries, k), _settings(index, k, config))
+        k: curve(index, data.queries, _exact_neighbours(data, data.queries, k), _efforts_of_curve(index, k, config))
         for k in CUTOFFS
     }
     if config.index == "flat":
-        whole = OperatingPoint(1, 1.0, float(len(material.documents)), nan)
-        return IndexFigures(seconds, index.finder.bytes, curves, whole, whole)
-    sets = [(queries, _true(material, queries, K)) for queries in (material.queries, material.held_out)]
-    # The least effort may find more than that already for one of them: candidates are compared at one recall.
+        exact = OperatingPoint(1, 1.0, float(len(data.documents)), nan)
+        return IndexMeasurement(seconds, index.finder.bytes, curves, exact, exact)
+    sets = [(queries, _exact_neighbours(data, queries, K)) for queries in (data.queries, data.held_out)]
+    # The least effort may already exceed 0.95 for one of the sets; candidates are compared at one recall.
     least = next(efforts(index, K))
     target = max(RECALL, *(measure(index, *one, least, timed=False).recall for one in sets))
-    asked, passages = (at_recall(index, *one, target) for one in sets)
-    return IndexFigures(seconds, index.finder.bytes, curves, asked, passages)
+    at_queries, at_passages = (at_recall(index, *one, target) for one in sets)
+    return IndexMeasurement(seconds, index.finder.bytes, curves, at_queries, at_passages)
 
 
-def _true(material: Material, queries: ndarray, k: int) -> Int64[ndarray, "queries k"]:
-    return top_k(queries, material.documents, k, np.arange(len(material.documents)))[1]
+def _exact_neighbours(data: GapEmbeddings, queries: ndarray, k: int) -> Int64[ndarray, "queries k"]:
+    return top_k(queries, data.documents, k, np.arange(len(data.documents)))[1]
 
 
-def _settings(index: ApproximateIndex, k: int, config: IndexConfig) -> list[int]:
+def _efforts_of_curve(index: ApproximateIndex, k: int, config: IndexConfig) -> list[int]:
     if config.index == "flat":
         return [1]
     if config.index in ("ivf", "ivfpq"):
@@ -172,15 +186,17 @@ def _settings(index: ApproximateIndex, k: int, config: IndexConfig) -> list[int]
     return [beam for beam in BEAMS if beam >= k]
 
 
-def verdict(figures: dict[str, IndexFigures]) -> str:
-    """Whether these embeddings have a gap that indexes feel, in words."""
-    if "hnsw" not in figures or np.isnan(figures["hnsw"].ratio):
-        return "whether there is a gap is not told: HNSW was not measured, or never found 95 %"
-    ratio = figures["hnsw"].ratio
-    so = f"at equal recall HNSW looks at {ratio:.2f} x the candidates for queries that it does for passages held out"
+def describe_gap(indexes: dict[str, IndexMeasurement]) -> str:
+    """Return a sentence that says whether approximate search costs more for queries than for passages."""
+    if "hnsw" not in indexes or np.isnan(indexes["hnsw"].ratio):
+        return "unknown whether there is a gap: HNSW was not measured, or did not reach 95 % recall"
+    ratio = indexes["hnsw"].ratio
+    ratio_text = f"at equal recall HNSW scores {ratio:.2f} x as many candidates for queries as for held-out passages"
     if ratio <= NO_GAP:
-        return f"no gap: {so}"
-    if ratio < GAP:
-        return f"a slight gap: {so}"
-    roar = figures.get("roargraph")
-    return f"a gap: {so}" + ("" if roar is None or np.isnan(roar.ratio) else f", RoarGraph at {roar.ratio:.2f} x")
+        return f"no gap: {ratio_text}"
+    if ratio < CLEAR_GAP:
+        return f"a slight gap: {ratio_text}"
+    roar = indexes.get("roargraph")
+    return f"a gap: {ratio_text}" + (
+        "" if roar is None or np.isnan(roar.ratio) else f", RoarGraph at {roar.ratio:.2f} x"
+    )

@@ -1,4 +1,4 @@
-"""The figures of the study of the query-document gap as tables and as JSON."""
+"""Results of the query-document gap as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -7,66 +7,81 @@ from math import isnan
 from typing import Any
 
 from raytriever.index.approximate.measure import OperatingPoint, format_columns, format_count
-from raytriever.studies.ood.gap import Gap, IndexFigures, K, verdict
+from raytriever.studies.ood.gap import Gap, IndexMeasurement, K, describe_gap
 
-# Shares of the documents that an index may score for a query.
+# Shares of the documents that an index may score for a query, 0 to 1.
 BUDGETS = (0.01, 0.02, 0.05)
 
 
 def recall_within(points: list[OperatingPoint], budget: float) -> float:
-    """The highest recall of settings that score at most so many candidates; NaN where none does or none tells."""
+    """Return the highest recall of settings that score at most `budget` candidates.
+
+    NaN if no setting scores so few, or if candidates are not counted.
+    """
     return max((point.recall for point in points if point.candidates <= budget), default=float("nan"))
 
 
-def tables(figures: dict[str, IndexFigures], gap: Gap, documents: int) -> str:
-    """What indexes cost and found, what queries made them look at, and what the clouds say."""
-    built = [
+def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, documents: int) -> str:
+    """Return the tables of costs, recalls and candidates of the indexes, and the distances.
+
+    Args:
+        indexes: measurements by kind of index.
+        gap: distances of queries and held-out passages.
+        documents: number of indexed documents.
+    """
+    costs = [
         [
             kind,
-            f"{found.build_seconds:,.1f}",
-            f"{found.bytes / 1e6:,.1f}",
-            *(_share(recall_within(found.curves[K], share * documents)) for share in BUDGETS),
+            f"{one.build_seconds:,.1f}",
+            f"{one.bytes / 1e6:,.1f}",
+            *(_format_share(recall_within(one.curves[K], share * documents)) for share in BUDGETS),
         ]
-        for kind, found in figures.items()
+        for kind, one in indexes.items()
     ]
     shifts = [
         [
             kind,
-            _share(found.queries.recall),
-            format_count(found.held_out.candidates),
-            format_count(found.queries.candidates),
-            _ratio(found.ratio),
+            _format_share(one.queries.recall),
+            format_count(one.held_out.candidates),
+            format_count(one.queries.candidates),
+            _format_ratio(one.ratio),
         ]
-        for kind, found in figures.items()
+        for kind, one in indexes.items()
         if kind != "flat"
     ]
     heads = [f"recall@{K}, {share:.0%} scored" for share in BUDGETS]
     return "\n\n".join(
         [
-            format_columns(["index", "build s", "MB beside embeddings", *heads], built),
+            format_columns(["index", "build s", "MB without embeddings", *heads], costs),
             format_columns(
-                [f"candidates at recall@{K} of", "", "passages held out", "queries", "queries / passages"], shifts
+                [f"candidates at recall@{K} of", "", "held-out passages", "queries", "queries / passages"], shifts
             ),
-            f"MMD² of queries {gap.queries:.4f}, of passages held out {gap.held_out:.4f}; a query's score is above a "
+            f"MMD² of queries {gap.queries:.4f}, of held-out passages {gap.held_out:.4f}; a query's score is above a "
             f"passage's in {gap.beyond:.1%} of pairs",
-            verdict(figures),
+            describe_gap(indexes),
         ]
     )
 
 
-def record(figures: dict[str, IndexFigures], gap: Gap) -> dict[str, Any]:
-    """All figures, as JSON holds them: what is not told is null."""
-    found = {
+def to_json(indexes: dict[str, IndexMeasurement], gap: Gap) -> dict[str, Any]:
+    """Return all results with null in place of NaN."""
+    measurements = {
         kind: {
             **asdict(one),
             "curves": {str(k): [asdict(point) for point in points] for k, points in one.curves.items()},
         }
         | {"ratio": one.ratio}
-        for kind, one in figures.items()
+        for kind, one in indexes.items()
     }
-    told = {"indexes": found, "mmd2": {"queries": gap.queries, "held_out": gap.held_out}, "beyond": gap.beyond}
-    cleaned: dict[str, Any] = _without_nan(told | {"verdict": verdict(figures)})
-    return cleaned
+    results: dict[str, Any] = _without_nan(
+        {
+            "indexes": measurements,
+            "mmd2": {"queries": gap.queries, "held_out": gap.held_out},
+            "beyond": gap.beyond,
+            "verdict": describe_gap(indexes),
+        }
+    )
+    return results
 
 
 def _without_nan(value: Any) -> Any:
@@ -77,9 +92,9 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and isnan(value) else value
 
 
-def _share(value: float) -> str:
+def _format_share(value: float) -> str:
     return "-" if isnan(value) else f"{value:.3f}"
 
 
-def _ratio(value: float) -> str:
+def _format_ratio(value: float) -> str:
     return "-" if isnan(value) else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""What the study of the gap is over: which queries are asked, which passages stand in for them, what curves are of."""
+"""Data of the gap study: the searched queries, the held-out passages, and the sets behind each curve."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 from raytriever.models.config import ModelConfig
 from raytriever.studies.ood import job as ood_job
-from raytriever.studies.ood.gap import BEAMS, RECALL, Material, study
+from raytriever.studies.ood.gap import BEAMS, RECALL, GapEmbeddings, measure_index
 
 SHOWN = IndexConfig(index="roargraph")  # the same graph every time
 
 
-def told(points: list[OperatingPoint]) -> list[tuple[int, float, float]]:
+def comparable(points: list[OperatingPoint]) -> list[tuple[int, float, float]]:
     return [(point.effort, point.recall, point.candidates) for point in points]
 
 
-def test_queries_and_passages_are_asked_for_as_what_they_are() -> None:
+def test_queries_and_held_out_passages_are_not_exchanged() -> None:
     drawn = control(1_200, 25, width=24, rank=8, common=4, own=2)
-    material = Material(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
-    found = study(material, SHOWN, 0)
+    data = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
+    found = measure_index(data, SHOWN, 0)
     index = build_index(DocumentVectors.of(drawn.documents), SHOWN, drawn.training, 0, 1)
 
-    def true(queries: ndarray, k: int) -> ndarray:
+    def exact(queries: ndarray, k: int) -> ndarray:
         return top_k(queries, drawn.documents, k, np.arange(1_200))[1]
 
-    least = [measure(index, queries, true(queries, 10), 10).recall for queries in (drawn.shifted, drawn.unshifted)]
-    assert max(least) > RECALL > min(least)  # so that 0.95 would compare two different recalls
+    least = [measure(index, queries, exact(queries, 10), 10).recall for queries in (drawn.shifted, drawn.unshifted)]
+    assert max(least) > RECALL > min(least)  # so 0.95 alone would compare two different recalls
     for point, queries in ((found.queries, drawn.shifted), (found.held_out, drawn.unshifted)):
-        assert told([point]) == told([at_recall(index, queries, true(queries, 10), max(least))])
+        assert comparable([point]) == comparable([at_recall(index, queries, exact(queries, 10), max(least))])
     assert found.queries.recall == found.held_out.recall
     for k in (10, 100):
         settings = [beam for beam in BEAMS if beam >= k]
-        asked = curve(index, drawn.shifted, true(drawn.shifted, k), settings, timed=False)
-        assert told(found.curves[k]) == told(asked)
+        asked = curve(index, drawn.shifted, exact(drawn.shifted, k), settings, timed=False)
+        assert comparable(found.curves[k]) == comparable(asked)
     assert found.ratio == found.queries.candidates / found.held_out.candidates
 
 
-def test_held_out_passages_are_not_indexed_and_no_asked_query_is_learnt_from(
+def test_held_out_passages_are_not_indexed_and_training_queries_are_those_of_train(
     tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    seen: list[Material] = []
+    seen: list[GapEmbeddings] = []
 
     class Enough(Exception):
-        """The study itself is not wanted."""
+        """Raised instead of the measurement."""
 
-    def stop(material: Material, config: IndexConfig, seed: int) -> None:
-        seen.append(material)
+    def stop(data: GapEmbeddings, config: IndexConfig, seed: int) -> None:
+        seen.append(data)
         raise Enough
 
-    monkeypatch.setattr(ood_job, "study", stop)
+    monkeypatch.setattr(ood_job, "measure_index", stop)
     name = str(tiny_encoder)
     job = ood_job.OodJob((name,), str(tiny_dataset), "test", ("hnsw",), 9, 1_000, "fp32", 0.0, 0)
     with pytest.raises(Enough):
         ood_job.run_ood(job, tmp_path / "out", {name: "encoder"}, lambda line: None)
-    [material] = seen
+    [data] = seen
 
     dataset = open_dataset(tiny_dataset, ["train", "test"])
     retriever = load_for_encoding(ModelConfig(name), "fp32")
@@ -80,9 +80,9 @@ def test_held_out_passages_are_not_indexed_and_no_asked_query_is_learnt_from(
     def texts(split: str) -> list[str]:
         return [dataset.queries.texts[int(query)] for query in dataset.positives(split).queries]
 
-    documents, held_out = rows(material.documents, passages), rows(material.held_out, passages)
+    documents, held_out = rows(data.documents, passages), rows(data.held_out, passages)
     assert len(held_out) == 9
     assert sorted(documents + held_out) == list(range(160))
-    assert rows(material.training, encode_texts(retriever, texts("train"), "query")) == list(range(96))
-    asked = rows(material.queries, encode_texts(retriever, texts("test"), "query"))
+    assert rows(data.training, encode_texts(retriever, texts("train"), "query")) == list(range(96))
+    asked = rows(data.queries, encode_texts(retriever, texts("test"), "query"))
     assert len(set(asked)) == 9

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from raytriever.masking import masked
@@ -48,13 +48,41 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def plain_table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns under each other; the last one, of words, is not filled up."""
+def text_table(rows: Sequence[Sequence[str]], left: int = -1) -> str:
+    """Format rows as lines of equally wide columns, two blanks apart.
+
+    Args:
+        rows: cells of each line, the header first.
+        left: index of the column of words, which is aligned to the left; the others are aligned to the right.
+    """
     rows = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([f"{cell:>{w}}" for cell, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows
+    count = len(rows[0])
+    widths = [max(len(row[column]) for row in rows) for column in range(count)]
+    sides = ["<" if column == left % count else ">" for column in range(count)]
+    lines = (
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)) for row in rows
     )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text as one cell of a Markdown table: on one line, without columns or HTML of its own."""
+    return one_line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def markdown_table(
+    rows: Sequence[Sequence[str]], right: int | None = None, escape: Callable[[str], str] = markdown_cell
+) -> str:
+    """Format rows as a Markdown table.
+
+    Args:
+        rows: cells of each line, the header first.
+        right: index of the first column that is aligned to the right, if any is.
+        escape: applied to each cell; `str` for cells that are Markdown.
+    """
+    sides = ["---" if right is None or column < right else "---:" for column in range(len(rows[0]))]
+    lines = [[escape(cell) for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))
 
 
 def show(text: str = "") -> None:

@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
 
     from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory
-    from raytriever.terminal import plain_table
+    from raytriever.terminal import text_table
     from raytriever.tuning.ray.sweep import run_sweep
     from raytriever.tuning.space import short_name
     from raytriever.tuning.trial_log import TrialError, sweep_rows
@@ -52,7 +52,7 @@ def main(words: list[str]) -> None:
     if not swept.is_new:
         warn(f"{swept.path} is finished; a larger --trials continues it, --fresh removes it and starts again")
     show(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
-    show(plain_table(sweep_rows(swept.trials, swept.metric, short_name)))
+    show(text_table(sweep_rows(swept.trials, swept.metric, short_name)))
     if swept.best is not None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")

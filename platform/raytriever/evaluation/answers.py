@@ -1,4 +1,4 @@
-"""Acc@k over a data set's answers: whether one of the k best passages holds an answer (Karpukhin et al., 2020, DPR)."""
+"""Acc@k: the share of queries with an answer string in one of the k best passages (Karpukhin et al., 2020, DPR)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from raytriever.mining.filters import contains_answer, normalise
 ACCURACY = "accuracy_at_"
 
 
-def cutoff_of(name: str) -> int | None:
-    """The cutoff of `accuracy_at_K`; None for any other name."""
+def accuracy_cutoff(name: str) -> int | None:
+    """Return K of the metric name `accuracy_at_K`; None for any other name."""
     cutoff = name.removeprefix(ACCURACY)
     return int(cutoff) if name.startswith(ACCURACY) and cutoff.isascii() and cutoff.isdecimal() else None
 
 
 def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> None:
-    """Raise `DataError` unless each of the queries, positions in the data set, has an answer."""
-    there = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
-    without = np.setdiff1d(queries, there)
-    if len(without):
+    """Raise `DataError` unless every query has an answer; queries are positions in the data set."""
+    answered = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
+    unanswered = np.setdiff1d(queries, answered)
+    if len(unanswered):
         raise DataError(
-            f"query {dataset.queries.ids[int(without[0])]!r} has no answers",
+            f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers",
             f"{dataset.name}, split {split!r}",
             "leave acc@K out of --metrics, or add answers.jsonl (docs/reference/formats.md)",
         )
@@ -37,19 +37,22 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
 def accuracy_per_query(
     dataset: RetrievalDataset, split: str, queries: ndarray, ranking: ndarray, cutoffs: Collection[int]
 ) -> dict[str, PerQuery]:
-    """1 where one of the K best passages holds an answer, else 0, by name; nothing where no cutoff is asked for.
+    """Compute Acc@K of each query: 1 if one of its K best passages holds an answer, else 0.
 
-    Passages are read from the best on until one holds an answer, titles included.
+    Passages are read with their titles, from the best on, until one holds an answer.
 
     Args:
-        dataset: with answers.
-        split: named where there are none.
+        dataset: a data set with answers.
+        split: name of the split, for the error message.
         queries: positions in the data set.
-        ranking: their documents, `[queries, depth]`, best first, -1 for none.
-        cutoffs: the K, each at most the depth.
+        ranking: documents of each query, `[queries, depth]`, best first, -1 for none.
+        cutoffs: values of K, each at most the depth.
+
+    Returns:
+        Values by metric name, `accuracy_at_K`; empty without cutoffs.
 
     Raises:
-        DataError: as `check_answers`.
+        DataError: a query has no answers.
     """
     if not cutoffs:
         return {}

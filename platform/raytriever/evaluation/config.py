@@ -1,4 +1,4 @@
-"""Settings of an evaluation. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of an evaluation. This module imports nothing heavy, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from raytriever.paths import FOLDER
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Which split is measured, by what, and what counts."""
+    """Split, metrics and rules of an evaluation."""
 
-    split: str = option("test", "the judged split")
+    split: str = option("test", "split with judgements that is evaluated")
     metrics: str = option(
         "ndcg@10,mrr@10,recall@100,auc",
-        "what is measured, separated by commas: ndcg, mrr, recall, map, precision, success, r-precision, judged, acc "
-        "(holds an answer), auc, query-auc, with cutoffs such as @10; without one, @100",
+        "metrics, separated by commas: ndcg, mrr, recall, map, precision, success, r-precision, judged, acc (one of "
+        "the best passages holds an answer), auc, query-auc; with cutoffs such as @10, or @100 without one",
     )
-    relevance_level: int = option(1, "grade from which on a document is relevant; TREC DL's passages want 2", minimum=1)
+    relevance_level: int = option(
+        1, "lowest grade of a relevant document; use 2 for the passages of TREC DL", minimum=1
+    )
     drop_own_id: bool = option(
-        True, "leave out a document with the query's own id, as BEIR does; --no-drop-own-id keeps it"
+        True, "leave a document with the query's own id out of its results, as BEIR does; --no-drop-own-id keeps it"
     )
     suite: str | None = option(
-        None, "all data sets of a benchmark; missing ones are named in the output", choices=("beir",)
+        None, "evaluate all data sets of a benchmark; missing ones are named in the output", choices=("beir",)
     )
     data_root: str = option(
         "",
-        "folder of local copies of the suite's data sets, each under its name there",
+        "folder of local copies of the suite's data sets, each in a folder of its name",
         reads=FOLDER,
         form="DIR",
         needs="suite",
     )
-    calibration_split: str = option("dev", "the split on which --calibrate chooses thresholds", needs="calibrate")
+    calibration_split: str = option("dev", "split on which --calibrate chooses thresholds", needs="calibrate")

@@ -1,7 +1,8 @@
-"""Data sets of an evaluation: one by one, divided into parts, or the whole suite of BEIR.
+"""Data sets of an evaluation: single ones, those divided into parts, and the whole suite of BEIR.
 
-A folder that is no data set, but whose folders are in BEIR layout, is one data set of several parts. Its metrics are
-the means over the parts, as BEIR counts CQADupStack."""
+A folder that is no data set itself, but holds folders in BEIR layout, is one data set of several parts. Its metrics are
+means over the parts, as BEIR counts CQADupStack.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +18,19 @@ from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.paths import expanded
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
+# Length of the reason for which a data set of a suite is missing.
+REASON_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """One row of an evaluation.
+    """One data set of an evaluation.
 
     Args:
-        name: in tables and file names.
-        parts: where each part is, by its name; a data set that is one whole has one part, of its own name.
-        split: the judged split.
-        task: its name in MTEB, where it has one.
+        name: name in tables and file names.
+        parts: path or hub name of each part, by the part's name. An undivided data set has one part of its own name.
+        split: split that is evaluated.
+        task: name in MTEB, if it has one.
     """
 
     name: str
@@ -37,134 +40,45 @@ class EvaluationDataset:
 
     @property
     def is_divided(self) -> bool:
-        """Whether metrics are means over parts."""
+        """True if metrics are means over parts."""
         return list(self.parts) != [self.name]
 
     def label(self, part: str) -> str:
-        """The name of a part in file names: the data set's own where it is one whole."""
+        """Return the name of a part in file names; that of an undivided data set is its own."""
         return f"{self.name}-{part}" if self.is_divided else self.name
 
     @property
-    def places(self) -> list[str]:
-        """Where the parts are, as paths that do not depend on how they were written."""
+    def labels(self) -> list[str]:
+        """Names of the parts in file names."""
+        return [self.label(part) for part in self.parts]
+
+    @property
+    def sources(self) -> list[str]:
+        """Absolute paths or hub names of the parts."""
         return [os.path.abspath(expanded(one)) if expanded(one).exists() else one for one in self.parts.values()]
 
     @property
     def folder(self) -> str:
-        """Where the data set is, of a divided one the folder of its parts."""
-        return os.path.dirname(self.places[0]) if self.is_divided else self.places[0]
+        """Path of the data set; if it is divided, the folder of its parts."""
+        return os.path.dirname(self.sources[0]) if self.is_divided else self.sources[0]
 
-    def called(self, name: str) -> EvaluationDataset:
+    def rename(self, name: str) -> EvaluationDataset:
         """Return the data set under another name."""
         return replace(
             self, name=name, parts=self.parts if self.is_divided else {name: next(iter(self.parts.values()))}
         )
 
 
-def describe_datasets(sources: Sequence[str], split: str) -> list[EvaluationDataset]:
-    """The data sets that were named, one by one; nothing is opened."""
-    return [_set_of(source, split) for source in sources]
-
-
-def rename_duplicates(sets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
-    """Return the data sets with names that differ in tables and file names.
-
-    Of data sets with one name each has the folders before it in its name, as far as they differ, and a number where
-    they do not. A name of a data set is also none of a part of another one.
-
-    Raises:
-        ConfigError: one of them was given twice.
-    """
-    for place, one in enumerate(sets):
-        if any((one.places, one.split) == (other.places, other.split) for other in sets[:place]):
-            raise ConfigError(
-                f"two data sets are called {one.name!r}",
-                "--datasets",
-                "give them one by one, each with its own --output",
-            )
-    names = [one.name for one in sets]
-    longer = distinct_names([one.folder for one in sets])
-    wanted = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
-    parts = [f"{name}-{part}" for name, one in zip(wanted, sets, strict=True) if one.is_divided for part in one.parts]
-    unique = unique_names([*parts, *wanted])[len(parts) :]
-    return [one if one.name == name else one.called(name) for one, name in zip(sets, unique, strict=True)]
-
-
-def check_file_names(models: Sequence[str], sets: Sequence[EvaluationDataset]) -> None:
-    """Refuse names of which two different pairs would give one file: `a` on `b.c`, and `a.b` on `c`.
-
-    Raises:
-        ConfigError: naming the two pairs and the file.
-    """
-    writers: dict[str, str] = {}
-    for one in sets:
-        for model in models:
-            files = [(f"runs/{model}.{label}.trec", label) for label in map(one.label, one.parts)]
-            for file, label in [*files, (f"scores/{one.name}.{model}.npz", one.name)]:
-                writer = f"{model!r} on {label!r}"
-                if file in writers:
-                    raise ConfigError(
-                        f"{writers[file]} and {writer} would both be written to {file}",
-                        "--model, --datasets",
-                        "give one of them another name, a model by NAME=MODEL, or evaluate them one by one",
-                    )
-                writers[file] = writer
-
-
-def find_parts(source: str) -> list[str]:
-    """The places of a divided data set's parts: folders, or names of `ir_datasets`; none for one that is whole."""
-    if source.startswith(IR_DATASETS):
-        return _forums(source.removeprefix(IR_DATASETS))
-    folder = expanded(source)
-    if not folder.is_dir() or _is_beir(folder) or any(_is_data(one) for one in folder.iterdir()):
-        return []
-    return sorted(str(one) for one in folder.iterdir() if _counts(one) and _is_beir(one))
-
-
-def _set_of(source: str, split: str) -> EvaluationDataset:
-    there = expanded(source)
-    if there.exists():
-        name = safe_name(Path(os.path.abspath(there)).name)
-    else:
-        name = safe_name(source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0])
-    places = find_parts(source)
-    if not places:
-        return EvaluationDataset(name, {name: source}, split)
-    return EvaluationDataset(name, dict(zip(unique_names(distinct_names(places)), places, strict=True)), split)
-
-
-def _forums(name: str) -> list[str]:
-    """What is below a name of `ir_datasets` that has no documents itself, as `beir/cqadupstack`."""
-    try:
-        import ir_datasets
-    except ImportError:
-        return []  # opening it tells what is missing
-    registry = set(ir_datasets.registry)
-    if name in registry:
-        return []
-    return [f"{IR_DATASETS}{one}" for one in sorted(registry) if one.startswith(f"{name}/")]
-
-
-def _is_beir(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in CORPUS)
-
-
-def _is_data(path: Path) -> bool:
-    """Whether a file may hold rows; notes beside the parts may not."""
-    return path.is_file() and _counts(path) and path.suffix not in ("", ".md", ".txt")
-
-
-def _counts(path: Path) -> bool:
-    return not path.name.startswith((".", "_"))
-
-
-REASON_CHARACTERS = 160
-
-
 @dataclass(frozen=True)
 class _Member:
-    """How a data set is called in MTEB, below `beir/` in `ir_datasets` and below `mteb/` on the hub, where that is
-    another name than BEIR's own, and which split is judged."""
+    """Data set of BEIR: its names elsewhere, if they differ from BEIR's, and the split with judgements.
+
+    Args:
+        task: name in MTEB.
+        registered: name below `beir/` in `ir_datasets`.
+        hub: name below `mteb/` on the Hugging Face hub.
+        split: split that is evaluated.
+    """
 
     task: str
     registered: str | None = None
@@ -191,47 +105,147 @@ BEIR = {
 }
 
 
-def with_mteb_task(one: EvaluationDataset) -> EvaluationDataset:
-    """The same with its name in MTEB, where it bears that of a data set of the suite."""
-    return replace(one, task=BEIR[one.name].task) if one.name in BEIR else one
+def describe_datasets(sources: Sequence[str], split: str) -> list[EvaluationDataset]:
+    """Describe each data set that a user named; nothing is opened."""
+    return [_describe_dataset(source, split) for source in sources]
 
 
-def beir_suite(
-    root: Path | None, opens: Callable[[EvaluationDataset], None]
+def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationDataset]:
+    """Return the data sets with names that differ in tables and file names.
+
+    Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
+    The name of a data set also differs from the names of all parts of others.
+
+    Raises:
+        ConfigError: a data set is given twice.
+    """
+    for index, one in enumerate(datasets):
+        if any((one.sources, one.split) == (other.sources, other.split) for other in datasets[:index]):
+            raise ConfigError(
+                f"two data sets are called {one.name!r}",
+                "--datasets",
+                "give each data set once, or evaluate them one by one, each with its own --output",
+            )
+    names = [one.name for one in datasets]
+    longer = distinct_names([one.folder for one in datasets])
+    wanted = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
+    parts = [
+        f"{name}-{part}" for name, one in zip(wanted, datasets, strict=True) if one.is_divided for part in one.parts
+    ]
+    unique = unique_names([*parts, *wanted])[len(parts) :]
+    return [one if one.name == name else one.rename(name) for one, name in zip(datasets, unique, strict=True)]
+
+
+def check_file_names(models: Sequence[str], datasets: Sequence[EvaluationDataset]) -> None:
+    """Refuse names for which two pairs of model and data set share a file: `a` on `b.c`, and `a.b` on `c`.
+
+    Raises:
+        ConfigError: names the two pairs and the file.
+    """
+    writers: dict[str, str] = {}
+    for one in datasets:
+        for model in models:
+            files = [(f"runs/{model}.{label}.trec", label) for label in one.labels]
+            for file, label in [*files, (f"scores/{one.name}.{model}.npz", one.name)]:
+                writer = f"{model!r} on {label!r}"
+                if file in writers:
+                    raise ConfigError(
+                        f"{writers[file]} and {writer} would both be written to {file}",
+                        "--model, --datasets",
+                        "give one of them another name, a model by NAME=MODEL, or evaluate them one by one",
+                    )
+                writers[file] = writer
+
+
+def with_mteb_task(dataset: EvaluationDataset) -> EvaluationDataset:
+    """Return the data set with its name in MTEB, if its name is that of a data set of BEIR."""
+    return replace(dataset, task=BEIR[dataset.name].task) if dataset.name in BEIR else dataset
+
+
+def find_beir(
+    root: Path | None, check: Callable[[EvaluationDataset], None]
 ) -> tuple[list[EvaluationDataset], list[str]]:
-    """The data sets of the suite that are there, in the order of BEIR's tables.
+    """Find the public data sets of BEIR (Thakur et al., 2021, arXiv:2104.08663), in the order of its tables.
+
+    Each is searched as a folder of `root` under the name of BEIR's archives, then in `ir_datasets`, then on the hub,
+    where MTEB keeps them in BEIR's layout. The last two may download it. A folder of `root` is the only candidate if it
+    exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04,
+    do not belong to the suite.
 
     Args:
-        root: the folder of local copies; None where there is none.
-        opens: opens a data set, and raises a `UserError` where it is not to be had.
+        root: folder of local copies, if there is one.
+        check: opens a data set, and raises a `UserError` if that is impossible.
 
     Returns:
-        The data sets, and for each that is missing its name and why.
+        The data sets, and a line with the name of each missing one and the reasons.
     """
-    found, missing = [], []
+    datasets, missing = [], []
     for name, member in BEIR.items():
         reasons = [f"no folder {root / name}"] if root is not None and not (root / name).is_dir() else []
-        for source in _places(root, name, member):
+        for source in _sources(root, name, member):
             try:
                 [one] = describe_datasets([source], member.split)
-                one = replace(one, name=name, task=member.task, parts=_renamed(one, name))
-                opens(one)
+                one = replace(one.rename(name), task=member.task)
+                check(one)
             except UserError as error:
                 reasons.append(textwrap.shorten(str(error), REASON_CHARACTERS, placeholder=" ..."))
             else:
-                found.append(one)
+                datasets.append(one)
                 break
         else:
             missing.append(f"{name} ({'; '.join(dict.fromkeys(reasons))})")
-    return found, missing
+    return datasets, missing
 
 
-def _renamed(one: EvaluationDataset, name: str) -> dict[str, str]:
-    return one.parts if one.is_divided else dict.fromkeys([name], next(iter(one.parts.values())))
+def find_parts(source: str) -> list[str]:
+    """Return the folders, or the names in `ir_datasets`, of a divided data set's parts; none if it is undivided."""
+    if source.startswith(IR_DATASETS):
+        return _registered_parts(source.removeprefix(IR_DATASETS))
+    folder = expanded(source)
+    if not folder.is_dir() or _is_beir(folder) or any(_is_data(one) for one in folder.iterdir()):
+        return []
+    return sorted(str(one) for one in folder.iterdir() if _is_visible(one) and _is_beir(one))
 
 
-def _places(root: Path | None, name: str, member: _Member) -> list[str]:
-    """Where it may be, the nearest first; a folder that is there is the only place: what is wrong with it is told."""
+def _describe_dataset(source: str, split: str) -> EvaluationDataset:
+    path = expanded(source)
+    if path.exists():
+        name = safe_name(Path(os.path.abspath(path)).name)
+    else:
+        name = safe_name(source.rstrip("/").removeprefix(IR_DATASETS).split("/")[-1].split("@")[0])
+    parts = find_parts(source)
+    if not parts:
+        return EvaluationDataset(name, {name: source}, split)
+    return EvaluationDataset(name, dict(zip(unique_names(distinct_names(parts)), parts, strict=True)), split)
+
+
+def _registered_parts(name: str) -> list[str]:
+    """Return the names below one of `ir_datasets` that has no documents itself, such as `beir/cqadupstack`."""
+    try:
+        import ir_datasets
+    except ImportError:
+        return []  # the error for the missing package comes when the data set is opened
+    registry = set(ir_datasets.registry)
+    if name in registry:
+        return []
+    return [f"{IR_DATASETS}{one}" for one in sorted(registry) if one.startswith(f"{name}/")]
+
+
+def _is_beir(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in CORPUS)
+
+
+def _is_data(path: Path) -> bool:
+    """Return True if a file may hold rows; notes next to the parts do not."""
+    return path.is_file() and _is_visible(path) and path.suffix not in ("", ".md", ".txt")
+
+
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith((".", "_"))
+
+
+def _sources(root: Path | None, name: str, member: _Member) -> list[str]:
+    """Return the paths and names under which a data set of BEIR may exist, the nearest first."""
     if root is not None and (root / name).is_dir():
         return [str(root / name)]
     hub = f"hf://datasets/mteb/{member.hub or name}"

@@ -1,7 +1,8 @@
-"""Evaluation job: measure models side by side on several data sets, write the directory, and print the results.
+"""Evaluation job: measure models on several data sets, write the directory of the evaluation, and format the results.
 
-The directory is written whole or not at all. Each measurement is kept at once (`measurements`): an interrupted
-evaluation continues after the last one."""
+The directory is written whole or not at all. Each measurement is stored at once (`measurements`), so an interrupted
+evaluation continues after the last one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.evaluate import Evaluation
@@ -29,8 +29,8 @@ from raytriever.evaluation.pooled_scores import (
     calibration_rows,
     calibration_table,
 )
-from raytriever.evaluation.protocol import Protocol, count_absent, count_own_judgements, format_absent, metric_title
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, open_parts
+from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, format_absent
+from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
 from raytriever.evaluation.results import Results, bm25_warnings, check_output
 from raytriever.evaluation.significance import (
     best_models,
@@ -47,17 +47,84 @@ from raytriever.models.precision import choose_precision
 from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
+# Values of each query by model, data set and metric.
+Values = dict[str, dict[str, dict[str, ndarray]]]
+
+
+def run_evaluation(
+    job: EvaluationJob,
+    output: Path,
+    fresh: bool,
+    tracker: Callable[[], Tracker],
+    log: Callable[[str], None],
+    workers: Workers | None = None,
+    report: Callable[[Path], None] | None = None,
+    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
+) -> Results:
+    """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
+
+    Args:
+        job: models, data sets and protocol.
+        output: directory of the evaluation; results of the same command are replaced.
+        fresh: replace results of another command too.
+        tracker: opens the run that keeps the results.
+        log: called with a line for each step of the work.
+        workers: functions that encode and search.
+        report: draws figures and a page from the directory, before it is committed.
+        on_result: called with a model, a data set and its metrics as soon as they are measured.
+
+    Raises:
+        UserError: the request, the data, a model or the disk has an error that a user can correct; see `errors`.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precision = choose_precision(job.precision, device)
+    job = replace(job, datasets=rename_duplicates(job.datasets))
+    check_file_names([model.name for model in job.models], job.datasets)
+    request = job.content(precision)
+    check_output(output, request, fresh)
+    check_writable(output)
+    opened = [open_parts(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.datasets]
+    encoders = Encoders(job.models, precision, device)
+    results = Results(missing=list(job.missing), systems=encoders.systems)
+    values: Values = {model.name: {} for model in job.models}
+    store = MeasurementStore.of(output, log)
+    measure = partial(_measure, job=job, encoders=encoders, workers=workers or Workers(), store=store)
+    run = tracker()
+    with closing(run):
+        with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
+            for one, parts in zip(job.datasets, opened, strict=True):
+                analyses = _analyse_bm25(one, parts) if job.has_bm25 else {}
+                _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
+                seconds: dict[str, float] = {}
+                measured = DatasetMeasurement(one, [measure(one, part, seconds=seconds) for part in parts])
+                write_dataset_files(folder, measured, job.protocol, seconds)
+                _collect(results, measured, values, analyses)
+                if on_result is not None:
+                    for model in measured.models:
+                        on_result(model, one.name, results.models[model][one.name])
+                results.auc_intervals += auc_rows(measured)
+                results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
+                results.quarantined += _write_quarantine(measured, folder, output)
+                run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
+            results.significance = significance_rows(values, job.baselines)
+            results.best = best_rows(best_models(results.models, values))
+            write_summary_files(folder, results, request, job.datasets[0].split, job.baselines)
+            if report is not None:
+                report(folder)
+        store.remove()
+        _log_results(run, results, output)
+    return results
+
 
 def format_results(results: Results) -> str:
-    """A table for each data set, marks of significance in it, then thresholds and what is to be known of it all."""
-    marks = collect_marks(results.significance)
+    """Format the results as text: a table of each data set with marks of significance, then thresholds and notes."""
+    all_marks = collect_marks(results.significance)
     blocks = []
     for dataset, about in results.about.items():
-        rows = {model: found[dataset] for model, found in results.models.items()}
-        titles = {name: metric_title(name) for found in rows.values() for name in found}
-        here = {(model, metric): mark for (name, model, metric), mark in marks.items() if name == dataset}
+        rows = {model: by_dataset[dataset] for model, by_dataset in results.models.items()}
+        marks = {(model, metric): mark for (name, model, metric), mark in all_marks.items() if name == dataset}
         over = f", the mean over {len(about['parts'])} parts" if "parts" in about else ""
-        table = metrics_table(rows, titles, here)
+        table = metrics_table(rows, marks)
         lines = [f"\n{about['split']} split of {dataset}{over}", table, format_absent(about), *bm25_warnings(about)]
         blocks.append("\n".join(filter(None, lines)))
     notes = [_systems_note(results)] if len(results.systems) > 1 else []
@@ -71,12 +138,12 @@ def format_results(results: Results) -> str:
         notes.append(f"\n{calibration_table(results.calibration)}")
     notes += results.quarantined
     notes += [f"MISSING: {line}" for line in results.missing]
-    return "\n".join([*blocks, *(f"{note}" for note in notes)])
+    return "\n".join([*blocks, *notes])
 
 
 def _systems_note(results: Results) -> str:
-    """How each model reads texts; that widths differ matters to nobody's figures, as each is searched by itself."""
-    told = []
+    """Describe how each dense model reads texts. Models of different widths compare: each is searched on its own."""
+    lines = []
     for name, system in results.systems.items():
         if "width" in system:
             prompts = "".join(
@@ -84,201 +151,143 @@ def _systems_note(results: Results) -> str:
                 for side in ("query", "passage")
                 if system[f"{side}_prefix"]
             )
-            told.append(f"{name}: width {system['width']}, {system['similarity']}{prompts}")
-    return "\n".join(told)
-
-
-def run_evaluation(
-    job: EvaluationJob,
-    output: Path,
-    fresh: bool,
-    tracker: Callable[[], Tracker],
-    log: Callable[[str], None],
-    workers: Workers | None = None,
-    report: Callable[[Path], None] | None = None,
-    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
-) -> Results:
-    """Evaluate; everything is opened and checked before the first text is encoded.
-
-    Args:
-        job: what is measured.
-        output: the directory of the evaluation; results of the same command are replaced.
-        fresh: whether those of another one are, too.
-        tracker: opens the run that keeps the results.
-        log: called with a line for each step of the work.
-        workers: who encodes and searches.
-        report: makes figures and a page of the directory, before it is committed.
-        on_result: called with a model, a data set and its metrics as soon as they are measured.
-
-    Raises:
-        UserError: something a user can mend; see `errors`.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = choose_precision(job.precision, device)
-    job = replace(job, datasets=rename_duplicates(job.datasets))
-    check_file_names([model.name for model in job.models], job.datasets)
-    asked = job.asked(precision)
-    check_output(output, asked, fresh)
-    check_writable(output)
-    opened = [open_parts(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.datasets]
-    encoders = Encoders(job.models, precision, device)
-    results = Results(missing=list(job.missing), systems=encoders.systems)
-    values: dict[str, dict[str, dict[str, ndarray]]] = {model.name: {} for model in job.models}
-    kept = MeasurementStore.of(output, log)
-    run = tracker()
-    with closing(run):
-        with committed_directory(output, {"kind": "evaluation"}, replace=True) as aside:
-            for one, datasets in zip(job.datasets, opened, strict=True):
-                said = f"{sum(len(dataset.documents) for dataset in datasets):,} documents, split {one.split}"
-                log(f"{one.name}: {said} ({precision} on {device})")
-                if own := sum(count_own_judgements(dataset, one.split, job.protocol) for dataset in datasets):
-                    found = f"{own} queries are judged relevant to the document with their own id, which is left out"
-                    log(f"{one.name}: {found}; --no-drop-own-id keeps it, where ids look alike by chance")
-                bm25 = _analyses(job, one, datasets)
-                for label, analysis in bm25.items():
-                    if analysis["warning"]:
-                        log(f"{label}: {analysis['warning']}")
-                seconds: dict[str, float] = {}
-                parts = [
-                    _measure(job, one, name, dataset, encoders, workers or Workers(), kept, seconds)
-                    for name, dataset in zip(one.parts, datasets, strict=True)
-                ]
-                measured = DatasetMeasurement(one, parts)
-                write_dataset_files(aside, measured, job.protocol, seconds)
-                _take(results, measured, values, job.protocol)
-                if bm25:
-                    results.about[one.name]["bm25"] = bm25
-                if on_result is not None:
-                    for model in job.models:
-                        on_result(model.name, one.name, results.models[model.name][one.name])
-                results.auc_intervals += auc_rows(measured)
-                results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
-                for part in parts:
-                    left_out = part.dataset.quarantine.write(aside / measured.label(part))
-                    if left_out.total and left_out.path:
-                        told = replace(left_out, path=output / left_out.path.relative_to(aside))
-                        results.quarantined.append(str(told))
-                run.describe(_used(asked, encoders, device), _record(measured), {STAGE: "evaluate"})
-            results.significance = significance_rows(values, job.baselines)
-            results.best = best_rows(best_models(results.models, values))
-            write_summary_files(aside, results, asked, job.datasets[0].split, job.baselines)
-            if report is not None:
-                report(aside)
-        kept.remove()
-        _log(run, results, output)
-    return results
-
-
-def _measure(
-    job: EvaluationJob,
-    one: EvaluationDataset,
-    name: str,
-    dataset: RetrievalDataset,
-    encoders: Encoders,
-    workers: Workers,
-    kept: MeasurementStore,
-    seconds: dict[str, float],
-) -> PartMeasurement:
-    """Measure all models on a part of a data set; what an earlier call measured is not measured again."""
-    part = PartMeasurement(name, dataset, {})
-    label = one.label(name)
-    choosing = replace(job.protocol, metrics=("auc",))
-    for model in job.models:
-        system = _System(model, dataset, encoders, workers)
-
-        def measured(
-            split: str, protocol: Protocol, model: EvaluatedModel = model, system: _System = system
-        ) -> Evaluation:
-            evaluation, took = kept.get(
-                model.name, label, split, system.key(split, protocol), partial(_timed, system, split, protocol)
-            )
-            seconds[model.name] = seconds.get(model.name, 0.0) + took
-            return evaluation
-
-        part.evaluations[model.name] = measured(one.split, job.protocol)
-        if job.aims:
-            part.choosing[model.name] = measured(job.calibration_split, choosing)
-    return part
-
-
-def _analyses(job: EvaluationJob, one: EvaluationDataset, datasets: Sequence[RetrievalDataset]) -> dict[str, Any]:
-    """What BM25's analyser makes of each part, where BM25 is measured."""
-    if all(model.config is not None for model in job.models):
-        return {}
-    labels = [f"{one.name}-{part}" if one.is_divided else one.name for part in one.parts]
-    return {label: Analysis.of(dataset.passages()).content() for label, dataset in zip(labels, datasets, strict=True)}
-
-
-def _timed(system: _System, split: str, protocol: Protocol) -> tuple[Evaluation, float]:
-    began = time.monotonic()
-    return system.evaluate(split, protocol), time.monotonic() - began
+            lines.append(f"{name}: width {system['width']}, {system['similarity']}{prompts}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class _System:
-    """One model on one data set; its corpus is encoded or indexed when it is first asked."""
+    """Model on a part of a data set. The corpus is encoded or indexed at the first measurement."""
 
     model: EvaluatedModel
-    dataset: RetrievalDataset
+    part: OpenPart
     encoders: Encoders
     workers: Workers
 
     def key(self, split: str, protocol: Protocol) -> dict[str, Any]:
         """Return all that decides the figures."""
-        name, config = self.model.name, self.model.config
-        plan = config and plan_embeddings(config, self.encoders[name], self.dataset, "passage", "fp32").key
+        name, config, dataset = self.model.name, self.model.config, self.part.dataset
+        plan = config and plan_embeddings(config, self.encoders[name], dataset, "passage", "fp32").key
         return {
             "system": self.encoders.systems[name],
             "device": self.encoders.device_type,
             "embeddings": plan,
-            "dataset": [self.dataset.digest, self.dataset.place],
+            "dataset": [dataset.digest, dataset.place],
             "split": split,
             "protocol": asdict(protocol),
         }
 
-    def evaluate(self, split: str, protocol: Protocol) -> Evaluation:
-        """Measure the model on a split."""
-        return self._evaluate(split, protocol)
+    def evaluate(self, split: str, protocol: Protocol) -> tuple[Evaluation, float]:
+        """Measure the model on a split; return the evaluation and the seconds that it took."""
+        began = time.monotonic()
+        return self._evaluate(split, protocol, self.part.judged[split]), time.monotonic() - began
 
     @cached_property
-    def _evaluate(self) -> Callable[[str, Protocol], Evaluation]:
-        if self.model.config is not None:
-            return DenseSystem(self.dataset, self.model.config, self.encoders[self.model.name], self.workers).evaluate
-        index = Bm25Index(self.dataset.passages())
-        return lambda split, protocol: evaluate_bm25(self.dataset, split, index, protocol)
+    def _evaluate(self) -> Callable[[str, Protocol, JudgedQueries], Evaluation]:
+        dataset, config = self.part.dataset, self.model.config
+        if config is not None:
+            return DenseSystem(dataset, config, self.encoders[self.model.name], self.workers).evaluate
+        index = Bm25Index(dataset.passages())
+        return lambda split, protocol, judged: evaluate_bm25(dataset, split, index, protocol, judged)
 
 
-def _take(
-    results: Results, measured: DatasetMeasurement, values: dict[str, dict[str, dict[str, ndarray]]], protocol: Protocol
+def _measure(
+    source: EvaluationDataset,
+    opened: OpenPart,
+    *,
+    job: EvaluationJob,
+    encoders: Encoders,
+    workers: Workers,
+    store: MeasurementStore,
+    seconds: dict[str, float],
+) -> PartMeasurement:
+    """Measure all models on a part of a data set, or read what an earlier command measured.
+
+    The time of each model is added to `seconds`.
+    """
+    part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {})
+    label = source.label(opened.name)
+    for model in job.models:
+        system = _System(model, opened, encoders, workers)
+        seconds.setdefault(model.name, 0.0)
+        targets = [(source.split, job.protocol, part.evaluations)]
+        if job.aims:
+            targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
+        for split, protocol, evaluations in targets:
+            evaluations[model.name], took = store.get(
+                model.name, label, split, system.key(split, protocol), partial(system.evaluate, split, protocol)
+            )
+            seconds[model.name] += took
+    return part
+
+
+def _analyse_bm25(source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
+    """Analyse the documents of each part as BM25 does; see `mining.analyser.Analysis`."""
+    return {source.label(part.name): Analysis.of(part.dataset.passages()).content() for part in parts}
+
+
+def _log_dataset(
+    source: EvaluationDataset,
+    parts: Sequence[OpenPart],
+    analyses: Mapping[str, Any],
+    arithmetic: str,
+    log: Callable[[str], None],
 ) -> None:
-    """What stays of a data set when its files are written."""
-    about, name = measured.about, measured.about.name
-    for model in measured.parts[0].evaluations:
+    documents = sum(len(part.dataset.documents) for part in parts)
+    log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
+    if own := sum(part.judged[source.split].count_own() for part in parts):
+        line = f"{own} queries are judged relevant to the document with their own id, which is left out"
+        log(f"{source.name}: {line}; --no-drop-own-id keeps it, where ids look alike by chance")
+    for label, analysis in analyses.items():
+        if analysis["warning"]:
+            log(f"{label}: {analysis['warning']}")
+
+
+def _collect(results: Results, measured: DatasetMeasurement, values: Values, analyses: Mapping[str, Any]) -> None:
+    """Add the figures of a data set to the results, and its values per query to `values`."""
+    source, name = measured.source, measured.source.name
+    for model in measured.models:
         results.models.setdefault(model, {})[name] = measured.metrics(model)
-        values[model][name] = measured.tested(model)
-        if about.is_divided:
+        values[model][name] = measured.testable_values(model)
+        if source.is_divided:
             for part in measured.parts:
                 results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
-    first = next(iter(measured.parts[0].evaluations))
-    counts = [count_absent(part.dataset, about.split, protocol) for part in measured.parts]
+    counts = [part.judged.count_absent() for part in measured.parts]
     results.about[name] = {
-        "queries": sum(len(part.evaluations[first].queries) for part in measured.parts),
+        "queries": sum(len(part.judged.queries) for part in measured.parts),
         "documents": sum(len(part.dataset.documents) for part in measured.parts),
-        "split": about.split,
+        "split": source.split,
         **{count: sum(one[count] for one in counts) for count in counts[0]},
-        **({"parts": [measured.label(part) for part in measured.parts]} if about.is_divided else {}),
+        **({"parts": source.labels} if source.is_divided else {}),
+        **({"bm25": dict(analyses)} if analyses else {}),
     }
 
 
-def _used(asked: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
-    """Return what was asked, each encoder with the settings that are used, for the tracker."""
+def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
+    """Write the bad rows of each part into the evaluation's directory; return a line about each.
+
+    Args:
+        measured: results on a data set.
+        folder: the unfinished directory.
+        output: its path once it is complete.
+    """
+    lines = []
+    for part in measured.parts:
+        left_out = part.dataset.quarantine.write(folder / measured.label(part))
+        if left_out.total and left_out.path:
+            lines.append(str(replace(left_out, path=output / left_out.path.relative_to(folder))))
+    return lines
+
+
+def _settings(request: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
+    """Return the content of the request for the tracker; each encoder has the settings in use."""
     models = {
         name: {setting: value for setting, value in (given | encoders.systems[name]).items() if value is not None}
         if isinstance(given, dict)
         else given
-        for name, given in asked["models"].items()
+        for name, given in request["models"].items()
     }
-    return {**asked, "models": models, "device": device.type}
+    return {**request, "models": models, "device": device.type}
 
 
 def _record(measured: DatasetMeasurement) -> DatasetRecord:
@@ -287,10 +296,10 @@ def _record(measured: DatasetMeasurement) -> DatasetRecord:
         for name, count in part.dataset.counts().items():
             counts[name] = counts.get(name, 0) + count
     first = measured.parts[0].dataset
-    return DatasetRecord(measured.about.name, next(iter(measured.about.parts.values())), first.digest, counts)
+    return DatasetRecord(measured.source.name, next(iter(measured.source.parts.values())), first.digest, counts)
 
 
-def _log(run: Tracker, results: Results, folder: Path) -> None:
+def _log_results(run: Tracker, results: Results, folder: Path) -> None:
     now = time.time_ns() // 1_000_000
     run.log(
         [

@@ -1,7 +1,4 @@
-"""MeasurementStore of an evaluation: the models' results on one data set, and the store that keeps them until the end.
-
-Each model on each data set is written to `OUTPUT.unfinished` as soon as it is measured. The same command continues
-after the last of them."""
+"""Measurements of an evaluation: the models' results on one data set, and their store in `OUTPUT.unfinished`."""
 
 from __future__ import annotations
 
@@ -22,79 +19,17 @@ from raytriever.errors import StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.protocol import JudgedQueries
 from raytriever.evaluation.significance import testable_values
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
 
-
-@dataclass(frozen=True)
-class PartMeasurement:
-    """A data set that is one whole, or a part of one.
-
-    Args:
-        name: of the part.
-        dataset: opened with the splits measured.
-        evaluations: of the judged split, by model.
-        choosing: of the split on which thresholds are chosen, by model, where any are asked for.
-    """
-
-    name: str
-    dataset: RetrievalDataset
-    evaluations: dict[str, Evaluation]
-    choosing: dict[str, Evaluation] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class DatasetMeasurement:
-    """One row of an evaluation, measured."""
-
-    about: EvaluationDataset
-    parts: list[PartMeasurement]
-
-    def label(self, part: PartMeasurement) -> str:
-        """The part's name in file names: the data set's own where it is one whole."""
-        return self.about.label(part.name)
-
-    def metrics(self, model: str) -> dict[str, float]:
-        """Each metric's mean over the parts, whatever their sizes."""
-        rows = [part.evaluations[model].metrics for part in self.parts]
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-
-    def tested(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
-        """Values of all queries, part by part, each weighed so that their mean is that of the parts' means.
-
-        Tests of significance are of these: differences keep their signs, and add up to those of the table.
-        """
-        counts = [len(part.evaluations[model].queries) for part in self.parts]
-        weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
-        rows = [testable_values(part.evaluations[model]) for part in self.parts]
-        return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
-
-    def pools(self, model: str) -> ScoredPools:
-        """The scores of all parts' queries in one pool."""
-        return pooled([part.evaluations[model] for part in self.parts])
-
-    def choosing_pools(self, model: str) -> ScoredPools:
-        """Those of the split on which thresholds are chosen."""
-        return pooled([part.choosing[model] for part in self.parts])
-
-
-def pooled(evaluations: Sequence[Evaluation]) -> ScoredPools:
-    """Evaluations' scores in one pool, their queries counted on."""
-    firsts = np.cumsum([0, *(len(one.queries) for one in evaluations)])
-    return ScoredPools(
-        np.concatenate([one.positive_scores for one in evaluations]),
-        np.concatenate([one.negative_scores for one in evaluations]),
-        np.concatenate([one.positive_queries + first for one, first in zip(evaluations, firsts, strict=False)]),
-        np.concatenate([one.negative_queries + first for one, first in zip(evaluations, firsts, strict=False)]),
-    )
-
-
 UNFINISHED, FORMAT = ".unfinished", 1
 ARRAYS, MEASURED = "evaluation.npz", "measured.json"
-_AGAIN = "remove it; it is measured again"
+_REMEDY = "remove it; it is measured again"
 _INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
+# Type and shape of each array in `evaluation.npz`.
 _EXPECTED: dict[str, Any] = {
     "queries": _INTEGERS,
     "ranking": (["int64"], _TABLE),
@@ -112,12 +47,90 @@ _EXPECTED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class PartMeasurement:
+    """Results of all models on an undivided data set, or on a part of a divided one.
+
+    Args:
+        name: name of the part.
+        dataset: data set, opened with the measured splits.
+        judged: judged queries of the evaluated split.
+        evaluations: results on the evaluated split, by model.
+        calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
+    """
+
+    name: str
+    dataset: RetrievalDataset
+    judged: JudgedQueries
+    evaluations: dict[str, Evaluation]
+    calibration: dict[str, Evaluation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DatasetMeasurement:
+    """Results of all models on one data set of an evaluation, part by part."""
+
+    source: EvaluationDataset
+    parts: list[PartMeasurement]
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models."""
+        return list(self.parts[0].evaluations)
+
+    def label(self, part: PartMeasurement) -> str:
+        """Return the part's name in file names."""
+        return self.source.label(part.name)
+
+    def metrics(self, model: str) -> dict[str, float]:
+        """Return each metric's mean over the parts; all parts have the same weight."""
+        rows = [part.evaluations[model].metrics for part in self.parts]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    def testable_values(self, model: str) -> dict[str, Float64[ndarray, " queries"]]:
+        """Return values of all queries, part by part, weighted so that their mean is that of the parts' means.
+
+        Tests of significance use these values: differences keep their signs, and add up to those of the table.
+        """
+        counts = [len(part.evaluations[model].queries) for part in self.parts]
+        weights = np.repeat([sum(counts) / (len(counts) * count) for count in counts], counts)
+        rows = [testable_values(part.evaluations[model]) for part in self.parts]
+        return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def pools(self, model: str) -> ScoredPools:
+        """Return the scores of all parts in one pool."""
+        return pool_scores([part.evaluations[model] for part in self.parts])
+
+    def calibration_pools(self, model: str) -> ScoredPools:
+        """Return the scores of all parts on the split on which thresholds are chosen, in one pool."""
+        return pool_scores([part.calibration[model] for part in self.parts])
+
+
+def pool_scores(evaluations: Sequence[Evaluation]) -> ScoredPools:
+    """Join the pooled scores of evaluations; the queries of each are numbered after those of the one before."""
+    firsts = np.cumsum([0, *(len(one.queries) for one in evaluations)])
+    return ScoredPools(
+        np.concatenate([one.positive_scores for one in evaluations]),
+        np.concatenate([one.negative_scores for one in evaluations]),
+        np.concatenate([one.positive_queries + first for one, first in zip(evaluations, firsts, strict=False)]),
+        np.concatenate([one.negative_queries + first for one, first in zip(evaluations, firsts, strict=False)]),
+    )
+
+
+@dataclass(frozen=True)
 class MeasurementStore:
-    """The measurements of one evaluation.
+    """Store of the finished measurements of an unfinished evaluation: `OUTPUT.unfinished/MODEL.DATASET.SPLIT/`.
+
+    Each model on each data set is written as soon as it is measured: `measured.json` for readers, and `evaluation.npz`
+    with all that the files of the evaluation need. The same command continues after the last measurement. Its files
+    then have the same bytes as those of an uninterrupted evaluation. The folder is removed when the evaluation's
+    directory is complete.
+
+    A measurement is used again only for the same key: the digests of the weights and of the data, how texts are read,
+    the protocol and the arithmetic. A damaged one is measured again.
 
     Args:
         folder: `OUTPUT.unfinished`.
-        log: is called with a line for each measurement that an earlier call made.
+        log: called with a line for each measurement that an earlier command made.
     """
 
     folder: Path
@@ -125,7 +138,7 @@ class MeasurementStore:
 
     @classmethod
     def of(cls, output: Path, log: Callable[[str], None]) -> MeasurementStore:
-        """The measurements next to an evaluation's directory."""
+        """Return the store of an evaluation's directory."""
         return cls(output.with_name(output.name + UNFINISHED), log)
 
     def get(
@@ -136,55 +149,50 @@ class MeasurementStore:
         key: Mapping[str, Any],
         measure: Callable[[], tuple[Evaluation, float]],
     ) -> tuple[Evaluation, float]:
-        """Return a measurement that was kept, or make and keep it.
+        """Return a stored measurement, or make it and store it.
 
         Args:
-            model, dataset, split: their names, for the folder.
+            model, dataset, split: names, for the folder of the measurement.
             key: all that decides the figures.
-            measure: returns the evaluation and the seconds it took.
+            measure: returns the evaluation and the seconds that it took.
 
         Raises:
             StorageError: the disk is full or forbidden.
         """
         digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-        place = self.folder / safe_name(f"{model}.{dataset}.{split}")
-        if (kept := _read(place, digest)) is not None:
-            self.log(f"{dataset}, {split}: {model} was measured before, see {place}")
-            return kept
+        folder = self.folder / safe_name(f"{model}.{dataset}.{split}")
+        if (stored := _read(folder, digest)) is not None:
+            self.log(f"{dataset}, {split}: {model} was measured before, see {folder}")
+            return stored
         evaluation, seconds = measure()
         about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
         values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
-        with committed_directory(place, {"kind": "measurement", "key": digest}, replace=True) as aside:
-            _write(aside / ARRAYS, evaluation, seconds)
-            write_atomically(aside / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
+        with committed_directory(folder, {"kind": "measurement", "key": digest}, replace=True) as unfinished:
+            _write(unfinished / ARRAYS, evaluation, seconds)
+            write_atomically(unfinished / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
         return evaluation, seconds
 
     def remove(self) -> None:
-        """Remove all of them, when the evaluation's own directory is complete."""
+        """Remove all measurements, once the evaluation's own directory is complete."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _read(place: Path, key: str) -> tuple[Evaluation, float] | None:
-    """The measurement of a key; None where there is none, another one or a damaged one."""
+def _read(folder: Path, key: str) -> tuple[Evaluation, float] | None:
+    """Read the measurement of a key; None if it is missing, damaged or of another key."""
     try:
-        if read_manifest(place)["meta"].get("key") != key:
+        if read_manifest(folder)["meta"].get("key") != key:
             return None
-        with disk_errors(place, reading=True):
-            found = read_arrays(place / ARRAYS, _EXPECTED, _AGAIN)
+        with disk_errors(folder, reading=True):
+            arrays = read_arrays(folder / ARRAYS, _EXPECTED, _REMEDY)
     except StorageError:
         return None
-    columns = (
-        "queries",
-        "ranking",
-        "scores",
-        *(name for name in _EXPECTED if name.startswith(("positive", "negative"))),
-    )
+    pools = [name for name in _EXPECTED if name.startswith(("positive", "negative"))]
     evaluation = Evaluation(
-        **{name: found[name] for name in columns},
-        per_query=dict(zip(found["per_query_names"].tolist(), found["per_query"], strict=True)),
-        metrics=dict(zip(found["metric_names"].tolist(), found["metrics"].tolist(), strict=True)),
+        **{name: arrays[name] for name in ("queries", "ranking", "scores", *pools)},
+        per_query=dict(zip(arrays["per_query_names"].tolist(), arrays["per_query"], strict=True)),
+        metrics=dict(zip(arrays["metric_names"].tolist(), arrays["metrics"].tolist(), strict=True)),
     )
-    return evaluation, float(found["seconds"])
+    return evaluation, float(arrays["seconds"])
 
 
 def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Short, distinct and file-safe names for what paths and hub names refer to."""
+"""Short, distinct and file-safe names of models and data sets, from their paths and hub names."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 
-def distinct_names(places: Sequence[str]) -> list[str]:
-    """The last part of each path or name, with as many parts before it as tell it from the others, joined by `_`.
+def distinct_names(sources: Sequence[str]) -> list[str]:
+    """Return the last part of each path or hub name, with as many parts before it as make it distinct.
 
-    A last part `model` belongs to a run's directory and stands for that. Characters that file systems and MLflow's
-    names of metrics do not share become `_`; equal places get equal names.
+    Parts are joined by `_`. A last part `model` belongs to a run's directory, and the directory's name is used. Every
+    character that file systems and metric names of MLflow do not share becomes `_`. Equal sources get equal names.
     """
-    parts = [_parts(place) for place in places]
-    found = []
-    for own in parts:
-        others = [other for other in parts if other != own]
+    all_parts = [_parts(source) for source in sources]
+    names = []
+    for parts in all_parts:
+        others = [other for other in all_parts if other != parts]
         length = next(
-            (n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), max(1, len(own))
+            (n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), max(1, len(parts))
         )
-        found.append(safe_name("_".join(own[-length:])))
-    return found
+        names.append(safe_name("_".join(parts[-length:])))
+    return names
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names, all different: a repeated one has a number behind it, `a`, `a-2`, `a-3`."""
-    found: list[str] = []
+    """Return the names, all different: a repeated name gets a number, `a`, `a-2`, `a-3`."""
+    unique: list[str] = []
     for name in names:
-        number, one = 1, name
-        while one in found or (number > 1 and one in names):
+        number, candidate = 1, name
+        while candidate in unique or (number > 1 and candidate in names):
             number += 1
-            one = f"{name}-{number}"
-        found.append(one)
-    return found
+            candidate = f"{name}-{number}"
+        unique.append(candidate)
+    return unique
 
 
 def safe_name(name: str) -> str:
-    """A name with everything but letters, digits, `-`, `.` and `_` replaced."""
+    """Replace everything but letters, digits, `-`, `.` and `_`."""
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
 
 
-def _parts(place: str) -> list[str]:
-    parts = [part for part in PurePath(place).parts if part not in ("/", "..")]
-    return parts[:-1] if len(parts) > 1 and parts[-1] == "model" else parts or [place]
+def _parts(source: str) -> list[str]:
+    parts = [part for part in PurePath(source).parts if part not in ("/", "..")]
+    return parts[:-1] if len(parts) > 1 and parts[-1] == "model" else parts or [source]

@@ -1,9 +1,10 @@
 """Tables of results as the papers print them, in Markdown and in LaTeX (booktabs).
 
-The best figure is bold and the second underlined where the difference is more than noise; marks of significance are
-raised. Up to `WIDE` data sets are columns, each with all metrics, and each model is a row (*Optimizing What Matters*,
-Table 1). More data sets are rows, and each model is a column, in one table per metric (*Training dense retrievers
-with multiple positive passages*, Table 3). Averages are means over the data sets. Figures are times 100."""
+The best figure is bold and the second is underlined if the difference is significant. Marks of significance are raised.
+Up to `WIDE` data sets are columns, each with all metrics, and each model is a row (Optimizing What Matters, Table 1).
+More data sets are rows, and each model is a column, in one table per metric (Training dense retrievers with multiple
+positive passages, Table 3). Averages are means over the data sets. Figures are multiplied by 100.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,7 @@ import numpy as np
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.significance import BEST_RULE, Best
-from raytriever.evaluation.tables import markdown_cell
-from raytriever.terminal import one_line
+from raytriever.terminal import markdown_cell, markdown_table, one_line
 
 WIDE = 4
 AVERAGE = "Average"
@@ -27,8 +27,14 @@ Marks = Mapping[tuple[str, str, str], str]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a table: its text, its place among its fellows (0 best, 1 second, else None), its mark, and what
-    stands plain behind it."""
+    """One figure of a table.
+
+    Args:
+        text: the figure.
+        place: 0 for the significantly best model, 1 for the second, otherwise None.
+        mark: raised mark of significance.
+        behind: plain text behind the figure.
+    """
 
     text: str
     place: int | None = None
@@ -38,12 +44,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table before it is written in any language.
+    """Table that is not yet formatted.
 
     Args:
-        caption: what it holds.
-        groups: titles over columns, each with the number of columns; none where one line of titles suffices.
-        columns: the titles, the first over the rows' names.
+        caption: caption of the table.
+        groups: titles above groups of columns, each with its number of columns; empty for a single line of titles.
+        columns: titles of the columns; the first is above the rows' names.
         rows: a name and a figure for each further column.
     """
 
@@ -54,14 +60,14 @@ class PaperTable:
 
 
 def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str], best: Best) -> list[PaperTable]:
-    """The tables of an evaluation: one, or one for each metric where there are more than `WIDE` data sets.
+    """Return the tables of an evaluation: one table, or one for each metric if there are more than `WIDE` data sets.
 
     Args:
-        models: metrics by model and data set; all have the same.
-        marks: by data set, model and metric.
-        split: that was measured.
-        baselines: what the marks compare with.
-        best: the models that are bold and underlined, see `evaluation_significance.best_models`.
+        models: metrics by model and data set; all models have the same metrics and data sets.
+        marks: marks of significance by data set, model and metric.
+        split: evaluated split.
+        baselines: models that the marks compare with.
+        best: models that are bold and underlined, see `significance.best_models`.
     """
     first = next(iter(models.values()))
     datasets = list(first)
@@ -70,9 +76,9 @@ def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str
     averaged: list[str | None] = [*datasets, None] if len(datasets) > 1 else [*datasets]
     names = dict(zip(averaged, unique_names([one or AVERAGE for one in averaged]), strict=True))
     if len(datasets) <= WIDE:
-        fellows = {(one, metric): _column(models, one, metric, marks, best) for one in averaged for metric in metrics}
-        rows = [(model, [fellows[key][place] for key in fellows]) for place, model in enumerate(models)]
-        titles = [metric_title(metric) for _, metric in fellows]
+        columns = {(one, metric): _column(models, one, metric, marks, best) for one in averaged for metric in metrics}
+        rows = [(model, [column[row] for column in columns.values()]) for row, model in enumerate(models)]
+        titles = [metric_title(metric) for _, metric in columns]
         return [PaperTable(caption, [(names[one], len(metrics)) for one in averaged], ["Model", *titles], rows)]
     return [
         PaperTable(
@@ -86,7 +92,7 @@ def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str
 
 
 def _column(models: Rows, dataset: str | None, metric: str, marks: Marks, best: Best) -> list[Figure]:
-    """One figure a model, of one metric on one data set, or of its mean over all of them."""
+    """Return a figure for each model: a metric on one data set, or its mean over all data sets."""
     ahead = list(best.get((dataset, metric), ()))
     figures = []
     for model, rows in models.items():
@@ -97,10 +103,10 @@ def _column(models: Rows, dataset: str | None, metric: str, marks: Marks, best: 
 
 
 def _caption(split: str, baselines: Sequence[str], models: int) -> str:
-    told = f"Split {split}, x 100." + (f" {BEST_RULE}" if models > 1 else "")
+    caption = f"Split {split}, x 100." + (f" {BEST_RULE}" if models > 1 else "")
     for baseline, better, worse in zip(baselines, "+◆", "-◇", strict=False):
-        told += f" {better} and {worse}: significantly above and below {baseline}."
-    return told
+        caption += f" {better} and {worse}: significantly above and below {baseline}."
+    return caption
 
 
 _LATEX = {
@@ -116,32 +122,31 @@ _LATEX_MARKS = {"+": "+", "-": "-", "◆": r"\blacklozenge", "◇": r"\lozenge"}
 
 
 def markdown(tables: Sequence[PaperTable]) -> str:
-    """The tables, each under its caption."""
+    """Format the tables in Markdown, each under its caption."""
     return "\n".join(_markdown(table) for table in tables)
 
 
 def latex(tables: Sequence[PaperTable]) -> str:
-    """The tables as `table` environments; they want the packages booktabs and amssymb."""
+    """Format the tables as `table` environments; they need the packages booktabs and amssymb."""
     return "% wants \\usepackage{booktabs,amssymb}\n" + "\n".join(_latex(table) for table in tables)
 
 
 def _markdown(table: PaperTable) -> str:
     columns = [markdown_cell(title) for title in table.columns]
     if table.groups:
-        # One line of titles: of several groups each title has its group's name, so that no two are alike.
+        # Markdown has one line of titles. With several groups each title gets its group's name, so all titles differ.
         several = len(table.groups) > 1
-        over = [group if several or place == 0 else "" for group, width in table.groups for place in range(width)]
+        over = [group if several or column == 0 else "" for group, width in table.groups for column in range(width)]
         columns = [
             columns[0],
             *(f"{markdown_cell(group)} {title}".strip() for group, title in zip(over, columns[1:], strict=True)),
         ]
-    lines = [columns, ["---", *("---:" for _ in columns[1:])]]
-    lines += [[markdown_cell(name), *map(_markdown_figure, figures)] for name, figures in table.rows]
-    return f"{table.caption}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows = [[markdown_cell(name), *map(_markdown_figure, figures)] for name, figures in table.rows]
+    return f"{table.caption}\n\n{markdown_table([columns, *rows], right=1, escape=str)}"
 
 
 def _markdown_figure(figure: Figure) -> str:
-    text = {0: "**{}**", 1: "<u>{}</u>"}.get(figure.place if figure.place is not None else -1, "{}")
+    text = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}[figure.place]
     behind = f" {figure.behind}" if figure.behind else ""
     return text.format(figure.text) + (f"<sup>{figure.mark}</sup>" if figure.mark else "") + behind
 
@@ -151,7 +156,7 @@ def _latex(table: PaperTable) -> str:
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule"]
     if table.groups:
         over = [rf"\multicolumn{{{width}}}{{c}}{{{_escaped(group)}}}" for group, width in table.groups]
-        ends = [2 + sum(width for _, width in table.groups[:place]) for place in range(len(table.groups) + 1)]
+        ends = [2 + sum(width for _, width in table.groups[:count]) for count in range(len(table.groups) + 1)]
         rules = [rf"\cmidrule(lr){{{start}-{end - 1}}}" for start, end in pairwise(ends)]
         lines += [_row(["", *over], str), " ".join(rules)]
     lines += [_row(table.columns, _escaped), r"\midrule"]
@@ -166,7 +171,7 @@ def _row(cells: Sequence[str], write: Callable[[str], str]) -> str:
 
 
 def _latex_figure(figure: Figure) -> str:
-    text = {0: r"\textbf{%s}", 1: r"\underline{%s}"}.get(figure.place if figure.place is not None else -1, "%s")
+    text = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}[figure.place]
     mark = "".join(_LATEX_MARKS[one] for one in figure.mark)
     behind = f" {_escaped(figure.behind)}" if figure.behind else ""
     return text % figure.text + (f"$^{{{mark}}}$" if mark else "") + behind
@@ -176,9 +181,9 @@ def _escaped(text: str) -> str:
     text = one_line(text)
     for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
         text = text.replace(mark, f"\0{command}\0")
-    # Every other piece between the signs is a command already.
+    # Every second piece between the null characters is already a command.
     pieces = text.split("\0")
     return "".join(
-        piece if place % 2 else "".join(_LATEX.get(character, character) for character in piece)
-        for place, piece in enumerate(pieces)
+        piece if index % 2 else "".join(_LATEX.get(character, character) for character in piece)
+        for index, piece in enumerate(pieces)
     )

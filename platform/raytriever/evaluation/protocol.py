@@ -1,22 +1,24 @@
 """Protocol of an evaluation: its metrics, which queries and judgements count, and the names of metrics for users.
 
-Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. A metric that may have a cutoff and is written without one (`map`,
-`mrr`) has the cutoff of the run files, 100, so the run file gives the same figure in trec_eval."""
+Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. A metric whose cutoff is optional (`map`, `mrr`) has the cutoff of
+the run files, 100, when a user gives none. So trec_eval computes the same figure from the run file.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.answers import ACCURACY, cutoff_of
+from raytriever.evaluation.answers import ACCURACY, accuracy_cutoff
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.ranking import DEFAULT_METRICS, ranking_metric, title
 from raytriever.metrics.relevance import Relevance
@@ -24,125 +26,9 @@ from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
 AUC, QUERY_AUC, R_PRECISION = "auc", "query_auc", "r_precision"
-NONE_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What is measured, and what counts.
-
-    Args:
-        metrics: names as in `metrics.registry`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
-        depth: how many results a query keeps, for run files; metrics with a larger cutoff get more.
-        level: the grade from which on a document is relevant, at least 1; nDCG takes grades as they are.
-        drop_own: whether a document that bears the query's own id is left out.
-    """
-
-    metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
-    depth: int = RUN_DEPTH
-    level: int = 1
-    drop_own: bool = True
-
-    @property
-    def ranking_metrics(self) -> tuple[str, ...]:
-        """Those that a ranking and judgements decide."""
-        return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and not cutoff_of(name))
-
-    @property
-    def wants_answers(self) -> bool:
-        """Whether Acc@K is among them, for which every query needs answers."""
-        return any(cutoff_of(name) for name in self.metrics)
-
-    @property
-    def kept(self) -> int:
-        """How deep a ranking must be for all metrics with a cutoff, and for the run file."""
-        return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
-
-    def kept_of(self, relevance: Relevance) -> int:
-        """Return `kept`, or the largest number of relevant documents of a query where R-precision needs more."""
-        if R_PRECISION not in self.metrics:
-            return self.kept
-        relevant = relevance.queries[relevance.scores >= self.level]
-        return max(self.kept, int(np.bincount(relevant, minlength=1).max()))
-
-
-def select_judged_queries(
-    dataset: RetrievalDataset, split: str, protocol: Protocol
-) -> tuple[Int64[ndarray, " queries"], Relevance]:
-    """The queries of a split that have a relevant document, as positions, and all that is judged for them.
-
-    Relevant documents that are not in the corpus are among the judgements, with positions from `len(dataset.documents)`
-    on: they are never in a ranking and count among the relevant ones, as in trec_eval.
-
-    Raises:
-        DataError: there is none.
-    """
-    rows, lost = dataset.judgements[split], dataset.absent.get(split, NONE_ABSENT)
-    level = protocol.level
-    queries = np.union1d(rows.queries[rows.scores >= level], lost.queries[lost.scores >= level])
-    if not len(queries):
-        what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
-        where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
-        raise DataError(f"no query has {what}", where, remedy if level == 1 else "lower --relevance-level")
-    # A document of a lower grade is no relevant one, and counts in the best order of nDCG.
-    rows, lost = rows.where(np.isin(rows.queries, queries)), lost.where(np.isin(lost.queries, queries))
-    owners = np.searchsorted(queries, np.concatenate([rows.queries, lost.queries]))
-    documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(lost))])
-    return queries, Relevance(owners, documents, np.concatenate([rows.scores, lost.scores]), len(queries))
-
-
-def count_absent(dataset: RetrievalDataset, split: str, protocol: Protocol) -> dict[str, int]:
-    """Count the relevant documents that are not in the corpus, all relevant ones, and queries with absent ones only.
-
-    Returns:
-        `{"absent_relevant", "relevant", "unanswerable_queries"}`.
-    """
-    queries, relevance = select_judged_queries(dataset, split, protocol)
-    relevant = relevance.scores >= protocol.level
-    there = relevant & (relevance.documents < len(dataset.documents))
-    return {
-        "absent_relevant": int(relevant.sum() - there.sum()),
-        "relevant": int(relevant.sum()),
-        "unanswerable_queries": len(queries) - len(np.unique(relevance.queries[there])),
-    }
-
-
-def format_absent(counts: Mapping[str, Any]) -> str:
-    """Describe `count_absent` in one line; an empty text where every relevant document is in the corpus."""
-    if not counts.get("absent_relevant"):
-        return ""
-    alone = counts["unanswerable_queries"]
-    line = (
-        f"{counts['absent_relevant']:,} of {counts['relevant']:,} relevant documents are not in the corpus. They count "
-        "as not found, as in trec_eval"
-    )
-    return f"{line}; {alone:,} queries have no other and score 0." if alone else f"{line}."
-
-
-def count_own_judgements(dataset: RetrievalDataset, split: str, protocol: Protocol) -> int:
-    """How many queries are judged relevant to the document with their own id, which is not to be found."""
-    queries, relevance = select_judged_queries(dataset, split, protocol)
-    own = own_documents(dataset, queries) if protocol.drop_own else np.full(len(queries), -2)
-    return int(((relevance.scores >= protocol.level) & (relevance.documents == own[relevance.queries])).sum())
-
-
-def own_documents(dataset: RetrievalDataset, queries: Iterable[int]) -> Int64[ndarray, " queries"]:
-    """For each query the document with the same id, or -2, which stands for none and is never ranked."""
-    names = [dataset.queries.ids[int(query)] for query in queries]
-    wanted = set(names)
-    place = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
-    return np.array([place.get(name, -2) for name in names], dtype=np.int64)
-
-
-def _cutoff(name: str) -> int | None:
-    if name in (AUC, QUERY_AUC):
-        return None
-    return cutoff_of(name) or ranking_metric(name)[1]
-
-
 METRICS_FLAG = "--metrics"
-# What a word before the cutoff means, in lower case, without blanks, dashes and underscores.
-_WORDS = {
+# Metrics by the names that users write: lower case, without blanks, dashes and underscores.
+_FAMILIES = {
     "ndcg": "ndcg",
     "mrr": "mrr",
     "rr": "mrr",
@@ -163,50 +49,209 @@ _WORDS = {
     "queryauc": QUERY_AUC,
 }
 _TITLES = {AUC: "AUC", QUERY_AUC: "AUC per query"}
+_NO_ABSENT = AbsentDocuments(np.zeros(0, np.int64), (), np.zeros(0, np.int64))
+# Position of a query's own document if there is none. It is in no ranking.
+_NO_DOCUMENT = -2
 
 
-def read_metrics(words: str) -> tuple[str, ...]:
-    """Names of metrics from words separated by commas; raises `ConfigError` for a word that means none."""
-    found = [_name(word.strip()) for word in words.split(",") if word.strip()]
-    if not found:
-        raise ConfigError("names no metric", METRICS_FLAG, "give some, such as ndcg@10,recall@100,auc")
-    return tuple(dict.fromkeys(found))
+@dataclass(frozen=True)
+class Protocol:
+    """Metrics of an evaluation, and the rules for judgements and results.
+
+    Args:
+        metrics: names as in `metrics.ranking`, and `accuracy_at_K` (Acc@K), `auc` and `query_auc`.
+        depth: number of results per query in run files; a metric with a larger cutoff increases it.
+        level: lowest grade of a relevant document, at least 1. nDCG uses the grades themselves.
+        drop_own: leave a document with the query's own id out of its results.
+    """
+
+    metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
+    depth: int = RUN_DEPTH
+    level: int = 1
+    drop_own: bool = True
+
+    @property
+    def ranking_metrics(self) -> tuple[str, ...]:
+        """Metrics that follow from a ranking and judgements."""
+        return tuple(name for name in self.metrics if name not in (AUC, QUERY_AUC) and not accuracy_cutoff(name))
+
+    @property
+    def wants_answers(self) -> bool:
+        """True if Acc@K is measured, for which every query needs answers."""
+        return any(accuracy_cutoff(name) for name in self.metrics)
+
+    @property
+    def kept(self) -> int:
+        """Depth of the rankings that all cutoffs and the run file need."""
+        return max([self.depth, *(_cutoff(name) or 0 for name in self.metrics)])
+
+    def kept_of(self, relevance: Relevance) -> int:
+        """Return `kept`, or the largest number of relevant documents of a query if R-precision needs more."""
+        if R_PRECISION not in self.metrics:
+            return self.kept
+        relevant = relevance.queries[relevance.scores >= self.level]
+        return max(self.kept, int(np.bincount(relevant, minlength=1).max()))
+
+
+@dataclass(frozen=True)
+class JudgedQueries:
+    """Queries of a split that have a relevant document, with all their judgements.
+
+    A judged document that the corpus lacks has a position from `len(dataset.documents)` on. It is never in a ranking,
+    and counts among the relevant documents, as in trec_eval.
+
+    Args:
+        dataset: the data set.
+        level: lowest grade of a relevant document.
+        drop_own: leave a document with the query's own id out of its results.
+        queries: positions in the data set, ascending.
+        relevance: judgements; their queries are indices into `queries`.
+    """
+
+    dataset: RetrievalDataset
+    level: int
+    drop_own: bool
+    queries: Int64[ndarray, " queries"]
+    relevance: Relevance
+
+    @cached_property
+    def own_documents(self) -> Int64[ndarray, " queries"]:
+        """Position of the document with each query's id, which is left out of its results; -2 for none."""
+        if not self.drop_own:
+            return np.full(len(self.queries), _NO_DOCUMENT)
+        names = [self.dataset.queries.ids[query] for query in self.queries.tolist()]
+        wanted = set(names)
+        positions = {name: position for position, name in enumerate(self.dataset.documents.ids) if name in wanted}
+        return np.array([positions.get(name, _NO_DOCUMENT) for name in names], dtype=np.int64)
+
+    @property
+    def is_relevant(self) -> Bool[ndarray, " judgements"]:
+        """True for judgements of a relevant grade."""
+        return self.relevance.scores >= self.level
+
+    @property
+    def is_in_corpus(self) -> Bool[ndarray, " judgements"]:
+        """True for judgements of a document that the corpus holds."""
+        return self.relevance.documents < len(self.dataset.documents)
+
+    @property
+    def is_own(self) -> Bool[ndarray, " judgements"]:
+        """True for judgements of a query's own document."""
+        return self.relevance.documents == self.own_documents[self.relevance.queries]
+
+    def count_own(self) -> int:
+        """Count the queries that are judged relevant to their own document, which their results leave out."""
+        return int((self.is_relevant & self.is_own).sum())
+
+    def count_absent(self) -> dict[str, int]:
+        """Count the relevant documents that the corpus lacks.
+
+        Returns:
+            `absent_relevant`, `relevant` (all of them), and `unanswerable_queries` (all of theirs are absent).
+        """
+        relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
+        return {
+            "absent_relevant": relevant - int(present.sum()),
+            "relevant": relevant,
+            "unanswerable_queries": len(self.queries) - len(np.unique(self.relevance.queries[present])),
+        }
+
+
+def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Protocol) -> JudgedQueries:
+    """Select the queries of a split that have a relevant document.
+
+    Raises:
+        DataError: no query has one.
+    """
+    rows, absent = dataset.judgements[split], dataset.absent.get(split, _NO_ABSENT)
+    level = protocol.level
+    queries = np.union1d(rows.queries[rows.scores >= level], absent.queries[absent.scores >= level])
+    if not len(queries):
+        what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
+        where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
+        raise DataError(f"no query has {what}", where, remedy if level == 1 else "lower --relevance-level")
+    # Documents of lower grades are not relevant, but count in the ideal order of nDCG.
+    rows, absent = rows.where(np.isin(rows.queries, queries)), absent.where(np.isin(absent.queries, queries))
+    owners = np.searchsorted(queries, np.concatenate([rows.queries, absent.queries]))
+    documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
+    relevance = Relevance(owners, documents, np.concatenate([rows.scores, absent.scores]), len(queries))
+    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance)
+
+
+def format_absent(counts: Mapping[str, Any]) -> str:
+    """Describe `JudgedQueries.count_absent` in one line; empty if the corpus holds every relevant document."""
+    if not counts.get("absent_relevant"):
+        return ""
+    alone = counts["unanswerable_queries"]
+    line = (
+        f"{counts['absent_relevant']:,} of {counts['relevant']:,} relevant documents are not in the corpus. They count "
+        "as not found, as in trec_eval"
+    )
+    return f"{line}; {alone:,} queries have no other and score 0." if alone else f"{line}."
+
+
+def read_metrics(text: str) -> tuple[str, ...]:
+    """Read metrics that a user wrote, separated by commas.
+
+    Args:
+        text: such as `ndcg@10,R@1000,auc`.
+
+    Returns:
+        Names as in `Protocol.metrics`, each once. `map` becomes `map_at_100`.
+
+    Raises:
+        ConfigError: there is no metric, an unknown one, or one with a wrong cutoff.
+    """
+    names = [_read_metric(word.strip()) for word in text.split(",") if word.strip()]
+    if not names:
+        raise ConfigError("names no metric", METRICS_FLAG, "give one or more, such as ndcg@10,recall@100,auc")
+    return tuple(dict.fromkeys(names))
 
 
 def read_best_metric(best_metric: str) -> str:
-    """The one metric that `--best-metric` means, by its name here: `recall_at_5` for `r_at_5`.
+    """Return the name of the metric that `--best-metric` gives: `recall_at_5` for `r_at_5`.
 
     Raises:
-        ConfigError: there is no such metric, or it names several.
+        ConfigError: there is no such metric, or there are several.
     """
     try:
-        found = read_metrics(best_metric)
+        names = read_metrics(best_metric)
     except ConfigError as error:
         raise ConfigError(error.what, f"--best-metric {best_metric}", error.remedy) from error
-    if len(found) != 1:
+    if len(names) != 1:
         raise ConfigError("names several metrics", f"--best-metric {best_metric}", "give one")
-    return found[0]
+    return names[0]
 
 
 def metric_title(name: str) -> str:
-    """A metric's name in print: `nDCG@10`, `Acc@20`, `AUC`."""
-    cutoff = cutoff_of(name)
-    return _TITLES.get(name) or (f"Acc@{cutoff}" if cutoff else title(name))
-
-
-def _name(word: str) -> str:
-    family, at, cutoff = re.sub(r"_at_|_cut_", "@", word.lower()).partition("@")
-    meant = _WORDS.get(re.sub(r"[-_ ]", "", family))
-    if meant is None:
-        raise ConfigError(f"unknown metric {word!r}", METRICS_FLAG, did_you_mean(family, _WORDS))
-    name = f"{meant}_at_{cutoff}" if at else meant
-    if meant in _TITLES and not at:
+    """Return a metric's name in print: `nDCG@10`, `Acc@20`, `AUC`. An unknown name of another version is its own."""
+    if cutoff := accuracy_cutoff(name):
+        return f"Acc@{cutoff}"
+    try:
+        return _TITLES.get(name) or title(name)
+    except MetricInputError:
         return name
-    if meant == "accuracy" and cutoff_of(name):
-        return f"{ACCURACY}{cutoff_of(name)}"
+
+
+def _cutoff(name: str) -> int | None:
+    if name in (AUC, QUERY_AUC):
+        return None
+    return accuracy_cutoff(name) or ranking_metric(name)[1]
+
+
+def _read_metric(word: str) -> str:
+    written, at, cutoff = re.sub(r"_at_|_cut_", "@", word.lower()).partition("@")
+    family = _FAMILIES.get(re.sub(r"[-_ ]", "", written))
+    if family is None:
+        raise ConfigError(f"unknown metric {word!r}", METRICS_FLAG, did_you_mean(written, _FAMILIES))
+    name = f"{family}_at_{cutoff}" if at else family
+    if family in _TITLES and not at:
+        return name
+    if family == "accuracy" and accuracy_cutoff(name):
+        return f"{ACCURACY}{accuracy_cutoff(name)}"
     try:
         metric, _ = ranking_metric(name)
     except MetricInputError as error:
-        right = f"{family} without a cutoff" if meant in (*_TITLES, "r_precision") else f"{family}@10"
+        right = f"{written} without a cutoff" if family in (*_TITLES, "r_precision") else f"{written}@10"
         raise ConfigError(f"{word!r} has no such cutoff", METRICS_FLAG, f"write {right}") from error
     return name if at or metric.cutoff == "never" else f"{name}_at_{RUN_DEPTH}"

@@ -14,10 +14,10 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.datasets import EvaluationDataset, beir_suite, describe_datasets, with_mteb_task
+from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.pooled_scores import parse_aims
-from raytriever.evaluation.protocol import Protocol, read_metrics, select_judged_queries
+from raytriever.evaluation.protocol import JudgedQueries, Protocol, read_metrics, select_judged_queries
 from raytriever.metrics.calibration import Aim
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import check_revision, commit_of
@@ -28,42 +28,116 @@ BM25 = "bm25"
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model: its name in tables and files, and its settings; None for BM25, which has none."""
+    """One model: its name in tables and files, and its settings (None for BM25, which has none)."""
 
     name: str
     config: ModelConfig | None
 
 
-def read_models(given: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
-    """Models as the command line names them: `bm25`, a place, or `NAME=PLACE`.
+@dataclass(frozen=True)
+class EvaluationJob:
+    """Everything that an evaluation measures, checked.
 
     Args:
-        given: at least one.
-        settings: what is said of how texts are read, for all of them; what it leaves open each model's own files say.
+        models: at least one model.
+        datasets: the data sets.
+        baselines: names of the models that the others are compared with.
+        protocol: metrics and rules.
+        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
+        calibration_split: another split of the data sets.
+        precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
+        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
+        missing: a line for each missing data set of a suite.
+    """
+
+    models: Sequence[EvaluatedModel]
+    datasets: Sequence[EvaluationDataset]
+    baselines: Sequence[str]
+    protocol: Protocol = field(default_factory=Protocol)
+    aims: Sequence[tuple[Aim, float]] = ()
+    calibration_split: str = "dev"
+    precision: str | None = None
+    max_bad_rows: float = 0.01
+    missing: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def has_bm25(self) -> bool:
+        """True if BM25 is one of the models."""
+        return any(model.config is None for model in self.models)
+
+    def content(self, precision: str) -> dict[str, Any]:
+        """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
+        return {
+            "models": {model.name: asdict(model.config) if model.config else BM25 for model in self.models},
+            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
+            "baselines": list(self.baselines),
+            **asdict(self.protocol),
+            "metrics": list(self.protocol.metrics),
+            "calibrate": [f"{aim}={wanted:g}" for aim, wanted in self.aims],
+            "calibration_split": self.calibration_split if self.aims else None,
+            "precision": precision,
+        }
+
+    def splits(self, one: EvaluationDataset) -> list[str]:
+        """Return the splits of a data set that are opened.
+
+        Raises:
+            ConfigError: thresholds would be checked on the split on which they are chosen.
+        """
+        if self.aims and one.split == self.calibration_split:
+            raise ConfigError(
+                f"{one.name} is measured on {one.split!r} itself", "--calibration-split", "choose thresholds on another"
+            )
+        return [one.split, *([self.calibration_split] if self.aims else [])]
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """Part of a data set, opened.
+
+    Args:
+        name: name of the part.
+        dataset: the part, with the splits of the evaluation.
+        judged: judged queries of each split.
+    """
+
+    name: str
+    dataset: RetrievalDataset
+    judged: dict[str, JudgedQueries]
+
+
+def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
+    """Read the models that a user named: `bm25`, a path or a hub name, or `NAME=MODEL`.
+
+    Args:
+        words: at least one model.
+        settings: explicit settings of how texts are read, for all models; the rest follows from each model's files.
 
     Raises:
-        ConfigError: two of them have the same name.
+        ConfigError: two models have the same name.
     """
-    labels, places = [], []
-    for one in given:
-        label, equals, place = one.partition("=")
-        named = bool(equals and label and place) and not Path(one).exists()
-        labels.append(safe_name(label) if named else None)
-        places.append(place if named else one)
-    names = [label or name for label, name in zip(labels, distinct_names(places), strict=True)]
+    labels, sources = [], []
+    for word in words:
+        label, equals, source = word.partition("=")
+        is_labelled = bool(equals and label and source) and not Path(word).exists()
+        labels.append(safe_name(label) if is_labelled else None)
+        sources.append(source if is_labelled else word)
+    names = [label or name for label, name in zip(labels, distinct_names(sources), strict=True)]
     for row, name in enumerate(names):
         for other in range(row):
-            if name == names[other] and (labels[row] or labels[other] or places[row] == places[other]):
-                raise ConfigError(f"two models are called {name!r}", "--model", f"call one otherwise: OTHER={name}")
+            if name == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
+                raise ConfigError(
+                    f"two models are called {name!r}", "--model", f"give one another name: OTHER={sources[row]}"
+                )
     names = unique_names(names)
     return [
-        EvaluatedModel(name, None if place == BM25 else dataclasses.replace(settings, model=place))
-        for name, place in zip(names, places, strict=True)
+        EvaluatedModel(name, None if source == BM25 else dataclasses.replace(settings, model=source))
+        for name, source in zip(names, sources, strict=True)
     ]
 
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """The same with hub models' revisions as commits, so that results say what was measured.
+    """Return the models with commits in place of the revisions of hub models, so that results name what was measured.
 
     Raises:
         ModelError: see `models.source.resolve_model`.
@@ -82,113 +156,62 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     ]
 
 
-def choose_baselines(given: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
-    """The names of the models that the others are compared with; the first model where none is given.
+def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
+    """Return the names of the models that the others are compared with; the first model by default.
 
     Raises:
         ConfigError: there is no such model, there are more than two, or one is given twice.
     """
     names = [model.name for model in models]
-    by_place = {model.config.model if model.config else BM25: model.name for model in models}
-    if not given:
+    by_source = {model.config.model if model.config else BM25: model.name for model in models}
+    if not words:
         return names[:1]
-    for one in given:
-        if one not in names and one not in by_place:
-            raise ConfigError(f"{one!r} is none of the models", "--baseline", did_you_mean(one, names))
-    found = [one if one in names else by_place[one] for one in given]
-    if len(found) > 2 or len(set(found)) < len(found):
-        raise ConfigError(f"{' '.join(given)}", "--baseline", "give one model or two, which have marks of their own")
-    return found
-
-
-@dataclass(frozen=True)
-class EvaluationJob:
-    """What is to be measured, all of it checked by those who made it.
-
-    Args:
-        models: at least one.
-        datasets: the data sets.
-        baselines: names of the models that the others are compared with.
-        protocol: what is measured.
-        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
-        calibration_split: another split of the data sets.
-        precision: arithmetic of encoding, `fp32` or `bf16`; None for what suits the device.
-        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
-        missing: lines on data sets of a suite that are not there.
-    """
-
-    models: Sequence[EvaluatedModel]
-    datasets: Sequence[EvaluationDataset]
-    baselines: Sequence[str]
-    protocol: Protocol = field(default_factory=Protocol)
-    aims: Sequence[tuple[Aim, float]] = ()
-    calibration_split: str = "dev"
-    precision: str | None = None
-    max_bad_rows: float = 0.01
-    missing: Sequence[str] = field(default_factory=tuple)
-
-    def asked(self, precision: str) -> dict[str, Any]:
-        """What decides the results, as `results.json` keeps it."""
-        return {
-            "models": {model.name: asdict(model.config) if model.config else BM25 for model in self.models},
-            "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
-            "baselines": list(self.baselines),
-            **asdict(self.protocol),
-            "metrics": list(self.protocol.metrics),
-            "calibrate": [f"{aim}={wanted:g}" for aim, wanted in self.aims],
-            "calibration_split": self.calibration_split if self.aims else None,
-            "precision": precision,
-        }
-
-    def splits(self, one: EvaluationDataset) -> list[str]:
-        """The splits of a data set that are opened.
-
-        Raises:
-            ConfigError: thresholds would be checked on the split on which they are chosen.
-        """
-        if self.aims and one.split == self.calibration_split:
-            raise ConfigError(
-                f"{one.name} is measured on {one.split!r} itself", "--calibration-split", "choose thresholds on another"
-            )
-        return [one.split, *([self.calibration_split] if self.aims else [])]
+    for word in words:
+        if word not in names and word not in by_source:
+            raise ConfigError(f"{word!r} is none of the models", "--baseline", did_you_mean(word, names))
+    baselines = [word if word in names else by_source[word] for word in words]
+    if len(baselines) > 2 or len(set(baselines)) < len(baselines):
+        raise ConfigError(f"{' '.join(words)}", "--baseline", "give one or two models; each has its own marks")
+    return baselines
 
 
 def open_parts(
     one: EvaluationDataset, splits: Sequence[str], protocol: Protocol, max_bad_rows: float
-) -> list[RetrievalDataset]:
-    """The parts of a data set, each with queries to be measured in each split.
+) -> list[OpenPart]:
+    """Open the parts of a data set, and select the judged queries of each split.
 
     Raises:
-        DataError: a part or a split is not there, or no query of it has a relevant document.
+        DataError: a part or a split does not exist, or none of its queries has a relevant document.
     """
-    found = []
-    for place in one.parts.values():
-        dataset = open_dataset(place, splits, max_bad_rows=max_bad_rows, run=in_processes)
-        for split in splits:
-            queries, _ = select_judged_queries(dataset, split, protocol)
-            if split == one.split and protocol.wants_answers:
-                check_answers(dataset, split, queries)
-        found.append(dataset)
-    return found
+    parts = []
+    for name, source in one.parts.items():
+        dataset = open_dataset(source, splits, max_bad_rows=max_bad_rows, run=in_processes)
+        judged = {split: select_judged_queries(dataset, split, protocol) for split in splits}
+        if protocol.wants_answers:
+            check_answers(dataset, one.split, judged[one.split].queries)
+        parts.append(OpenPart(name, dataset, judged))
+    return parts
 
 
 def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None]) -> EvaluationJob:
-    """The job over the data sets of BEIR too, those that are there; what is missing is said, and told in the results.
+    """Return the job with all data sets of BEIR that exist. Missing ones are logged and kept for the results.
 
     Raises:
-        DataError: none is there.
+        DataError: none of them exists.
     """
 
-    def opens(one: EvaluationDataset) -> None:
+    def check(one: EvaluationDataset) -> None:
         open_parts(one, job.splits(one), job.protocol, job.max_bad_rows)
 
-    found, missing = beir_suite(root, opens)
+    datasets, missing = find_beir(root, check)
     for line in missing:
         log(f"MISSING: {line}")
-    if not found:
+    if not datasets:
         where = f"--data-root {root}" if root else "--suite beir"
-        raise DataError("no data set of the suite is there", where, "give --data-root, the folder that holds them")
-    return replace(job, datasets=[*job.datasets, *found], missing=missing)
+        raise DataError(
+            "no data set of the suite exists", where, "give --data-root, the folder that holds the data sets"
+        )
+    return replace(job, datasets=[*job.datasets, *datasets], missing=missing)
 
 
 def build_evaluation_job(
@@ -201,17 +224,17 @@ def build_evaluation_job(
     max_bad_rows: float,
     report: Callable[[str], None],
 ) -> EvaluationJob:
-    """Return the request that settings describe, with hub models pinned to commits.
+    """Build the request that settings describe, with hub models pinned to commits.
 
     Args:
-        models: at least one.
+        models: at least one model.
         datasets: paths, URIs or names; those of `config.suite` are added.
-        config: what is measured.
+        config: split, metrics and rules.
         baselines: see `choose_baselines`.
-        aims: wanted precisions and recalls, as `precision=0.9`.
-        precision: of encoding; None for what suits the device.
-        max_bad_rows: the share of each file's rows that may be bad, 0 to 1.
-        report: called with a line for each data set of the suite that is missing.
+        aims: wanted precisions and recalls, such as `precision=0.9`.
+        precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
+        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
+        report: called with a line for each missing data set of the suite.
 
     Raises:
         ConfigError: no data set is given, or a metric, an aim or a baseline is unknown.

@@ -1,10 +1,10 @@
-"""`results.json`: what an evaluation found, and whether a directory holds one.
+"""Results of an evaluation, and their file `results.json`.
 
     {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
      "significance": [...], "best": [...], "auc_intervals": [...], "calibration": [...],
      "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
 
-`asked` is what the command asked for: the same command given again replaces its results, any other one is refused.
+`asked` is the content of the request. The same command replaces its results; another one is refused.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ Rows = dict[str, dict[str, dict[str, float]]]
 
 @dataclass
 class Results:
-    """What an evaluation found; `quarantined` and `missing` are lines for whoever asked.
+    """Results of an evaluation.
 
     Args:
         models: metrics by model and data set.
-        parts: metrics by model and part, of divided data sets.
-        about: of each data set its queries, documents, split and parts, how many relevant documents are not in the
-            corpus, and where BM25 is measured what its analyser makes of the documents.
+        parts: metrics by model and part, for divided data sets.
+        about: facts about each data set: its queries, documents, split and parts, the number of relevant documents
+            that the corpus lacks, and, if BM25 is measured, the analysis of its documents.
         significance: a row for each data set, metric, model and baseline.
-        best: a row for each data set and metric that has a significant best, see `evaluation_significance.best_rows`.
-        auc_intervals: a row for each data set and model, from `evaluation_auc.auc_rows`.
-        calibration: a row for each data set, model and aim.
-        systems: of each model how it reads texts, and the width of its embeddings.
+        best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
+        auc_intervals: a row for each data set and model, see `pooled_scores.auc_rows`.
+        calibration: a row for each data set, model and aim, see `pooled_scores.calibration_rows`.
+        systems: how each model reads texts, and the width of its embeddings.
+        quarantined: lines about bad rows, for the user.
+        missing: a line for each missing data set of a suite.
     """
 
     models: Rows = field(default_factory=dict)
@@ -50,16 +52,16 @@ class Results:
     quarantined: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    def content(self, asked: Mapping[str, Any]) -> str:
-        """The text of `results.json`; what has no value (NaN) is null."""
+    def content(self, request: Mapping[str, Any]) -> str:
+        """Return the text of `results.json`; NaN becomes null."""
         rows = ("significance", "best", "auc_intervals", "calibration")
         parts = ("models", "parts", "about", *rows, "systems", "missing")
-        whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(asked)}
+        whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 
 
 def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
-    """Return the lines that warn of BM25's figures on a data set, one a part; see `negatives.analyser.Analysis`."""
+    """Return the warnings about BM25's figures on a data set, one for each part; see `mining.analyser.Analysis`."""
     analyses = about.get("bm25", {})
     several = len(analyses) > 1
     return [
@@ -68,7 +70,7 @@ def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
 
 
 class AnalysisAbout(TypedDict):
-    """What BM25's analyser makes of a part, see `negatives.analyser.Analysis`."""
+    """Analysis of a part by BM25's analyser, see `mining.analyser.Analysis`."""
 
     warning: str | None
 
@@ -79,21 +81,21 @@ class About(TypedDict):
     queries: int
     documents: int
     split: str
-    absent_relevant: NotRequired[int]  # results of older versions have not counted these three
+    absent_relevant: NotRequired[int]  # older versions did not count these three
     relevant: NotRequired[int]
     unanswerable_queries: NotRequired[int]
     bm25: NotRequired[dict[str, AnalysisAbout]]
 
 
 class SignificanceRow(TypedDict):
-    """One test, see `evaluation_significance.significance_rows`."""
+    """One test, see `significance.significance_rows`."""
 
     dataset: str
     metric: str
     model: str
     against: str
     difference: float | None
-    low: NotRequired[float | None]  # results of older versions have no interval
+    low: NotRequired[float | None]  # older versions wrote no interval
     high: NotRequired[float | None]
     p: float | None
     p_holm: float | None
@@ -102,7 +104,7 @@ class SignificanceRow(TypedDict):
 
 
 class BestRow(TypedDict):
-    """The models of which one is bold, see `evaluation_significance.best_rows`."""
+    """Best models of a column, see `significance.best_rows`."""
 
     dataset: str | None
     metric: str
@@ -110,7 +112,7 @@ class BestRow(TypedDict):
 
 
 class AucRow(TypedDict):
-    """The interval of one AUC, see `evaluation_auc.auc_rows`."""
+    """Interval of one AUC, see `pooled_scores.auc_rows`."""
 
     dataset: str
     model: str
@@ -122,7 +124,7 @@ class AucRow(TypedDict):
 
 
 class CalibrationRow(TypedDict):
-    """One threshold, see `evaluation_calibration.calibration_rows`."""
+    """One threshold, see `pooled_scores.calibration_rows`."""
 
     dataset: str
     model: str
@@ -137,7 +139,7 @@ class CalibrationRow(TypedDict):
     high: float | None
     calibration_error: float | None
     chosen_on: str
-    queries: NotRequired[int | None]  # results of older versions have none of these
+    queries: NotRequired[int | None]  # older versions wrote none of these
     answered_queries: NotRequired[int | None]
     relevant_answers: NotRequired[int | None]
     pairs_above: NotRequired[int | None]
@@ -159,7 +161,7 @@ class CalibrationRow(TypedDict):
 
 
 class ResultsContent(TypedDict):
-    """The content of `results.json`."""
+    """Content of `results.json`."""
 
     models: dict[str, dict[str, dict[str, float | None]]]
     about: dict[str, About]
@@ -174,10 +176,10 @@ class ResultsContent(TypedDict):
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The content of a directory's `results.json`; see `ResultsContent`.
+    """Read the `results.json` of a directory; see `ResultsContent`.
 
     Raises:
-        StorageError: there is none, it is torn, of another format, or names a data set without saying what it is.
+        StorageError: it is missing, torn or of another format, or a data set lacks its entry in `about`.
     """
     path, remedy = folder / RESULTS, "evaluate again into another directory"
     try:
@@ -185,10 +187,10 @@ def read_results(folder: Path) -> dict[str, Any]:
             content = read_json(path, dict[str, Any], remedy)
     except FileNotFoundError as error:
         raise StorageError("holds no results.json", str(folder), "name the --output of jobs/evaluate.py") from error
-    found = content.get("format")
-    if found != FORMAT:
-        told = f"format {found}" if found else "an older format, without a number"
-        raise StorageError(f"is of {told}; this version reads format {FORMAT}", str(path), remedy)
+    number = content.get("format")
+    if number != FORMAT:
+        version = f"format {number}" if number else "an older format, without a number"
+        raise StorageError(f"is of {version}; this version reads format {FORMAT}", str(path), remedy)
     conform(content, str(path), ResultsContent, remedy)
     for row in content.get("calibration") or []:
         if row[row["aim"]] is None or (row["reached"] and row["threshold"] is None):
@@ -199,16 +201,16 @@ def read_results(folder: Path) -> dict[str, Any]:
     return content
 
 
-def check_output(output: Path, asked: Mapping[str, Any], fresh: bool) -> None:
+def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     """Refuse a directory that holds something else than an evaluation of the same models and data sets.
 
     Args:
-        output: may exist or not.
-        asked: what this evaluation is of.
-        fresh: whether an evaluation of others is replaced.
+        output: directory, which may not exist yet.
+        request: content of the request.
+        fresh: accept an evaluation of another request, which is then replaced.
 
     Raises:
-        ConfigError: it holds something else, or other results.
+        ConfigError: it holds something else, or results of another request.
         StorageError: it holds results of another format.
     """
     if not output.is_dir() or not any(output.iterdir()):
@@ -217,12 +219,12 @@ def check_output(output: Path, asked: Mapping[str, Any], fresh: bool) -> None:
         raise ConfigError("is not empty and holds no evaluation", f"--output {output}", "give another directory")
     if fresh:
         return
-    there = read_results(output).get("asked") or {}
-    wanted = json.loads(json.dumps(asked))
-    for name in sorted(there.keys() | wanted.keys()):
-        if there.get(name) != wanted.get(name):
+    old = read_results(output).get("asked") or {}
+    new = json.loads(json.dumps(request))
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
             raise ConfigError(
-                f"holds another evaluation ({name}: {there.get(name)} there and {wanted.get(name)} here)",
+                f"holds another evaluation ({name}: {old.get(name)} there and {new.get(name)} here)",
                 f"--output {output}",
                 "give another --output, or --fresh to replace it",
             )

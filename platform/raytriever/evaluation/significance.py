@@ -1,7 +1,8 @@
 """Significance tests of an evaluation: every model against the baselines, and the best model of each column.
 
-Both are the two-sided paired t-test over queries, with Holm's correction over the data sets. The pooled AUC has no
-value per query; its pseudo-values are used instead (`metrics.auc`)."""
+Both use the two-sided paired t-test over queries, with Holm's correction over the data sets. The pooled AUC has no
+value per query; its pseudo-values are used instead (`metrics.auc`).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, compare, holm, mark, paired_t_test
 from raytriever.tracking.tracker import Point
 
-# Values a query, and figures, by model, data set and metric.
+# Values of each query, and figures, by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
-# By data set (None: the mean over them) and metric the best model, or the best and the second.
+# The best model, or the best and the second, by data set (None for the mean over them) and metric.
 Best = Mapping[tuple[str | None, str], Sequence[str]]
 BEST_RULE = (
     f"Bold is significantly above every other of its column, and underlined above all but that one: paired t-test, "
@@ -32,14 +33,14 @@ BEST_RULE = (
 
 @activity("testing the differences")
 def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str, Any]]:
-    """Every model against every baseline, on every metric that has a value a query.
+    """Test every model against every baseline, on every metric that has a value for each query.
 
-    Queries without a value (the AUC of one query, where nothing is irrelevant) are left out of both; so are data sets
-    with fewer than two queries, on which nothing can be tested.
+    Queries without a value (such as the AUC of a query whose documents are all relevant) are left out for both models.
+    Data sets with fewer than two queries are left out too, because they allow no test.
 
     Args:
-        values: by model, data set and metric; in a data set all models have the same queries.
-        baselines: one model or two; marks are `+` and `-` against the first, `◆` and `◇` against the second.
+        values: values of each query by model, data set and metric; on a data set all models have the same queries.
+        baselines: one or two models; marks are `+` and `-` against the first, `◆` and `◇` against the second.
 
     Returns:
         Rows of `dataset`, `metric`, `model`, `against`, `difference` (mean of model - baseline), `low` and `high` (its
@@ -54,8 +55,7 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
             for metric in next(iter(values[model].values())):
                 pairs = _pairs(values[model], values[baseline], metric)
                 ours, theirs = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
-                found = compare(ours, theirs)
-                for dataset, one in found.items():
+                for dataset, one in compare(ours, theirs).items():
                     rows.append(
                         {
                             "dataset": dataset,
@@ -69,7 +69,7 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
                             "p_holm": one.corrected_t,
                             "p_randomisation": one.randomisation.p_value,
                             "p_randomisation_holm": one.corrected_randomisation,
-                            # Infinite where all queries differ by the same: JSON has no such number.
+                            # It is infinite if all queries differ by the same amount. JSON has no such number.
                             "effect": one.effect.cohen if np.isfinite(one.effect.cohen) else None,
                             "queries": one.queries,
                             "mark": mark(one, marks),
@@ -79,16 +79,16 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
 
 
 def collect_marks(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], str]:
-    """The marks of (data set, model, metric), those of the first baseline first."""
-    found: dict[tuple[str, str, str], str] = {}
+    """Return the marks by (data set, model, metric); marks against the first baseline come first."""
+    marks: dict[tuple[str, str, str], str] = {}
     for row in rows:
         key = (row["dataset"], row["model"], row["metric"])
-        found[key] = found.get(key, "") + row["mark"]
-    return found
+        marks[key] = marks.get(key, "") + row["mark"]
+    return marks
 
 
 def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " queries"]]:
-    """Return the values a query of every metric that can be tested, the pooled AUC by pseudo-values."""
+    """Return values of each query for every metric that can be tested; for the pooled AUC its pseudo-values."""
     values = dict(evaluation.per_query)
     if np.isfinite(evaluation.metrics.get(AUC, np.nan)):
         values[AUC] = auc_pseudo_values(
@@ -104,13 +104,13 @@ def testable_values(evaluation: Evaluation) -> dict[str, Float64[ndarray, " quer
 def significance_points(
     rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int, several: bool = True
 ) -> list[Point]:
-    """Return the tests for the tracker.
+    """Return the tests as points for the tracker.
 
     Args:
-        rows: from `significance_rows`.
-        step: the step of the points.
-        milliseconds: their time.
-        several: whether the names hold the data set, `significance/MODEL-BASELINE/DATASET/METRIC_p`; else
+        rows: rows of `significance_rows`.
+        step: step of the points.
+        milliseconds: time of the points, in milliseconds since 1970.
+        several: include the data set in the names, `significance/MODEL-BASELINE/DATASET/METRIC_p`; otherwise they are
             `significance/MODEL-BASELINE/METRIC_p`.
     """
     points = []
@@ -123,19 +123,18 @@ def significance_points(
 
 
 def best_models(figures: Figures, values: Values) -> Best:
-    """Find the models that are the best of a column by more than noise.
+    """Find the models that are significantly the best of a column.
 
     A model is the best if it is significantly above each of the others, and the second if it is above each of the rest.
-    Their tests all have to agree, so the largest p-value counts, which is then corrected over the data sets.
+    All of these tests have to agree, so the largest p-value counts. It is then corrected over the data sets.
 
     Args:
-        figures: what the tables show, by model, data set and metric.
-        values: a value a query, of the metrics that can be tested; the queries of a data set are the same ones for all
-            models.
+        figures: figures of the tables by model, data set and metric.
+        values: values of each query for the metrics that can be tested; on a data set all models have the same queries.
 
     Returns:
-        By data set and metric the best model, or the best and the second; None stands for the mean over the data sets,
-        which is tested where all models have all data sets. What is missing has no best model.
+        The best model, or the best and the second, by data set and metric. The data set None is the mean over the data
+        sets, which is tested if all models have all data sets. A column that is missing has no significant best model.
     """
     datasets = list(dict.fromkeys(name for sets in figures.values() for name in sets))
     metrics = list(dict.fromkeys(name for sets in figures.values() for one in sets.values() for name in one))
@@ -150,12 +149,12 @@ def best_models(figures: Figures, values: Values) -> Best:
 
 
 def best_rows(best: Best) -> list[dict[str, Any]]:
-    """Return the best models as `results.json` holds them; the mean over the data sets has the data set null."""
-    return [{"dataset": name, "metric": metric, "models": list(found)} for (name, metric), found in best.items()]
+    """Return the best models as rows of `results.json`; the mean over the data sets has the data set null."""
+    return [{"dataset": name, "metric": metric, "models": list(models)} for (name, metric), models in best.items()]
 
 
 def read_best_rows(rows: Sequence[Mapping[str, Any]]) -> Best:
-    """Return what `best_rows` made rows of."""
+    """Return the best models that `best_rows` wrote as rows."""
     return {(row["dataset"], row["metric"]): list(row["models"]) for row in rows}
 
 
@@ -164,39 +163,38 @@ def _add_best(
     metric: str,
     columns: Mapping[Any, Mapping[str, ndarray]],
 ) -> None:
-    """Add the best and the second of each data set's column where the tests find them."""
+    """Add the best and the second model of each data set's column, as far as the tests find them."""
     ordered = {
         name: sorted(column, key=lambda model: -float(column[model].mean()))
         for name, column in columns.items()
         if len(column) > 1
     }
-    for place in (0, 1):
+    for rank in (0, 1):
         tests = {
             name: max(
-                paired_t_test(columns[name][models[place]], columns[name][other]).p_value
-                for other in models[place + 1 :]
+                paired_t_test(columns[name][models[rank]], columns[name][other]).p_value for other in models[rank + 1 :]
             )
             for name, models in ordered.items()
-            if len(models) > place + 1 and len(best.get((name, metric), ())) == place
+            if len(models) > rank + 1 and len(best.get((name, metric), ())) == rank
         }
         for name, p in zip(tests, holm(list(tests.values())), strict=True):
             if p < LEVEL:
-                best.setdefault((name, metric), []).append(ordered[name][place])
+                best.setdefault((name, metric), []).append(ordered[name][rank])
 
 
 def _tested_column(figures: Figures, values: Values, dataset: str, metric: str) -> dict[str, ndarray]:
-    """The values of all models that a column shows; nothing where one of them cannot be tested."""
+    """Return the values of all models that a column shows; empty if one of them cannot be tested."""
     shown = [model for model in figures if figures[model].get(dataset, {}).get(metric) is not None]
-    found = {model: values.get(model, {}).get(dataset, {}).get(metric) for model in shown}
-    if any(one is None for one in found.values()) or len({len(one) for one in found.values() if one is not None}) != 1:
+    rows = {model: values.get(model, {}).get(dataset, {}).get(metric) for model in shown}
+    if any(row is None for row in rows.values()) or len({len(row) for row in rows.values() if row is not None}) != 1:
         return {}
-    table = {model: np.asarray(one, np.float64) for model, one in found.items()}
+    table = {model: np.asarray(row, np.float64) for model, row in rows.items()}
     valued = np.logical_and.reduce([np.isfinite(one) for one in table.values()])
     return {model: one[valued] for model, one in table.items()} if valued.sum() >= 2 else {}
 
 
 def _weighted(columns: Sequence[ndarray]) -> ndarray:
-    """Values of all data sets, weighted so that their mean is the mean of the data sets' means."""
+    """Join the values of all data sets, weighted so that their mean is the mean of the data sets' means."""
     total = sum(map(len, columns))
     return np.concatenate([column * (total / (len(columns) * len(column))) for column in columns])
 
@@ -204,6 +202,7 @@ def _weighted(columns: Sequence[ndarray]) -> ndarray:
 def _pairs(
     model: Mapping[str, Mapping[str, ndarray]], baseline: Mapping[str, Mapping[str, ndarray]], metric: str
 ) -> dict[str, tuple[ndarray, ndarray]]:
+    """Return the values of both by data set, without the queries that lack a value."""
     pairs = {}
     for dataset in model:
         ours, theirs = model[dataset][metric], baseline[dataset][metric]

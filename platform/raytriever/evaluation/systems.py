@@ -1,6 +1,7 @@
-"""Systems that an evaluation measures: BM25, and dense retrievers with the encoders they load.
+"""Systems that an evaluation measures: BM25, and dense retrievers with their encoders.
 
-`Encoders` loads each model once to check it, and keeps no more of them than memory should hold."""
+`Encoders` loads each model once to check it, and limits the memory of those that it keeps.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.evaluate import Evaluation, evaluate
-from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel
 from raytriever.index.exact.search import tie_order
 from raytriever.index.score import pair_scores
@@ -31,29 +32,44 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.search.exact import search_store
 
-KEPT_BYTES = 4 * 2**30  # of weights; one encoder is kept however large
+# Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
+KEPT_BYTES = 4 * 2**30
+
+# A store, queries, k and the order of ties -> scores and documents; see `search.exact.search_store`.
+StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Functions that encode corpora and search stores; the defaults do so in this process."""
+
+    encode: Runner = encode_in_process
+    search: StoreSearch = search_store
 
 
 class Encoders:
-    """Retrievers by the names of their models, those used longest ago loaded anew.
+    """Retrievers by the names of their models. The least recently used ones are dropped, and loaded again on use.
 
     Args:
-        models: all of an evaluation; each is loaded here.
-        precision, device: of encoding.
-        kept_bytes: of weights.
+        models: all models of an evaluation; each is loaded once here.
+        precision, device: arithmetic and device of encoding.
+        kept_bytes: bytes of weights that are kept in memory.
+
+    Attributes:
+        systems: how each model reads texts, and the width of its embeddings.
 
     Raises:
-        ModelError: one cannot be loaded.
+        ModelError: a model cannot be loaded.
     """
 
     def __init__(
         self, models: Sequence[EvaluatedModel], precision: str, device: torch.device, kept_bytes: int = KEPT_BYTES
     ) -> None:
         self._models = {model.name: model for model in models if model.config}
-        self._precision, self._device, self._most = precision, device, kept_bytes
+        self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
         self.device_type = device.type
-        self._loaded: dict[str, Retriever] = {}  # the one used last stands last
-        self.systems: dict[str, dict[str, Any]] = {}  # how each model reads texts, and the width of its embeddings
+        self._loaded: dict[str, Retriever] = {}  # the most recently used one is last
+        self.systems: dict[str, dict[str, Any]] = {}
         for model in models:
             if model.config is None:
                 self.systems[model.name] = {"model": BM25, "analyser": ANALYSER}
@@ -69,7 +85,7 @@ class Encoders:
             assert config is not None
             retriever = load_for_encoding(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._most:
+        while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._kept_bytes:
             del self._loaded[next(iter(self._loaded))]
         return retriever
 
@@ -79,21 +95,9 @@ def _bytes(retriever: Retriever) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-# As `search_store.search_store`: a store, queries, k, ties; scores and documents.
-StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, ndarray]]
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Who encodes and who searches; by default this process."""
-
-    encode: Runner = encode_in_process
-    search: StoreSearch = search_store
-
-
 @dataclass(frozen=True)
 class DenseSystem:
-    """A dense retriever on one data set, its corpus encoded once for all splits."""
+    """Dense retriever on one data set. The corpus is encoded once for all splits."""
 
     dataset: RetrievalDataset
     config: ModelConfig
@@ -108,8 +112,13 @@ class DenseSystem:
     def _ties(self) -> Int64[ndarray, " documents"]:
         return tie_order(self.dataset.documents.ids)
 
-    def evaluate(self, split: str, protocol: Protocol | None = None) -> Evaluation:
-        """Encode the split's queries, search the store exactly, measure.
+    def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
+        """Encode the split's queries, search the store exactly, and measure the results.
+
+        Args:
+            split: name of the split.
+            protocol: metrics and rules.
+            judged: the judged queries of the split by this protocol, if they are selected already.
 
         Raises:
             ModelError: an embedding is not finite.
@@ -120,44 +129,53 @@ class DenseSystem:
         row = np.full(len(self.dataset.queries), -1)
         row[positions] = np.arange(len(positions))
 
-        def search(wanted: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-            return self.workers.search(self._store, embeddings[row[wanted]], depth, self._ties)
+        def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+            return self.workers.search(self._store, embeddings[row[positions]], depth, self._ties)
 
         def score(of: ndarray, to: ndarray) -> Float32[ndarray, " pairs"]:
-            documents, place = np.unique(to, return_inverse=True)
-            return pair_scores(embeddings, self._store.read(documents), row[of], place)
+            documents, index = np.unique(to, return_inverse=True)
+            return pair_scores(embeddings, self._store.read(documents), row[of], index)
 
-        return evaluate(self.dataset, split, search, score, protocol)
+        return evaluate(self.dataset, split, search, score, protocol, judged)
 
     def _texts(self, positions: ndarray) -> list[str]:
         return [self.dataset.queries.texts[query] for query in positions]
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
-    """Encode the corpus and the split's queries, search exactly, measure; `retriever` was loaded by `config`."""
+    """Evaluate a retriever on one split with the default protocol; `retriever` was loaded with `config`.
+
+    Raises:
+        ModelError: an embedding is not finite.
+        DataError: as `evaluate.evaluate`.
+    """
     return DenseSystem(dataset, config, retriever).evaluate(split)
 
 
 def evaluate_bm25(
-    dataset: RetrievalDataset, split: str, index: Bm25Index, protocol: Protocol | None = None
+    dataset: RetrievalDataset,
+    split: str,
+    index: Bm25Index,
+    protocol: Protocol | None = None,
+    judged: JudgedQueries | None = None,
 ) -> Evaluation:
-    """The lexical yardstick, by the same protocol."""
+    """Evaluate BM25 on one split; arguments and errors as of `evaluate.evaluate`."""
     texts = dataset.queries.texts
     ties = tie_order(dataset.documents.ids)
 
-    def search(wanted: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        scores, documents = index.search([texts[query] for query in wanted], depth)
+    def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        scores, documents = index.search([texts[query] for query in positions], depth)
         order = np.lexsort((ties[documents], -scores), axis=1)
         return np.take_along_axis(scores, order, 1), np.take_along_axis(documents, order, 1)
 
     def score(of: ndarray, to: ndarray) -> ndarray:
-        queries, place, counts = np.unique(of, return_inverse=True, return_counts=True)
-        wanted = np.full((len(queries), counts.max()), -1)
-        order = np.argsort(place, kind="stable")
+        queries, row, counts = np.unique(of, return_inverse=True, return_counts=True)
+        documents = np.full((len(queries), counts.max()), -1)
+        order = np.argsort(row, kind="stable")
         column = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-        wanted[place[order], column] = to[order]
-        found = np.empty(len(of), np.float32)
-        found[order] = index.scores_of([texts[query] for query in queries], wanted)[place[order], column]
-        return found
+        documents[row[order], column] = to[order]
+        scores = np.empty(len(of), np.float32)
+        scores[order] = index.scores_of([texts[query] for query in queries], documents)[row[order], column]
+        return scores
 
-    return evaluate(dataset, split, search, score, protocol)
+    return evaluate(dataset, split, search, score, protocol, judged)

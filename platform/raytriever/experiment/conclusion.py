@@ -9,7 +9,7 @@ from pathlib import Path
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import dump_config
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.protocol import AUC, Protocol, count_absent
+from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.significance import significance_points
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import OpenRun
@@ -41,12 +41,13 @@ def conclude(
         began: `time.monotonic()` when the command began.
     """
     base, dataset = opened.curriculum.base, opened.dataset
+    judged = select_judged_queries(dataset, base.data.test_split, Protocol())
     tests, analysis = training_tests(dataset, found), Analysis.of(dataset.passages())
     write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
         base.data.test_split,
-        dataset,
+        judged,
         found,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
@@ -63,7 +64,7 @@ def conclude(
         for system, values in rows.items()
         for name, value in values.items()
     ]
-    absent = count_absent(dataset, base.data.test_split, Protocol())
+    absent = judged.count_absent()
     points += significance_points(tests, steps, now, several=False)
     points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - began, steps, now))

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raytriever.evaluation.pooled_scores import calibration_table
-from raytriever.evaluation.tables import markdown_cell
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
+from raytriever.terminal import markdown_table
 
 PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
 MAIN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")
@@ -160,13 +160,11 @@ def _worth(facts: CardFacts) -> list[str]:
 def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
     names = [name for name in MAIN if any(row.get(name) is not None for row in rows.values())]
     names = names or sorted({name for row in rows.values() for name in row})[:6]
-    lines = ["| | " + " | ".join(names) + " |", "| --- " * (len(names) + 1) + "|"]
-    for label, row in rows.items():
-        values = (row.get(name) for name in names)
-        lines.append(
-            f"| {markdown_cell(label)} | " + " | ".join("-" if v is None else f"{v:.4f}" for v in values) + " |"
-        )
-    return "\n".join(lines) + "\n"
+    lines = [
+        [label, *("-" if (value := row.get(name)) is None else f"{value:.4f}" for name in names)]
+        for label, row in rows.items()
+    ]
+    return markdown_table([["", *names], *lines])
 
 
 def _measured(facts: CardFacts) -> list[Any]:

@@ -26,6 +26,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision
 from raytriever.storage import check_writable
+from raytriever.terminal import text_table
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,8 @@ def format_counts(mined: MiningResult) -> str:
     """Format the counts of candidates, of those removed for each reason and of kept ones: one column per method."""
     reasons = {name for counts in mined.counts.values() for name in counts}
     rows = ["candidates", *(name for name in (*REASONS[1:], REPEATED) if name in reasons), "kept"]
-    width = max(map(len, rows))
-    cells = {name: [f"{counts.get(name, 0):>15,}" for counts in mined.counts.values()] for name in rows}
-    head = " " * width + "".join(f"{method:>15}" for method in mined.counts)
-    return "\n".join([head, *(f"{name:<{width}}" + "".join(line) for name, line in cells.items())])
+    cells = [[name, *(f"{counts.get(name, 0):,}" for counts in mined.counts.values())] for name in rows]
+    return text_table([["", *mined.counts], *cells], left=0)
 
 
 def _open(job: MiningJob, report: Callable[[str], None]) -> RetrievalDataset:

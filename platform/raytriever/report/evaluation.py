@@ -13,7 +13,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import format_absent
+from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_warnings, read_results
 from raytriever.evaluation.significance import read_best_rows
 from raytriever.mining.analyser import analyser_line
@@ -26,7 +26,6 @@ from raytriever.report.tables import (
     Values,
     auc_table,
     datasets_of,
-    metric_title,
     metrics_of,
     result_tables,
     threshold_table,

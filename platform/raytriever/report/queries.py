@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.report.tables import metric_title
+from raytriever.evaluation.protocol import metric_title
 
 MOST = 200  # queries of a data set on a page
 SHOWN = 25  # of a list

@@ -6,24 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raytriever.evaluation import protocol as metric_words
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.pooled_scores import SHARES, calibration_notes, share_of, share_text
+from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.significance import Best
-from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
 from raytriever.report.page import Cell, Table
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
 Rows = Sequence[Mapping[str, Any]]
-
-
-def metric_title(name: str) -> str:
-    """A metric as people write it: `nDCG@10`; one that another version measured as it stands."""
-    try:
-        return metric_words.metric_title(name)
-    except MetricInputError:
-        return name
 
 
 def metrics_of(models: Values) -> list[str]:

@@ -15,7 +15,7 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import per_query_content, write_run
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import Protocol, count_absent, format_absent, metric_title
+from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
 from raytriever.evaluation.significance import best_models, significance_rows, testable_values
 from raytriever.mining.analyser import analyser_line
 from raytriever.report.evaluation import PER_QUERY, read_queries
@@ -33,7 +33,7 @@ def write_training_report(
     folder: Path,
     title: str,
     split: str,
-    dataset: RetrievalDataset,
+    judged: JudgedQueries,
     found: Mapping[str, Evaluation],
     losses: Curve,
     dev_losses: Curve,
@@ -48,7 +48,7 @@ def write_training_report(
         folder: the run directory.
         title: heading of the page.
         split: what was measured.
-        dataset: opened with that split.
+        judged: judged queries of that split.
         found: evaluations by system; `before` and `after` are drawn.
         losses: by step.
         dev_losses: by step.
@@ -57,6 +57,7 @@ def write_training_report(
         tests: rows of `training_tests`, shown on the page.
         warning: of BM25's figures, shown on the page; may be empty.
     """
+    dataset = judged.dataset
     for name, evaluation in found.items():
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
     dense = {name: found[name] for name in ("before", "after")}
@@ -77,9 +78,9 @@ def write_training_report(
     }
     measured = DatasetMeasurement(
         EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
-        [PartMeasurement(dataset.name, dataset, dict(found))],
+        [PartMeasurement(dataset.name, dataset, judged, dict(found))],
     )
-    per_query = per_query_content(measured, Protocol())
+    per_query = per_query_content(measured)
     write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
     figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()}
     queries, documents = len(found["after"].queries), len(dataset.documents)
@@ -90,7 +91,7 @@ def write_training_report(
                 None,
                 [
                     f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
-                    format_absent(count_absent(dataset, split, Protocol())),
+                    format_absent(judged.count_absent()),
                     f"{analyser_line()}. {warning}".strip(),
                 ],
             )

@@ -28,7 +28,7 @@ from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig, check_index
 from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import format_columns, format_count, measure
+from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import read_index, read_meta, write_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
@@ -36,7 +36,7 @@ from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.search.exact import search_store
 from raytriever.storage import check_writable
-from raytriever.terminal import one_line
+from raytriever.terminal import one_line, text_table
 
 Say = Callable[[str], None]
 # Only RoarGraph reads queries.
@@ -186,4 +186,4 @@ def format_measurements(indexed: IndexResult, split: str) -> str:
         point = measure(index, queries, true, index.effort)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
     head = ["k", "recall of the exact k", "candidates a query", "queries/s, 1 thread"]
-    return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + format_columns(head, rows)
+    return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + text_table([head, *rows], left=0)

@@ -19,7 +19,7 @@ from raytriever.evaluation.significance import BEST_RULE
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.results import ABOVE, BELOW, NOISE, StudyResults
-from raytriever.tuning.trial_log import markdown_table
+from raytriever.terminal import markdown_table
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from raytriever.experiment.opening import open_run
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.storage import MANIFEST, committed_directory, write_atomically
+from raytriever.terminal import markdown_table
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import PersistentTracker, Point, Tracker
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
 from raytriever.tuning.space import BATCH_AUC, SearchSpace, short_name
-from raytriever.tuning.trial_log import DEV_LOSS, TRIAL_LOG, Trial, markdown_table, sweep_rows
+from raytriever.tuning.trial_log import DEV_LOSS, TRIAL_LOG, Trial, sweep_rows
 
 BEST, MODEL = "best", "model"
 SYSTEMS = ("bm25", "before", "after")

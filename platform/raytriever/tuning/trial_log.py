@@ -12,7 +12,6 @@ from typing import Any, Literal, TypedDict
 from raytriever.errors import StorageError, UserError
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.tables import markdown_cell
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
@@ -141,15 +140,6 @@ def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]
         settings = [setting_text(trial.settings[key]) for key in keys]
         rows.append([trial.name, *settings, *values, str(trial.steps), f"{trial.seconds:.1f}", status])
     return rows
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """The same for a page."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(map(markdown_cell, cells)) + " |"
-
-    return "\n".join([line(rows[0]), "|" + " --- |" * len(rows[0]), *(line(row) for row in rows[1:])]) + "\n"
 
 
 def setting_text(value: Any) -> str:

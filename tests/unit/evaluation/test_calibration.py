@@ -37,7 +37,7 @@ def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
             )
             for scores in (choosing, checking)
         ]
-        part = SimpleNamespace(choosing={"m": evaluations[0]}, evaluations={"m": evaluations[1]})
+        part = SimpleNamespace(calibration={"m": evaluations[0]}, evaluations={"m": evaluations[1]})
         return calibration_rows(
             DatasetMeasurement(EvaluationDataset("d", {"d": "d"}, "test"), [part]), "dev", [("precision", wanted)]
         )
@@ -80,7 +80,7 @@ def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() 
             metrics={"auc": 0.5},
         )
         return DatasetMeasurement(
-            EvaluationDataset("d", {"d": "d"}, "test"), [SimpleNamespace(evaluations={"m": evaluation}, choosing={})]
+            EvaluationDataset("d", {"d": "d"}, "test"), [SimpleNamespace(evaluations={"m": evaluation}, calibration={})]
         )
 
     [few] = auc_rows(measured([1.0] * 49 + [-1.0], [0.0] * 50))

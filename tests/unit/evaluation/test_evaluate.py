@@ -13,7 +13,7 @@ from raytriever.errors import DataError
 from raytriever.evaluation import evaluate as module
 from raytriever.evaluation.evaluate import Evaluation, evaluate_embeddings
 from raytriever.evaluation.files import write_run
-from raytriever.evaluation.protocol import Protocol, count_own_judgements
+from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
 from raytriever.metrics.auc import pooled_auc
 from raytriever.mining.bm25 import Bm25Index
@@ -75,8 +75,8 @@ def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
     assert measured().queries.tolist() == [0, 1, 2, 3]
     assert measured(level=2).queries.tolist() == [0, 1, 2]
     assert (len(measured().positive_scores), len(measured(drop_own=False).positive_scores)) == (4, 6)
-    assert count_own_judgements(dataset, "test", Protocol()) == 2
-    assert count_own_judgements(dataset, "test", Protocol(drop_own=False)) == 0
+    assert select_judged_queries(dataset, "test", Protocol()).count_own() == 2
+    assert select_judged_queries(dataset, "test", Protocol(drop_own=False)).count_own() == 0
     strict = measured(level=2)
     assert (len(strict.positive_scores), strict.positive_queries.tolist()) == (2, [0, 1])
     assert len(strict.negative_scores) == 11 + 10 + 11

@@ -6,9 +6,8 @@ import pytest
 
 from raytriever.evaluation.paper_table import Figure, PaperTable, latex, markdown
 from raytriever.evaluation.pooled_scores import calibration_table
-from raytriever.evaluation.tables import markdown_cell, metrics_table
-from raytriever.terminal import plain_table, printable
-from raytriever.tuning.trial_log import markdown_table
+from raytriever.evaluation.tables import metrics_table
+from raytriever.terminal import markdown_cell, markdown_table, printable, text_table
 
 NAMES = [
     "a|b",
@@ -69,4 +68,4 @@ def test_a_cell_of_latex_is_one_cell(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_of_plain_text_is_one_line(name: str) -> None:
     assert len(metrics_table({name: {"auc": 0.5}}).splitlines()) == 2
-    assert len(plain_table([["trial", "status"], ["0", name]]).splitlines()) == 2
+    assert len(text_table([["trial", "status"], ["0", name]]).splitlines()) == 2

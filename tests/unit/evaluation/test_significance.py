@@ -114,10 +114,10 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
 
 
 def test_titles_of_a_printed_table_never_touch() -> None:
-    titles = {"recall_at_1000000": "Recall@1000000", "query_auc": "AUC per query", "a": "same", "b": "same"}
-    rows = {"one": dict.fromkeys(titles, 0.5), "o\x07ne": dict.fromkeys(titles, 0.25)}
-    head, first, second = metrics_table(rows, titles).splitlines()
-    assert re.split(" {2,}", head.strip()) == ["Recall@1000000", "AUC per query", "same", "same-2"]
-    assert first.split()[1:] == ["0.5000"] * 4
-    assert second.split()[1:] == ["0.2500"] * 4
+    names = ["recall_at_1000000", "query_auc", "AUC per query"]
+    rows = {"one": dict.fromkeys(names, 0.5), "o\x07ne": dict.fromkeys(names, 0.25)}
+    head, first, second = metrics_table(rows).splitlines()
+    assert re.split(" {2,}", head.strip()) == ["Recall@1000000", "AUC per query", "AUC per query-2"]
+    assert first.split()[1:] == ["0.5000"] * 3
+    assert second.split()[1:] == ["0.2500"] * 3
     assert first.split()[0] != second.split()[0]

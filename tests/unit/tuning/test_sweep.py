@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import StorageError
-from raytriever.terminal import plain_table
+from raytriever.terminal import markdown_table, text_table
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
 from raytriever.tuning.trial_log import (
     Trial,
     find_best,
-    markdown_table,
     rank_trials,
     read_trials,
     sweep_rows,
@@ -65,7 +64,7 @@ def test_the_table_has_the_best_first_and_says_what_became_of_the_others(trials:
     assert rows[1] == ["002", "infonce", "0.01", "0.7000", "3.0000", "40", "3.0", "finished"]
     assert rows[4][-1] == "stopped: behind at step 20"
     assert rows[5][3:5] == ["-", "-"]
-    lines = plain_table(rows).splitlines()
+    lines = text_table(rows).splitlines()
     assert len(lines) == 6
     assert lines[0].index("nDCG@10") + len("nDCG@10") == lines[1].index("0.7000") + len("0.7000")
     page = markdown_table(rows).splitlines()

@@ -30,7 +30,7 @@ def main(words: list[str]) -> None:
 
 
 def _list(entries: list[CacheEntry]) -> None:
-    from raytriever.terminal import plain_table
+    from raytriever.terminal import text_table
 
     rows = [["last used", "size", "entry", "content"]]
     for entry in entries:
@@ -39,7 +39,7 @@ def _list(entries: list[CacheEntry]) -> None:
             [time_text(entry.used), size_text(entry.size), str(entry.path.relative_to(cache_folder())), content]
         )
     if entries:
-        show(plain_table(rows))
+        show(text_table(rows))
     show(f"{cache_folder()}: {len(entries)} entries, {size_text(sum(entry.size for entry in entries))}")
 
 

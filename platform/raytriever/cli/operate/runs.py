@@ -56,7 +56,7 @@ def main(words: list[str]) -> None:
 
 
 def _list(runs: list[RunEntry]) -> None:
-    from raytriever.terminal import plain_table
+    from raytriever.terminal import text_table
 
     if not runs:
         show("no runs")
@@ -75,7 +75,7 @@ def _list(runs: list[RunEntry]) -> None:
         ]
         for run in runs
     ]
-    show(plain_table(rows))
+    show(text_table(rows))
 
 
 def _show(folder: Path) -> None:

@@ -101,18 +101,18 @@ def digest_of(sets: tuple[DevSet, ...], config: Config) -> str:
 
 def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metric: str) -> None:
     where = f"--best-metric {best_metric}"
-    queries, relevance = select_judged_queries(dataset, split, protocol)
+    judged = select_judged_queries(dataset, split, protocol)
     if protocol.wants_answers:
         try:
-            check_answers(dataset, split, queries)
+            check_answers(dataset, split, judged.queries)
         except DataError as error:
             told = f"{error.where}: {error.what}"
             raise ConfigError(
                 told, where, "give another metric, or add answers.jsonl (docs/reference/formats.md)"
             ) from error
     if best_metric != DEV_LOSS and read_best_metric(best_metric) in (AUC, QUERY_AUC):
-        scored = (relevance.scores >= protocol.level) & (relevance.documents < len(dataset.documents))
-        relevant = np.bincount(relevance.queries[scored], minlength=len(queries))
+        scored = judged.relevance.queries[judged.is_relevant & judged.is_in_corpus]
+        relevant = np.bincount(scored, minlength=len(judged.queries))
         if (relevant >= len(dataset.documents)).all():
             told = f"{dataset.name}, split {split!r}: every document is relevant to every query"
             raise ConfigError(told, where, "give another metric")

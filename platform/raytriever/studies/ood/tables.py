@@ -6,8 +6,9 @@ from dataclasses import asdict
 from math import isnan
 from typing import Any
 
-from raytriever.index.approximate.measure import OperatingPoint, format_columns, format_count
+from raytriever.index.approximate.measure import OperatingPoint, format_count
 from raytriever.studies.ood.gap import Gap, IndexMeasurement, K, describe_gap
+from raytriever.terminal import text_table
 
 # Shares of the documents that an index may score for a query, 0 to 1.
 BUDGETS = (0.01, 0.02, 0.05)
@@ -52,10 +53,8 @@ def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, documents: int
     heads = [f"recall@{K}, {share:.0%} scored" for share in BUDGETS]
     return "\n\n".join(
         [
-            format_columns(["index", "build s", "MB without embeddings", *heads], costs),
-            format_columns(
-                [f"candidates at recall@{K} of", "", "held-out passages", "queries", "queries / passages"], shifts
-            ),
+            text_table([["index", "build s", "MB without embeddings", *heads], *costs], left=0),
+            text_table([[f"candidates at recall@{K} of", "", "held-out passages", "queries", "queries / passages"], *shifts], left=0),
             f"MMD² of queries {gap.queries:.4f}, of held-out passages {gap.held_out:.4f}; a query's score is above a "
             f"passage's in {gap.beyond:.1%} of pairs",
             describe_gap(indexes),

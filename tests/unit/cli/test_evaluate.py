@@ -35,7 +35,7 @@ REPOSITORY = Path(__file__).parents[3]
             "--calibration-split: letters is measured on",
         ),
         ("--datasets LETTERS --baseline bm25", "--baseline: 'bm25' is none of the models; choose from minilm"),
-        ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; call one otherwise"),
+        ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; give one another name"),
     ],
 )
 def test_evaluate_refuses(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:

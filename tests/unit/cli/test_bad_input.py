@@ -104,7 +104,10 @@ def test_train_refuses(error_line: ErrorLine, letters: Path, words: str, expecte
         ("evaluate --datasets LETTERS --max-bad-rows 2", "--max-bad-rows: 2.0 is out of range; give a value at most 1"),
         ("evaluate --datasets LETTERS --max-bad-rows nan", "--max-bad-rows: nan is out of range"),
         ("evaluate --datasets LETTERS --precision fp23", "--precision: unknown value 'fp23'; did you mean 'fp32'?"),
-        ("evaluate --datasets LETTERS LETTERS", "--datasets: two data sets are called 'letters'; give them one by one"),
+        (
+            "evaluate --datasets LETTERS LETTERS",
+            "--datasets: two data sets are called 'letters'; give each data set once",
+        ),
         ("evaluate --datasets LETTERS --pooling man", "--pooling: unknown value 'man'; did you mean 'mean'?"),
     ],
 )

@@ -135,5 +135,5 @@ def test_of_the_suite_two_folders_are_measured_and_the_rest_is_told(work: Path, 
         [*command[:2], *words[:-1], "none"], cwd=work, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: --data-root {work}: no data set of the suite is there")
+    assert done.stderr.splitlines()[-1].startswith(f"error: --data-root {work}: no data set of the suite exists")
     assert not (work / "none").exists()

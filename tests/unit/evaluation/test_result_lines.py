@@ -77,7 +77,7 @@ def test_data_sets_and_models_of_one_name_have_names_of_their_own(tmp_path: Path
     ]
     assert [one.is_divided for one in sets] == [False, False, True, False, False, False]
     assert list(sets[2].parts) == ["one", "t_wo", "t_wo-2"]
-    with pytest.raises(ConfigError, match="two data sets are called 'letters'; give them one by one"):
+    with pytest.raises(ConfigError, match="two data sets are called 'letters'; give each data set once"):
         rename_duplicates(
             describe_datasets([str(tmp_path / "a" / "letters"), str(tmp_path / "b" / ".." / "a" / "letters")], "test")
         )
@@ -150,7 +150,7 @@ def test_models_and_their_names() -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             choose_baselines(wrong, models)
-    with pytest.raises(ConfigError, match="two models are called 'minilm'; call one otherwise: OTHER=minilm"):
+    with pytest.raises(ConfigError, match="two models are called 'minilm'; give one another name: OTHER="):
         read_models(["minilm", "minilm"], ModelConfig())
 
 

@@ -54,7 +54,10 @@ def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, documents: int
     return "\n\n".join(
         [
             text_table([["index", "build s", "MB without embeddings", *heads], *costs], left=0),
-            text_table([[f"candidates at recall@{K} of", "", "held-out passages", "queries", "queries / passages"], *shifts], left=0),
+            text_table(
+                [[f"candidates at recall@{K} of", "", "held-out passages", "queries", "queries / passages"], *shifts],
+                left=0,
+            ),
             f"MMD² of queries {gap.queries:.4f}, of held-out passages {gap.held_out:.4f}; a query's score is above a "
             f"passage's in {gap.beyond:.1%} of pairs",
             describe_gap(indexes),

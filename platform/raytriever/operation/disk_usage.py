@@ -1,4 +1,4 @@
-"""Sizes and times of files and folders, read and written as people do: `500MB`, `3.2 GB`, `2026-11-22 14:05`."""
+"""Sizes and times of files and folders, as numbers and as text: `500MB`, `3.2 GB`, `2026-11-22 14:05`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 
 
-def read_size(text: str) -> int:
-    """Return the bytes that a size such as `500MB` or `10GB` means; raises `ValueError` saying what would be right."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as `500MB` or `10GB`; raises `ValueError` with a remedy."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError("give a size such as 500MB or 10GB")
-    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Return a number of bytes with a unit: `840 B`, `1.2 MB`."""
     for unit, factor in reversed(_UNITS.items()):
         if factor > 1 and size >= factor:
@@ -31,30 +31,31 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def time_text(seconds: float | None) -> str:
-    """Return a time in seconds since 1970 as local date and time; `-` where it is unknown."""
+def format_time(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as local date and time; `-` if it is None."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds is not None else "-"
 
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files below a folder; links are not followed.
 
-    A file that another process removes meanwhile counts nothing.
+    A file that another process removes during the count is skipped.
     """
     return sum(status.st_size for status in _statuses(path))
 
 
-def last_use(path: Path) -> float:
-    """Return when an entry was last used, in seconds since 1970: its folder's time, or the last reading of its files.
+def last_use_time(path: Path) -> float:
+    """Return the time of the last use of an entry, in seconds since 1970.
 
-    The manifest does not count, because listing the cache reads it. Most file systems record a reading at most once a
-    day (`relatime`).
+    It is the newest of the modification time of the entry and of the access times of its files. The manifest is
+    ignored, because listing the cache reads it. Most file systems update an access time at most once a day
+    (`relatime`).
     """
     return max([path.lstat().st_mtime, *(status.st_atime for status in _statuses(path, without=MANIFEST))])
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that it holds; raises `StorageError` where that is not allowed."""
+    """Remove a file, a link, or a folder with its content; raises `StorageError` if that is not allowed."""
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -63,7 +64,7 @@ def remove(path: Path) -> None:
 
 
 def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
-    """The status of a file, or of each file below a folder but those of one name."""
+    """Yield the status of a file, or of each file below a folder except files of one name."""
     if path.is_symlink() or not path.is_dir():
         paths: Iterator[Path] = iter([path])
     else:

@@ -1,7 +1,7 @@
-"""Checks of the machine and its servers, each a few lines: what is there, whether it will do, and what to do if not.
+"""Checks of this machine and its servers. Each check yields findings: a fact, a level and a remedy.
 
-Nothing heavy is imported: versions come from the packages' metadata, and a server is asked by one request. All checks
-run at once, and one that does not answer in `SECONDS` is an error, such as a disk of a server that is gone.
+Nothing heavy is imported: versions come from package metadata, and a server gets one request. All checks run in
+parallel. A check that does not end within `SECONDS`, such as one of a disk whose server is down, is an error.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from urllib.parse import urlsplit
 from raytriever.errors import UserError
 from raytriever.locking import owner_of
 from raytriever.masking import masked
-from raytriever.operation.disk_usage import size_text
+from raytriever.operation.disk_usage import format_size
 from raytriever.paths import expanded, runs_folder
 from raytriever.storage import cache_folder, check_writable
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 OK, WARNING, ERROR = "ok", "warning", "error"
-SECONDS, ASK_SECONDS = 12.0, 8.0  # for all checks, and for one request
-LEAST_FREE, LEAST_SHARED, LEAST_MEMORY = 5 * 10**9, 10**9, 2 * 10**9
+SECONDS, REQUEST_SECONDS = 12.0, 8.0  # time for all checks, and for one request
+MIN_FREE, MIN_SHARED, MIN_MEMORY = 5 * 10**9, 10**9, 2 * 10**9  # bytes below which a check warns
 _NEEDED = ("torch", "ray", "transformers", "tokenizers", "mlflow", "pyarrow", "numpy")
 _OPTIONAL = ("deepspeed", "peft", "optuna", "onnxruntime", "openvino")
 _FAISS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12")
@@ -45,7 +45,14 @@ _UNLIMITED = 1 << 60  # above it, version 1 of cgroups means no limit
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor: `ok`, `warning` or `error`, about what, what was found, and what to do."""
+    """One line of the doctor.
+
+    Args:
+        level: `ok`, `warning` or `error`.
+        about: the thing that was checked.
+        text: the fact.
+        remedy: the action that solves a problem.
+    """
 
     level: str
     about: str
@@ -57,31 +64,35 @@ class Finding:
 
 
 def examine(seconds: float = SECONDS) -> list[Finding]:
-    """Return the findings of all checks, in their order; a check that takes longer is an error."""
-    found: dict[str, list[Finding]] = {}
+    """Return the findings of all checks, in the order of `CHECKS`; a check that takes longer is an error.
+
+    Args:
+        seconds: time for all checks together.
+    """
+    findings: dict[str, list[Finding]] = {}
 
     def run(name: str, check: Callable[[], Iterator[Finding]]) -> None:
         try:
-            found[name] = list(check())
+            findings[name] = list(check())
         except OSError as error:
-            found[name] = [Finding(ERROR, name, f"cannot be checked ({error})")]
+            findings[name] = [Finding(ERROR, name, f"the check failed ({error})")]
 
     threads = [threading.Thread(target=run, args=one, name=one[0], daemon=True) for one in CHECKS.items()]
     for thread in threads:
         thread.start()
-    left = threading.Event()
-    timer = threading.Timer(seconds, left.set)
+    timeout = threading.Event()
+    timer = threading.Timer(seconds, timeout.set)
     timer.daemon = True
     timer.start()
     for thread in threads:
-        while thread.is_alive() and not left.is_set():
+        while thread.is_alive() and not timeout.is_set():
             thread.join(0.05)
     timer.cancel()
-    late = [Finding(ERROR, "", f"no answer within {seconds:g} s", "is a disk or a server gone?")]
+    late = [Finding(ERROR, "", f"no answer within {seconds:g} s", "check whether a disk or a server is down")]
     return [
         line if line.about else Finding(line.level, name, line.text, line.remedy)
         for name in CHECKS
-        for line in found.get(name, late)
+        for line in findings.get(name, late)
     ]
 
 
@@ -91,24 +102,25 @@ def _versions() -> Iterator[Finding]:
         yield _version(name) or Finding(ERROR, name, "is not installed", "pip install -e .")
     faiss = [line for name in _FAISS if (line := _version(name)) is not None]
     yield faiss[0] if faiss else Finding(ERROR, "faiss", "is not installed", "see docs/how-to/install.md")
-    there = [f"{line.about} {line.text}" for name in _OPTIONAL if (line := _version(name)) is not None]
-    yield Finding(OK, "optional", ", ".join(there) or "none of " + ", ".join(_OPTIONAL))
+    optional = [f"{line.about} {line.text}" for name in _OPTIONAL if (line := _version(name)) is not None]
+    yield Finding(OK, "optional", ", ".join(optional) or "none of " + ", ".join(_OPTIONAL))
 
 
 def _version(name: str) -> Finding | None:
-    """The installed version of a package, held to what raytriever requires; None where it is not installed."""
+    """Compare the installed version of a package with the required one; None if it is not installed."""
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         return None
     with suppress(PackageNotFoundError):
         for line in requires("raytriever") or ():
             words = line.replace("[", " ").replace(">=", " >= ").split(";")[0].split()
             if words and words[0] == name and ">=" in words:
-                least = words[words.index(">=") + 1].split(",")[0]
-                if _numbers(found) < _numbers(least):
-                    return Finding(WARNING, name, f"{found} is older than {least}", f"pip install '{name}>={least}'")
-    return Finding(OK, name, found)
+                minimum = words[words.index(">=") + 1].split(",")[0]
+                if _numbers(installed) < _numbers(minimum):
+                    text, remedy = f"{installed} is older than {minimum}", f"pip install '{name}>={minimum}'"
+                    return Finding(WARNING, name, text, remedy)
+    return Finding(OK, name, installed)
 
 
 def _numbers(text: str) -> list[int]:
@@ -119,16 +131,16 @@ def _processor() -> Iterator[Finding]:
     lines = _lines(Path("/proc/cpuinfo"))
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown model")
-    there = [name for flag, name in _FEATURES.items() if flag in flags]
+    features = [name for flag, name in _FEATURES.items() if flag in flags]
     missing = [name for flag, name in _FEATURES.items() if flag not in flags]
-    text = f"{model}: {', '.join(there) or 'no vector extension that matters'}"
-    text += f" (not: {', '.join(missing)})" if missing else ""
+    text = f"{model}: {', '.join(features) or 'no vector extensions'}"
+    text += f" (without {', '.join(missing)})" if missing else ""
     slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags
     yield Finding(
         WARNING if slow else OK, "processor", text, "without AVX2 encoding is several times slower" if slow else ""
     )
     cores, limit = len(os.sched_getaffinity(0)), _core_limit()
-    text = f"{cores} usable of {os.cpu_count()}" + (f", limited to the time of {limit:g} (cgroup)" if limit else "")
+    text = f"{cores} usable of {os.cpu_count()}" + (f", limited to the time of {limit:g} by a cgroup" if limit else "")
     few = limit is not None and limit < cores
     yield Finding(
         WARNING if few else OK, "cores", text, f"set OMP_NUM_THREADS={max(1, int(limit or 1))}" if few else ""
@@ -139,34 +151,40 @@ def _memory() -> Iterator[Finding]:
     amounts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(Path("/proc/meminfo"))}
     total, free = amounts.get("MemTotal", 0), amounts.get("MemAvailable", 0)
     limit, used = _number_in("memory.max", "memory/memory.limit_in_bytes"), _number_in("memory.current")
-    text = f"{size_text(free)} free of {size_text(total)}"
+    text = f"{format_size(free)} free of {format_size(total)}"
     if limit is not None and limit < total:
         free = min(free, limit - (used or 0))
-        text = f"{size_text(free)} free of a limit of {size_text(limit)} (cgroup), {size_text(total)} in the machine"
-    short = free < LEAST_MEMORY
+        text = (
+            f"{format_size(free)} free of a limit of {format_size(limit)} (cgroup), {format_size(total)} in the machine"
+        )
+    short = free < MIN_MEMORY
     yield Finding(WARNING if short else OK, "memory", text, "end other programs, or raise the limit" if short else "")
     shared = Path("/dev/shm")
     if shared.is_dir():
         space = shutil.disk_usage(shared)
-        short = space.free < LEAST_SHARED
-        remedy = "Ray keeps its objects there: raise it (docker run --shm-size), or objects go to the disk"
-        text = f"{size_text(space.free)} free of {size_text(space.total)}"
+        short = space.free < MIN_SHARED
+        remedy = "Ray stores objects there and spills to disk if it is full; raise it with docker run --shm-size"
+        text = f"{format_size(space.free)} free of {format_size(space.total)}"
         yield Finding(WARNING if short else OK, "/dev/shm", text, remedy if short else "")
 
 
 def _devices() -> Iterator[Finding]:
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield Finding(OK, "devices", "no GPU: everything runs on the processor")
+        yield Finding(OK, "devices", "no GPU: everything runs on the CPU")
         return
     command = [program, "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield Finding(ERROR, "devices", f"nvidia-smi gives no answer within {ASK_SECONDS:g} s", "restart the driver")
+        yield Finding(
+            ERROR, "devices", f"nvidia-smi gives no answer within {REQUEST_SECONDS:g} s", "restart the driver"
+        )
         return
     if done.returncode:
-        yield Finding(ERROR, "devices", f"nvidia-smi: {' '.join(done.stdout.split())[:200]}", "mend the driver")
+        yield Finding(
+            ERROR, "devices", f"nvidia-smi: {' '.join(done.stdout.split())[:200]}", "repair or reinstall the driver"
+        )
         return
     for number, line in enumerate(done.stdout.splitlines()):
         yield Finding(OK, f"GPU {number}", line.strip())
@@ -179,7 +197,9 @@ def _ray() -> Iterator[Finding]:
     address = os.environ.get("RAY_ADDRESS", "")
     about = f"RAY_ADDRESS={masked(address)}"
     if address in ("", "local"):
-        yield Finding(OK, "Ray", "RAY_ADDRESS is not set: each command starts Ray on this machine, and ends it")
+        yield Finding(
+            OK, "Ray", "RAY_ADDRESS is not set: each command starts Ray on this machine and stops it at the end"
+        )
         return
     if address == "auto":
         yield Finding(OK, "Ray", f"{about}: the cluster that runs on this machine is used")
@@ -191,10 +211,10 @@ def _ray() -> Iterator[Finding]:
     except ValueError:
         host = port = None
     if not host or not port:
-        yield Finding(ERROR, "Ray", f"{about} is no address", "give HOST:PORT, or unset it")
+        yield Finding(ERROR, "Ray", f"{about} is not an address", "set RAY_ADDRESS to HOST:PORT, or unset it")
         return
     try:
-        socket.create_connection((host, port), ASK_SECONDS).close()
+        socket.create_connection((host, port), REQUEST_SECONDS).close()
     except OSError as error:
         yield Finding(ERROR, "Ray", f"{about} does not answer ({error})", remedy)
         return
@@ -203,12 +223,12 @@ def _ray() -> Iterator[Finding]:
         return
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", f"{host}:{port}"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=ASK_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=REQUEST_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield Finding(ERROR, "Ray", f"{about} accepts connections and answers nothing", remedy)
+        yield Finding(ERROR, "Ray", f"{about} accepts connections but does not answer", remedy)
         return
     if done.returncode:
-        remedy = "give the address of a Ray head; where it wants a token, set RAY_AUTH_MODE=token"
+        remedy = "set it to the address of a Ray head; if the head requires a token, set RAY_AUTH_MODE=token"
         yield Finding(ERROR, "Ray", f"{about} is not a healthy Ray head of this version", remedy)
         return
     yield Finding(OK, "Ray", f"{about} is healthy")
@@ -225,17 +245,19 @@ def _mlflow() -> Iterator[Finding]:
     if not uri.startswith(("http://", "https://")):
         yield Finding(OK, "MLflow", f"{shown} can be used")
         return
-    remedy = "start it with `raytriever launch`, or mend MLFLOW_TRACKING_URI"
+    remedy = "start it with `raytriever launch`, or correct MLFLOW_TRACKING_URI"
     parts = urlsplit(uri)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl().rstrip("/")
     try:
-        with urllib.request.urlopen(f"{bare}/health", timeout=ASK_SECONDS):
+        with urllib.request.urlopen(f"{bare}/health", timeout=REQUEST_SECONDS):
             yield Finding(OK, "MLflow", f"{shown} answers")
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):  # MLflow's own answer to a request without a password
-            yield Finding(OK, "MLflow", f"{shown} answers, and wants a password")
+        if error.code in (401, 403):  # the answer of MLflow to a request without a password
+            yield Finding(OK, "MLflow", f"{shown} answers and requires a password")
         else:
-            yield Finding(ERROR, "MLflow", f"{shown} answers with {error.code}: no MLflow server", remedy)
+            yield Finding(
+                ERROR, "MLflow", f"{shown} answers with status {error.code}, so it is not an MLflow server", remedy
+            )
     except (OSError, ValueError) as error:
         reason = masked(str(getattr(error, "reason", None) or error))
         yield Finding(ERROR, "MLflow", f"{shown} does not answer ({reason})", remedy)
@@ -245,12 +267,12 @@ def _disks() -> Iterator[Finding]:
     for about, path in (("runs", runs_folder()), ("cache", cache_folder()), ("temporary", Path(tempfile.gettempdir()))):
         line = _writable(about, path, str(path))
         if line.level == OK:
-            place = Path(os.path.abspath(path))
-            while not place.exists():
-                place = place.parent
-            space = shutil.disk_usage(place)
-            text = f"{path}: {size_text(space.free)} free of {size_text(space.total)}"
-            short = space.free < LEAST_FREE
+            existing = Path(os.path.abspath(path))
+            while not existing.exists():
+                existing = existing.parent
+            space = shutil.disk_usage(existing)
+            text = f"{path}: {format_size(space.free)} free of {format_size(space.total)}"
+            short = space.free < MIN_FREE
             remedy = "free space: `raytriever runs clean`, `raytriever cache prune`" if short else ""
             line = Finding(WARNING if short else OK, about, text, remedy)
         yield line
@@ -261,29 +283,29 @@ def _writable(about: str, path: Path, shown: str) -> Finding:
         check_writable(path)
     except UserError as error:
         return Finding(ERROR, about, f"{shown}: {error.what}", error.remedy or "")
-    return Finding(OK, about, f"{shown} can be written")
+    return Finding(OK, about, f"{shown} is writable")
 
 
 def _compiler() -> Iterator[Finding]:
-    named = os.environ.get("CC")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if found:
-        yield Finding(OK, "compiler", found)
+    name = os.environ.get("CC")
+    path = shutil.which(name) if name else next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if path:
+        yield Finding(OK, "compiler", path)
     else:
-        what = f"CC={named} is no program" if named else "there is no C compiler"
-        yield Finding(WARNING, "compiler", what, "install one, such as gcc, for packages that are built here")
+        text = f"CC={name} is not a program" if name else "there is no C compiler"
+        yield Finding(WARNING, "compiler", text, "install one, such as gcc, for packages that compile code")
 
 
 def _locks() -> Iterator[Finding]:
-    held = 0
+    count = 0
     for folder in (runs_folder(), cache_folder(), cache_folder() / "datasets", cache_folder() / "embeddings"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             owner = owner_of(path)
             if owner is not None:
-                held += 1
+                count += 1
                 yield Finding(OK, "lock", f"{path}: in use by {owner}")
-    if not held:
-        yield Finding(OK, "locks", "none is held in the folders of runs and of the cache")
+    if not count:
+        yield Finding(OK, "locks", "no run and no cache entry is locked")
 
 
 def _tokens() -> Iterator[Finding]:
@@ -293,23 +315,23 @@ def _tokens() -> Iterator[Finding]:
         "the hub": expanded(os.environ.get("HF_TOKEN_PATH") or home / "token"),
         "MLflow": expanded("~/.mlflow/credentials"),
     }
-    there = 0
-    for of, file in files.items():
+    count = 0
+    for owner, file in files.items():
         if not file.is_file():
             continue
-        there += 1
+        count += 1
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
-            text = f"{file}, the token of {of}, may be read by others (mode {mode:04o})"
+            text = f"{file}, the token of {owner}, is readable by other users (mode {mode:04o})"
             yield Finding(WARNING, "token", text, shlex.join(["chmod", "600", str(file)]))
         else:
-            yield Finding(OK, "token", f"{file}, the token of {of}, is readable by its owner alone")
-    if not there:
+            yield Finding(OK, "token", f"{file}, the token of {owner}, is readable by its owner only")
+    if not count:
         yield Finding(OK, "tokens", "no token file")
 
 
 def _core_limit() -> float | None:
-    """The processor time that a cgroup allows, in cores; None without a limit."""
+    """Return the CPU time that a cgroup allows, in cores; None without a limit."""
     words = " ".join(_lines(Path("/sys/fs/cgroup/cpu.max"))).split()
     if len(words) == 2 and words[0].isdigit():
         return int(words[0]) / int(words[1])
@@ -319,7 +341,7 @@ def _core_limit() -> float | None:
 
 
 def _number_in(*names: str) -> int | None:
-    """A number of the cgroup, from the first of its files that has one; None without a limit."""
+    """Return a number of the cgroup from the first of the files that has one; None without a limit."""
     for name in names:
         lines = _lines(Path("/sys/fs/cgroup") / name)
         if lines and lines[0].isdigit() and int(lines[0]) < _UNLIMITED:
@@ -328,7 +350,7 @@ def _number_in(*names: str) -> int | None:
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a file of the kernel; none where this kernel has no such file."""
+    """Return the lines of a file of the kernel; an empty list if this kernel has no such file."""
     try:
         return file.read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Inventory of run directories: what each one is, how far it came, and what its checkpoints are worth.
+"""Inventory of run directories: kind, state, progress, metrics and checkpoints of each.
 
-A directory is read from its own files, never from a registry, so that runs that were moved or copied are listed too.
-What holds none of the files that a stage writes first is no run, and is neither listed nor cleaned.
+The inventory reads the files of a directory, never a registry, so it lists runs that were moved or copied, too. A
+directory without the files that a stage writes first is not a run. It is neither listed nor cleaned.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ TRAINING = "training"
 CHECKPOINTS, STAGES, MODEL, STEPS, IDENTITY = "checkpoints", "stages", "model", "steps.jsonl", "run.json"
 _TRIALS, _RESULTS, _STUDY, _PLAN = "trials.json", "results.json", "study.json", "plan.json"
 _TAIL = 1 << 16  # bytes of `steps.jsonl` that are read from its end
-_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metric is the first that is there
+_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metric is the first of these that exists
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a run: its folder, the step it was written after, and its bytes."""
+    """One checkpoint of a run.
+
+    Args:
+        path: its folder.
+        step: the step after which it was written.
+        size: size in bytes.
+    """
 
     path: Path
     step: int
@@ -43,16 +49,16 @@ class RunEntry:
     """One directory that a stage wrote.
 
     Args:
-        path: of the directory.
-        kind: `training`, `evaluation`, `sweep`, `study`, or what its manifest says.
+        path: path of the directory.
+        kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
         state: `running`, `interrupted`, `finished` or `damaged`.
-        detail: the process that is writing it, how far it came, or what is damaged.
-        started, ended: seconds since 1970; None where that is not recorded.
-        size: in bytes.
+        detail: the process that writes it, its progress, or the damage.
+        started, ended: seconds since 1970; None if not recorded.
+        size: size in bytes.
         loss: the last training loss.
         metric: name and value of the main metric.
-        checkpoints: in the order of their steps.
-        settings: of a training run that differ from the defaults, as `section.setting`.
+        checkpoints: checkpoints in the order of their steps.
+        settings: settings of a training run that differ from the defaults, as `section.setting`.
         figures: metrics by system: `bm25`, `before`, `after`.
     """
 
@@ -71,74 +77,74 @@ class RunEntry:
 
     @property
     def command(self) -> str | None:
-        """The command that continues a training run that is not finished; None for any other."""
+        """The command that continues an unfinished training run; None for any other entry."""
         if self.kind != TRAINING or self.state not in (INTERRUPTED, RUNNING):
             return None
         return shlex.join(["raytriever", "train", "--config", str(self.path / CONFIG), "--output", str(self.path)])
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
-    """Return the entries of folders: each one that is an entry itself, else the entries right below it.
+    """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it.
 
     Raises:
         ConfigError: a folder does not exist.
-        StorageError: it cannot be read.
+        StorageError: a folder cannot be read.
     """
-    found = []
+    entries: list[RunEntry] = []
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError("no such folder", str(folder), "give a run's directory, or a folder of runs")
+            raise ConfigError("no such folder", str(folder), "give a run directory, or a folder of run directories")
         entry = read_run(folder)
         with disk_errors(folder, reading=True):
-            below = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
-        found += [entry] if entry is not None else [run for one in below if (run := read_run(one)) is not None]
-    return found
+            children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        entries += [entry] if entry is not None else [run for path in children if (run := read_run(path)) is not None]
+    return entries
 
 
 def read_run(folder: Path) -> RunEntry | None:
-    """Return what a directory holds; None where it is nothing that a stage wrote."""
+    """Return the entry of a directory; None if no stage wrote it."""
     owner = owner_of(folder)
     try:
         entry = _read(folder)
     except UserError as error:
         detail = str(error).removesuffix("; ")
-        entry = RunEntry(folder, _named_kind(folder), DAMAGED, detail, size=size_of(folder))
+        entry = RunEntry(folder, _kind_of_damaged(folder), DAMAGED, detail, size=size_of(folder))
     if entry is None and owner is None:
         return None
     if entry is None:
         assert owner is not None
         return RunEntry(folder, _kind_of_command(owner), RUNNING, str(owner), size=size_of(folder))
     if owner is not None:
-        return replace(entry, state=RUNNING, detail=f"{owner}{_after(entry)}")
+        return replace(entry, state=RUNNING, detail=f"{owner}{_progress(entry)}")
     return entry
 
 
-def cleanable(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:
-    """Return the training runs in one of the states that have checkpoints; never one that is running or damaged."""
+def cleanable_runs(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:
+    """Return the training runs that have checkpoints and one of the states; never one that is running or damaged."""
     return [run for run in runs if run.kind == TRAINING and run.state in states and run.checkpoints]
 
 
-def loss_of_cleaning(run: RunEntry) -> str:
-    """Return what removing the checkpoints of a run would lose."""
+def describe_loss(run: RunEntry) -> str:
+    """Return a description of the loss if the checkpoints of a run are removed."""
     count, last = len(run.checkpoints), run.checkpoints[-1].step
-    what = f"{count} checkpoint{'s' * (count > 1)}"
+    checkpoints = f"{count} checkpoint{'s' * (count > 1)}"
     if run.state == FINISHED:
-        return f"{what} of a finished run; the model, the figures and the report stay"
-    return f"{what} of an interrupted run: {last:,} steps of training; the same command then begins at step 1"
+        return f"{checkpoints} of a finished run; the model, the metrics and the report are kept"
+    return f"{checkpoints} of an interrupted run: {last:,} steps of training; the same command then starts at step 1"
 
 
 def remove_checkpoints(run: RunEntry) -> int:
-    """Remove the checkpoints of a run that no process is writing, and return the bytes that were freed.
+    """Remove the checkpoints of a run that no process writes, and return the number of freed bytes.
 
     Raises:
         InUseError: a process has begun to write the run.
-        StorageError: a file may not be removed.
+        StorageError: a file may not be removed, or the run has changed.
     """
     freed = 0
     with one_writer(run.path, remedy="wait for it"):
-        now = _read(run.path)  # again: between the listing and the lock it may have gone on
+        now = _read(run.path)  # read again: it may have been resumed between the listing and the lock
         if now is None or now.state != run.state:
-            raise StorageError("has changed meanwhile", str(run.path), "list the runs again")
+            raise StorageError("the run has changed since it was listed", str(run.path), "list the runs again")
         for folder in _checkpoint_folders(run.path):
             freed += size_of(folder)
             remove(folder)
@@ -169,7 +175,7 @@ def _read(folder: Path) -> RunEntry | None:
 
 
 def _kind(folder: Path) -> str | None:
-    """The stage that wrote a directory, by the files that it writes first; None where it is none of ours."""
+    """Return the kind of a directory, by the files that a stage writes first; None if no stage wrote it."""
     if (folder / _TRIALS).is_file():
         return "sweep"
     if (folder / _STUDY).is_file():
@@ -185,13 +191,13 @@ def _kind(folder: Path) -> str | None:
     return "unfinished store" if (folder / _PLAN).is_file() else None
 
 
-def _named_kind(folder: Path) -> str:
-    """The kind of a damaged entry, whose manifest may not be readable."""
+def _kind_of_damaged(folder: Path) -> str:
+    """Return the kind of a damaged entry, whose manifest may be unreadable."""
     return TRAINING if (folder / CONFIG).is_file() else "unknown"
 
 
 def _has_sections(file: Path) -> bool:
-    """Whether a `config.yaml` is that of a run: other programs have files of this name."""
+    """Return whether a `config.yaml` belongs to a run: other programs have files of this name, too."""
     try:
         content = _yaml(file)
     except StorageError:
@@ -202,10 +208,9 @@ def _has_sections(file: Path) -> bool:
 def _training(folder: Path) -> RunEntry:
     config = _yaml(folder / CONFIG)
     folders = [folder, *sorted((folder / STAGES).glob("*"), key=_number)]
-    began = [point for one in folders if (point := _first(one / STEPS)) is not None]
-    lines = [line for one in folders for line in _last(one / STEPS)]
-    told = [line for line in lines if "loss" in line["measured"]]
-    step, loss = (int(told[-1]["step"]), float(told[-1]["measured"]["loss"])) if told else (0, None)
+    starts = [start for one in folders if (start := _first_time(one / STEPS)) is not None]
+    lines = [line for one in folders for line in _last_lines(one / STEPS) if "loss" in line["measured"]]
+    step, loss = (int(lines[-1]["step"]), float(lines[-1]["measured"]["loss"])) if lines else (0, None)
     checkpoints = tuple(
         Checkpoint(path, int(path.name[5:]), size_of(path))
         for one in _checkpoint_folders(folder)
@@ -218,25 +223,25 @@ def _training(folder: Path) -> RunEntry:
     metric = next(((name, after[name]) for name in _METRICS if name in after), None)
     total = _total_steps(config, checkpoints)
     stage = f"stage {folders[-1].name}, " if len(folders) > 1 else ""
-    far = f"{stage}step {step:,} of {total:,}" if total else f"{stage}step {step:,}"
+    progress = f"{stage}step {step:,} of {total:,}" if total else f"{stage}step {step:,}"
     return RunEntry(
         path=folder,
         kind=TRAINING,
         state=FINISHED if finished else INTERRUPTED,
-        detail=far if finished else f"at {far}",
-        started=min(began) / 1000 if began else (folder / CONFIG).stat().st_mtime,
+        detail=progress if finished else f"at {progress}",
+        started=min(starts) / 1000 if starts else (folder / CONFIG).stat().st_mtime,
         ended=(folder / METRICS).stat().st_mtime if finished else None,
         size=size_of(folder),
         loss=loss,
         metric=metric,
         checkpoints=checkpoints,
-        settings=_changed(config),
+        settings=_changed_settings(config),
         figures=figures,
     )
 
 
 def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -> int | None:
-    """The steps of the whole training: of its settings, or as the newest checkpoint records them."""
+    """Return the steps of the whole training from its settings or its newest checkpoint; None if unknown."""
     training = config.get("training")
     if isinstance(training, Mapping) and isinstance(training.get("max_steps"), int):
         return int(training["max_steps"])
@@ -247,8 +252,8 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
     return None
 
 
-def _changed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from the defaults."""
+def _changed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the defaults."""
     defaults = to_dict(Config())
     return {
         f"{section}.{name}": value
@@ -268,13 +273,13 @@ def _figures(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
-    """The folders of checkpoints of a run and of its stages; links are left alone."""
-    found = [folder / CHECKPOINTS, *sorted((folder / STAGES).glob(f"*/{CHECKPOINTS}"))]
-    return [one for one in found if one.is_dir() and not one.is_symlink()]
+    """Return the folders of checkpoints of a run and of its stages, without links."""
+    paths = [folder / CHECKPOINTS, *sorted((folder / STAGES).glob(f"*/{CHECKPOINTS}"))]
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
-def _first(file: Path) -> int | None:
-    """The time of the first line of a `steps.jsonl`, in milliseconds since 1970."""
+def _first_time(file: Path) -> int | None:
+    """Return the time of the first line of a `steps.jsonl`, in milliseconds since 1970."""
     if not file.is_file():
         return None
     with disk_errors(file, reading=True), open(file, "rb") as stream:
@@ -282,8 +287,8 @@ def _first(file: Path) -> int | None:
     return int(line["milliseconds"]) if line and isinstance(line.get("milliseconds"), int) else None
 
 
-def _last(file: Path) -> list[dict[str, Any]]:
-    """The last lines of a `steps.jsonl`; one that a death tore is left out."""
+def _last_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the last lines of a `steps.jsonl`, without a line that a killed process left incomplete."""
     if not file.is_file():
         return []
     with disk_errors(file, reading=True), open(file, "rb") as stream:
@@ -308,7 +313,7 @@ def _yaml(file: Path) -> dict[str, Any]:
     with disk_errors(file, reading=True):
         content = read_yaml(file, "")
     if not isinstance(content, dict):
-        raise StorageError("holds no settings", str(file))
+        raise StorageError("the file holds no settings", str(file))
     return content
 
 
@@ -321,6 +326,6 @@ def _kind_of_command(owner: Owner) -> str:
     return owner.command.removeprefix("raytriever ")
 
 
-def _after(entry: RunEntry) -> str:
-    """How far a running run is."""
+def _progress(entry: RunEntry) -> str:
+    """Return the progress of a running training, as the end of its line."""
     return f", {entry.detail.removeprefix('at ')}" if entry.kind == TRAINING and entry.detail else ""

@@ -1,4 +1,4 @@
-"""Functions that return a whole configuration, one file an experiment."""
+"""Recipes: functions that return the whole configuration of an experiment, one file each."""
 
 from collections.abc import Callable
 

@@ -1,12 +1,12 @@
-"""What the recipes of *Optimizing What Matters: AUC-driven learning for robust neural retrieval* share.
+"""Shared settings of the recipes for *Optimizing What Matters: AUC-driven learning for robust neural retrieval*.
 
-Of its section 5.1: 5 hard negatives, temperature 0.01, 500 warm-up steps, at most 20 epochs, early stopping when the
-evaluation loss no longer falls, mean MW loss (and InfoNCE, "CL", to compare with: `--loss infonce`); a batch of 16, 32
-or 64 queries by size of the encoder, taken here as the global one.
+Section 5.1 of the paper gives: 5 hard negatives, temperature 0.01, 500 warm-up steps, at most 20 epochs, early stopping
+when the evaluation loss no longer falls, and the mean MW loss. InfoNCE ("CL") is its baseline: `--loss infonce`. The
+batch has 16, 32 or 64 queries, depending on the size of the encoder; here it is the global batch.
 
-The paper does not say, and so it is ours: AdamW with its usual weight decay, the encoders' own dropout of 0.1, lengths
-of 64 and 256 tokens, mean pooling and cosine similarity, a look at the loss of about 1,024 dev queries every 500 steps,
-and an end after 5 looks without a better one. BM25 finds the hard negatives.
+The paper does not give the other settings, so these are ours: AdamW with its usual weight decay, the dropout of the
+encoders (0.1), lengths of 64 and 256 tokens, mean pooling, cosine similarity, a validation on the loss of about 1,024
+dev queries every 500 steps, and an end after 5 validations without an improvement. BM25 finds the hard negatives.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DEV_QUERIES = 1024
 
 
 def auc_paper(model: str, batch_size: int, learning_rate: float) -> Config:
-    """The paper's settings around an encoder.
+    """Return the settings of the paper for an encoder.
 
     Args:
-        model: its name.
+        model: name of the encoder.
         batch_size: queries of a step, over all workers.
-        learning_rate: AdamW's highest.
+        learning_rate: peak learning rate of AdamW.
     """
     return Config(
         data=DataConfig(negatives_per_query=5),

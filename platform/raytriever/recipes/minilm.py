@@ -9,9 +9,9 @@ components x 6 blocks: 9.9 GB. With `--activation-checkpointing` the 9.9 GB beco
 Paper, Table 1, MW: AUC / MRR / nDCG of .81 / .35 / .43 (NLI), .84 / .36 / .43 (NQ), .85 / .37 / .44 (SQuAD),
 .81 / .34 / .43 (MS MARCO).
 
-The encoder is the embedded one, so that the recipe runs offline. It has the size of the paper's and has learnt to
-embed before; the paper begins from a language model that has not, such as
-`--model nreimers/MiniLM-L6-H384-uncased`. Learning rate: the paper's for batch 64, Tables 3 and 4.
+The encoder is part of the package, so the recipe runs offline. It has the size of the encoder in the paper, but is
+already trained for retrieval. The paper starts from a language model without that training, such as
+`--model nreimers/MiniLM-L6-H384-uncased`. The learning rate is that of the paper for batch 64, Tables 3 and 4.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ from raytriever.recipes.auc_paper import auc_paper
 
 
 def minilm() -> Config:
-    """`minilm`, batch 64, learning rate 3e-5."""
+    """Return the settings of `minilm`: batch 64, learning rate 3e-5."""
     return auc_paper("minilm", batch_size=64, learning_rate=3e-5)

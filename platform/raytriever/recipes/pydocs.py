@@ -1,4 +1,4 @@
-"""The embedded default: MiniLM on the docstrings of this environment, in a few minutes on two CPU cores.
+"""Default of `train`: MiniLM on the docstrings of this environment, in a few minutes on two CPU cores.
 
 Command: `python jobs/train.py --loss mw`
 """
@@ -13,7 +13,7 @@ from raytriever.training.config import TrainingConfig
 
 
 def pydocs() -> Config:
-    """MW at temperature 0.01 on in-batch negatives; settings chosen on the dev split."""
+    """Return the settings: MW at temperature 0.01 on in-batch negatives, chosen on the dev split."""
     return Config(
         data=DataConfig(dataset="pydocs"),
         model=ModelConfig(model="minilm", passage_length=48),

@@ -1,4 +1,4 @@
-"""The cache: entries with size and last use, pruned to a size from the least recently used, never one in use."""
+"""Inventory and pruning of the cache: the least recently used entries go first, and never one in use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from raytriever.cli.main import run
 from raytriever.locking import acquire
-from raytriever.operation.cache import cache_entries, prune, to_prune
-from raytriever.operation.disk_usage import read_size, size_text
+from raytriever.operation.cache import cache_entries, entries_to_prune, prune
+from raytriever.operation.disk_usage import format_size, parse_size
 from raytriever.storage import committed_directory
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four entries of about 10 kB, used one hour after another, and answers that are older than all of them."""
+    """Four entries of about 10 kB whose last uses are one hour apart, and older answers of language models."""
     root = tmp_path / "cache"
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(root))
     entries = [root / "answers", root / "datasets" / "squad-1", root / "embeddings" / "e1", root / "pydocs-1"]
@@ -31,12 +31,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_entries_are_listed_from_the_least_recently_used(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = cache_entries()
-    assert [entry.path.name for entry in found] == ["answers", "squad-1", "e1", "pydocs-1", "e2"]
-    assert found[1].made == "prepared data set squad, of /data/squad"
-    assert found[2].made == "text embeddings of squad by an encoder"
-    assert found[1].used == 1_700_003_600
-    assert found[1].size == sum(file.stat().st_size for file in found[1].path.iterdir())
+    entries = cache_entries()
+    assert [entry.path.name for entry in entries] == ["answers", "squad-1", "e1", "pydocs-1", "e2"]
+    assert entries[1].content == "prepared data set squad, of /data/squad"
+    assert entries[2].content == "text embeddings of squad by an encoder"
+    assert entries[1].used_at == 1_700_003_600
+    assert entries[1].size == sum(file.stat().st_size for file in entries[1].path.iterdir())
     assert run("cache", ["list"]) == 0
     out = capsys.readouterr().out
     assert "datasets/squad-1  prepared data set squad, of /data/squad" in out
@@ -54,9 +54,9 @@ def test_pruning_removes_the_least_recently_used_to_the_size(cache: Path, capsys
 def test_an_entry_in_use_and_answers_are_never_pruned(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = acquire(cache / "datasets" / "squad-1")
     try:
-        assert [entry.path.name for entry in to_prune(cache_entries(), 0)] == ["e1", "pydocs-1", "e2"]
-        [taken] = [entry for entry in cache_entries() if entry.path.name == "squad-1"]
-        assert not prune(taken)
+        assert [entry.path.name for entry in entries_to_prune(cache_entries(), 0)] == ["e1", "pydocs-1", "e2"]
+        [entry] = [entry for entry in cache_entries() if entry.path.name == "squad-1"]
+        assert not prune(entry)
         assert run("cache", ["prune", "--max-size", "0"]) == 0
     finally:
         lock.release()
@@ -68,11 +68,11 @@ def test_an_entry_in_use_and_answers_are_never_pruned(cache: Path, capsys: pytes
     ("text", "size"), [("500MB", 500_000_000), ("10GB", 10**10), ("1.5 kb", 1500), ("7", 7), ("3b", 3), ("2TB", 2e12)]
 )
 def test_sizes(text: str, size: float) -> None:
-    assert read_size(text) == size
+    assert parse_size(text) == size
 
 
 def test_sizes_are_shown_with_a_unit() -> None:
-    assert [size_text(size) for size in (0, 999, 1500, 10**10)] == ["0 B", "999 B", "1.5 KB", "10.0 GB"]
+    assert [format_size(size) for size in (0, 999, 1500, 10**10)] == ["0 B", "999 B", "1.5 KB", "10.0 GB"]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_sizes_are_shown_with_a_unit() -> None:
         ("lsit", "unknown action 'lsit'; did you mean 'list'?"),
     ],
 )
-def test_mistakes(cache: Path, capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:
+def test_user_errors(cache: Path, capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:
     assert run("cache", words.split()) == 2
     assert line in capsys.readouterr().err

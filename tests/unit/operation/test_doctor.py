@@ -1,4 +1,4 @@
-"""The doctor: a line for each thing, exit code 1 for an error, and an end in time whatever hangs."""
+"""The doctor: one line for each thing, exit code 1 for an error, and a timeout for a check that hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytriever.operation.doctor import ERROR, OK, WARNING, Finding, examine
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home, a cache and a folder of runs that are empty."""
+    """Empty home, cache and folder of runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
@@ -40,7 +40,7 @@ def lines_about(about: str) -> list[Finding]:
     return [line for line in examine() if line.about == about]
 
 
-def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", []) == 0
     out = capsys.readouterr().out
     for about in ("Python", "torch", "ray", "processor", "cores", "memory", "Ray", "MLflow", "runs", "cache", "locks"):
@@ -66,10 +66,10 @@ def test_servers_that_do_not_answer(
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", "host:99999"])
-def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_a_malformed_address_of_ray(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     [line] = lines_about("Ray")
-    assert (line.level, line.text) == (ERROR, f"RAY_ADDRESS={address} is no address")
+    assert (line.level, line.text) == (ERROR, f"RAY_ADDRESS={address} is not an address")
 
 
 def test_a_check_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +79,10 @@ def test_a_check_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(doctor, "CHECKS", {**doctor.CHECKS, "disks": hangs})
     began = time.monotonic()
-    found = examine(1.0)
+    findings = examine(1.0)
     assert time.monotonic() - began < 3
-    assert [str(line) for line in found if line.about == "disks"] == [
-        "error    disks      no answer within 1 s; is a disk or a server gone?"
+    assert [str(line) for line in findings if line.about == "disks"] == [
+        "error    disks      no answer within 1 s; check whether a disk or a server is down"
     ]
 
 
@@ -94,7 +94,7 @@ def test_folders_that_cannot_be_written(machine: Path, monkeypatch: pytest.Monke
 
 
 def test_little_space_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 62)
+    monkeypatch.setattr(doctor, "MIN_FREE", 1 << 62)
     [line] = lines_about("cache")
     assert line.level == WARNING
     assert line.remedy == "free space: `raytriever runs clean`, `raytriever cache prune`"
@@ -110,7 +110,7 @@ def test_locks_that_are_held(machine: Path) -> None:
     assert line.text.startswith(f"{machine}/runs/mine: in use by ")
 
 
-def test_a_token_that_others_may_read(machine: Path) -> None:
+def test_a_token_that_other_users_can_read(machine: Path) -> None:
     token = machine / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("secret")

@@ -1,4 +1,4 @@
-"""The inventory of run directories: kinds, states, figures, and what cleaning removes and never touches."""
+"""Inventory of run directories: kinds, states, metrics, and the files that cleaning removes and keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytriever.training.config import TrainingConfig
 
 
 def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path:
-    """A run directory as `train` leaves it: settings, steps, two checkpoints, and figures where it is finished."""
+    """Write a run directory as `train` does: settings, steps, two checkpoints, and metrics if it is finished."""
     folder.mkdir(parents=True)
     config = Config(training=TrainingConfig(max_steps=of, batch_size=16))
     (folder / "config.yaml").write_text(dump_config(config))
@@ -41,7 +41,7 @@ def make_run(folder: Path, finished: bool, steps: int = 8, of: int = 10) -> Path
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of runs: one finished, one interrupted, one damaged, an index, and something else."""
+    """Folder with a finished, an interrupted and a damaged run, an index, and a folder of photos."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
     monkeypatch.setenv("RAYTRIEVER_RUNS", str(runs))
@@ -59,23 +59,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_state_of_each_run(folder: Path) -> None:
-    found = {entry.path.name: entry for entry in find_runs([folder])}
-    assert {name: entry.state for name, entry in found.items()} == {
+    entries = {entry.path.name: entry for entry in find_runs([folder])}
+    assert {name: entry.state for name, entry in entries.items()} == {
         "damaged": DAMAGED,
         "finished": FINISHED,
         "index": FINISHED,
         "interrupted": INTERRUPTED,
     }
-    one = found["interrupted"]
+    one = entries["interrupted"]
     assert (one.kind, one.detail, one.loss, one.ended, one.metric) == ("training", "at step 8 of 10", 1 / 8, None, None)
     assert one.started == pytest.approx(1_795_000_000)
     assert [(point.step, point.path.name) for point in one.checkpoints] == [(4, "step-4"), (8, "step-8")]
     assert one.size == sum(file.stat().st_size for file in one.path.rglob("*") if file.is_file())
     assert one.settings == {"training.batch_size": 16, "training.max_steps": 10}
-    assert found["finished"].metric == ("ndcg_at_10", 0.5)
-    assert found["finished"].command is None
-    assert "metrics.json: is torn or changed" in found["damaged"].detail
-    assert found["index"].kind == "index"
+    assert entries["finished"].metric == ("ndcg_at_10", 0.5)
+    assert entries["finished"].command is None
+    assert "metrics.json: is torn or changed" in entries["damaged"].detail
+    assert entries["index"].kind == "index"
     with pytest.raises(ConfigError, match="no such folder"):
         find_runs([folder / "none"])
 
@@ -131,26 +131,24 @@ def test_list_and_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "holds no run" in capsys.readouterr().err
 
 
-def test_cleaning_shows_what_would_be_lost_and_removes_nothing_unasked(
+def test_cleaning_shows_the_loss_and_removes_nothing_without_yes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(folder.rglob("*"))
     assert run("runs", ["clean"]) == 2
-    assert (
-        "`runs clean` needs the state of the runs to clean; give --finished, --interrupted or both"
-        in capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert "`runs clean` needs the state of the runs to clean; give --finished, --interrupted or both" in error
     assert run("runs", ["clean", "--finished", "--interrupted"]) == 0
     out = capsys.readouterr().out
-    assert f"{folder}/finished: 2 checkpoints of a finished run; the model, the figures and the report stay, " in out
+    assert (
+        f"{folder}/finished: 2 checkpoints of a finished run; the model, the metrics and the report are kept, " in out
+    )
     assert f"{folder}/interrupted: 2 checkpoints of an interrupted run: 8 steps of training; the same command" in out
     assert "nothing was removed; --yes removes " in out
     assert sorted(folder.rglob("*")) == before
 
 
-def test_cleaning_removes_checkpoints_of_the_chosen_runs_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cleaning_removes_only_checkpoints_of_the_chosen_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(folder / "running", finished=True)
     (folder / "elsewhere").mkdir()
     link = make_run(folder / "linked", finished=True)
@@ -171,7 +169,7 @@ def test_cleaning_removes_checkpoints_of_the_chosen_runs_alone(
     assert (folder / "damaged" / "checkpoints" / "step-4").is_dir()
 
 
-def test_a_run_that_was_continued_since_it_was_listed_is_left_alone(
+def test_a_run_that_was_resumed_since_it_was_listed_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = find_runs([folder])

@@ -1,22 +1,26 @@
-"""Reckoned bytes against the real tensors they are reckoned for."""
+"""Estimates of memory, compared with real tensors and with the table of the documentation."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModel, XLMRobertaConfig
 
-from raytriever.recipes.memory import StateMemory, activation_memory, state_memory
 from raytriever.training.config import STRATEGIES
 from raytriever.training.optimizer import build_optimizer
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+
+from training_memory import StateMemory, activation_memory, state_memory
 
 LARGE, BASE, MINILM = 559_890_432, 278_043_648, 22_713_216
 WORKERS = (1, 2, 4, 8)
 
 
-def test_one_process_holds_what_a_step_really_makes() -> None:
+def test_the_estimate_for_one_process_equals_its_tensors() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Linear(20, 10))
     module[0].requires_grad_(False)
@@ -35,7 +39,7 @@ def test_one_process_holds_what_a_step_really_makes() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
-def test_what_each_stage_shards(workers: int) -> None:
+def test_the_shards_of_each_stage(workers: int) -> None:
     n = 24_000
     ddp, *stages = (state_memory(n, name, workers) for name in STRATEGIES)
     assert ddp == stages[0] == StateMemory(4 * n, 4 * n, 8 * n)
@@ -49,24 +53,24 @@ def test_what_each_stage_shards(workers: int) -> None:
         assert cached.total >= state_memory(n, name, workers).total
 
 
-def test_a_remainder_is_somebody_s() -> None:
+def test_shards_are_rounded_up() -> None:
     assert state_memory(10, "zero2", 4).gradients == 4 * 3
     assert state_memory(10, "zero2", 1).gradients == 40
 
 
-def test_adapters_leave_little_beside_the_weights() -> None:
+def test_adapters_need_little_besides_the_weights() -> None:
     lora = state_memory(LARGE, trained=7_000_000)
     assert lora.weights == 4 * LARGE
     assert lora.gradients + lora.moments == 12 * 7_000_000
 
 
-def test_a_strategy_there_is_not() -> None:
+def test_an_unknown_strategy() -> None:
     with pytest.raises(ValueError, match="'zero4' is none of ddp"):
         state_memory(10, "zero4")
 
 
-def kept(layers: int, checkpointing: bool, texts: int = 2, length: int = 64) -> int:
-    """Bytes that real blocks keep for backward, weights and their casts aside."""
+def backward_bytes(layers: int, checkpointing: bool, texts: int = 2, length: int = 64) -> int:
+    """Return the bytes that real blocks keep for backward, without weights and their casts."""
     width = 256
     model = AutoModel.from_config(
         XLMRobertaConfig(
@@ -99,15 +103,15 @@ def kept(layers: int, checkpointing: bool, texts: int = 2, length: int = 64) -> 
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_are_what_real_blocks_keep(checkpointing: bool) -> None:
+def test_the_estimate_of_activations_equals_real_blocks(checkpointing: bool) -> None:
     tokens, width = 2 * 64, 256
-    of_two = kept(4, checkpointing) - kept(2, checkpointing)
-    reckoned = [activation_memory(tokens, width, layers, checkpointing, dropout=False) for layers in (2, 4)]
-    assert of_two == pytest.approx(reckoned[1] - reckoned[0], rel=0.02)
+    measured = backward_bytes(4, checkpointing) - backward_bytes(2, checkpointing)
+    estimates = [activation_memory(tokens, width, layers, checkpointing, dropout=False) for layers in (2, 4)]
+    assert measured == pytest.approx(estimates[1] - estimates[0], rel=0.02)
 
 
-def table() -> list[str]:
-    """The rows of docs/reference/recipes.md."""
+def expected_rows() -> list[str]:
+    """Return the rows of docs/reference/recipes.md."""
     rows = []
     for name in STRATEGIES:
         for workers in WORKERS:
@@ -117,6 +121,6 @@ def table() -> list[str]:
     return [row for row in rows if not (row.startswith(("| `ddp`", "| `zero0`")) and "| 1 |" not in row)]
 
 
-def test_the_table_of_the_documentation_is_reckoned_so() -> None:
+def test_the_table_of_the_documentation() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text()
-    assert [row for row in text.splitlines() if row.startswith(("| `ddp`", "| `zero"))] == table()
+    assert [row for row in text.splitlines() if row.startswith(("| `ddp`", "| `zero"))] == expected_rows()

@@ -1,9 +1,11 @@
-"""The paper's settings, and encoders of the sizes that the recipes' heads reckon with."""
+"""Settings of the paper, and the sizes and memory that the docstrings of the recipes give."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from transformers import AutoModel, BertConfig, PreTrainedConfig, XLMRobertaConf
 
 from raytriever.config import check_config
 from raytriever.recipes import RECIPES
-from raytriever.recipes.memory import activation_memory, state_memory
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+
+from training_memory import activation_memory, state_memory
 
 PAPER = {"xlmr-large": 16, "xlmr-base": 32, "minilm": 64}
 _XLMR: dict[str, Any] = {
@@ -46,7 +51,7 @@ PUBLISHED: dict[str, tuple[PreTrainedConfig, int]] = {
 
 
 @pytest.mark.parametrize(("name", "batch"), PAPER.items())
-def test_the_settings_are_the_paper_s(name: str, batch: int) -> None:
+def test_the_settings_are_those_of_the_paper(name: str, batch: int) -> None:
     config = RECIPES[name]()
     check_config(config)
     assert (config.loss.loss, config.loss.temperature, config.loss.reduction) == ("mw", 0.01, "mean")
@@ -56,35 +61,35 @@ def test_the_settings_are_the_paper_s(name: str, batch: int) -> None:
     assert training.dev_batches * batch == 1024
 
 
-def test_the_learning_rate_of_minilm_is_the_paper_s() -> None:
+def test_the_learning_rate_of_minilm_is_that_of_the_paper() -> None:
     assert RECIPES["minilm"]().training.learning_rate == 3e-5
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_call_makes_a_config_of_its_own_and_the_head_says_its_command(name: str) -> None:
+def test_each_call_returns_a_new_config_and_the_docstring_has_the_command(name: str) -> None:
     assert RECIPES[name]() == RECIPES[name]()
-    head = inspect.getmodule(RECIPES[name]).__doc__
-    assert "Command: `python jobs/train.py" in head
+    docstring = inspect.getmodule(RECIPES[name]).__doc__
+    assert "Command: `python jobs/train.py" in docstring
     if name != "pydocs":
-        assert f"--recipe {name} " in head
+        assert f"--recipe {name} " in docstring
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_encoder_has_the_size_that_the_head_says(name: str) -> None:
+def test_the_encoder_has_the_size_in_the_docstring(name: str) -> None:
     published, parameters = PUBLISHED[name]
     with torch.device("meta"):
         model = AutoModel.from_config(published)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    head = inspect.getmodule(RECIPES[name]).__doc__
-    assert f"{parameters:,} parameters" in head
+    docstring = inspect.getmodule(RECIPES[name]).__doc__
+    assert f"{parameters:,} parameters" in docstring
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_head_s_arithmetic_is_that_of_the_functions(name: str) -> None:
+def test_the_memory_in_the_docstring_is_the_estimate(name: str) -> None:
     published, parameters = PUBLISHED[name]
     config = RECIPES[name]()
-    head = " ".join(inspect.getmodule(RECIPES[name]).__doc__.split())
+    docstring = " ".join(inspect.getmodule(RECIPES[name]).__doc__.split())
     passages = config.data.positives_per_query + config.data.negatives_per_query
     tokens = config.training.batch_size * (config.model.query_length + passages * config.model.passage_length)
     shape = tokens, published.hidden_size, published.num_hidden_layers
@@ -92,12 +97,12 @@ def test_the_head_s_arithmetic_is_that_of_the_functions(name: str) -> None:
         value / 1e9
         for value in (state_memory(parameters).total, activation_memory(*shape), activation_memory(*shape, True))
     )
-    assert f"{tokens:,} tokens" in head
-    assert f"16 bytes each: {state:.1f} GB" in head
-    assert f"{published.num_hidden_layers} blocks: {kept:.1f} GB" in head
-    assert f"the {kept:.1f} GB become {recomputed:.1f} GB" in head
+    assert f"{tokens:,} tokens" in docstring
+    assert f"16 bytes each: {state:.1f} GB" in docstring
+    assert f"{published.num_hidden_layers} blocks: {kept:.1f} GB" in docstring
+    assert f"the {kept:.1f} GB become {recomputed:.1f} GB" in docstring
     with torch.device("meta"):
         matrices = [p for p in AutoModel.from_config(published).encoder.parameters() if p.ndim > 1]
     blocks = 2 * sum(p.numel() for p in matrices) / 1e9
-    (needed,) = re.findall(r"Needs: (\d+) GB", head)
+    (needed,) = re.findall(r"Needs: (\d+) GB", docstring)
     assert 0 <= int(needed) - (state + kept + blocks) < 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
-from raytriever.operation.cache import CacheEntry, cache_entries, prune, to_prune
-from raytriever.operation.disk_usage import read_size, size_text, time_text
+from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, prune
+from raytriever.operation.disk_usage import format_size, format_time, parse_size
 from raytriever.options import did_you_mean
 from raytriever.storage import cache_folder
 from raytriever.terminal import show, warn
@@ -34,31 +34,31 @@ def _list(entries: list[CacheEntry]) -> None:
 
     rows = [["last used", "size", "entry", "content"]]
     for entry in entries:
-        content = entry.made + (f"; in use by {entry.owner}" if entry.owner is not None else "")
+        content = entry.content + (f"; in use by {entry.owner}" if entry.owner is not None else "")
         rows.append(
-            [time_text(entry.used), size_text(entry.size), str(entry.path.relative_to(cache_folder())), content]
+            [format_time(entry.used_at), format_size(entry.size), str(entry.path.relative_to(cache_folder())), content]
         )
     if entries:
         show(text_table(rows))
-    show(f"{cache_folder()}: {len(entries)} entries, {size_text(sum(entry.size for entry in entries))}")
+    show(f"{cache_folder()}: {len(entries)} entries, {format_size(sum(entry.size for entry in entries))}")
 
 
 def _prune(entries: list[CacheEntry], limit: int) -> None:
     left = sum(entry.size for entry in entries)
-    for entry in to_prune(entries, limit):
+    for entry in entries_to_prune(entries, limit):
         if prune(entry):
             left -= entry.size
-            show(f"removed {entry.path.relative_to(cache_folder())}, {size_text(entry.size)}: {entry.made}")
+            show(f"removed {entry.path.relative_to(cache_folder())}, {format_size(entry.size)}: {entry.content}")
         else:
             warn(f"{entry.path}: kept, because another process is writing to it")
-    show(f"{cache_folder()}: {size_text(left)} left")
+    show(f"{cache_folder()}: {format_size(left)} left")
     if left > limit:
-        warn(f"more than {size_text(limit)} is left, because the other entries are in use or cannot be created again")
+        warn(f"more than {format_size(limit)} is left, because the other entries are in use or cannot be created again")
 
 
 def _size(text: str) -> int:
     try:
-        return read_size(text)
+        return parse_size(text)
     except ValueError as error:
         raise ConfigError(f"{text!r} is not a size", "--max-size", str(error)) from error
 

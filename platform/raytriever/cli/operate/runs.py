@@ -8,7 +8,7 @@ from pathlib import Path
 from raytriever.cli.arguments import Parser, path_type
 from raytriever.errors import ConfigError
 from raytriever.locking import InUseError
-from raytriever.operation.disk_usage import size_text, time_text
+from raytriever.operation.disk_usage import format_size, format_time
 from raytriever.operation.runs import (
     FINISHED,
     IDENTITY,
@@ -17,9 +17,9 @@ from raytriever.operation.runs import (
     STEPS,
     TRAINING,
     RunEntry,
-    cleanable,
+    cleanable_runs,
+    describe_loss,
     find_runs,
-    loss_of_cleaning,
     read_run,
     remove_checkpoints,
 )
@@ -66,9 +66,9 @@ def _list(runs: list[RunEntry]) -> None:
         [
             run.state,
             run.kind,
-            time_text(run.started),
-            time_text(run.ended),
-            size_text(run.size),
+            format_time(run.started),
+            format_time(run.ended),
+            format_size(run.size),
             "-" if run.loss is None else f"{run.loss:.4g}",
             "-" if run.metric is None else f"{run.metric[0]} {run.metric[1]:.4f}",
             f"{run.path}" + (f" ({run.detail})" if run.detail else ""),
@@ -85,7 +85,7 @@ def _show(folder: Path) -> None:
             "the folder holds no run", str(folder), "give a directory that `train`, `tune`, `evaluate` or `study` wrote"
         )
     lines = [f"{run.path}: {run.kind}, {run.state}" + (f" ({run.detail})" if run.detail else "")]
-    lines.append(f"started {time_text(run.started)}, ended {time_text(run.ended)}, {size_text(run.size)}")
+    lines.append(f"started {format_time(run.started)}, ended {format_time(run.ended)}, {format_size(run.size)}")
     if run.kind == TRAINING:
         lines += ["", "settings that differ from the defaults:"]
         lines += [f"  {name}: {value}" for name, value in run.settings.items()] or ["  none"]
@@ -97,7 +97,7 @@ def _show(folder: Path) -> None:
         lines += ["", f"training loss {run.loss:.4g}"]
     if run.checkpoints:
         lines += ["", "checkpoints:"]
-        lines += [f"  {one.path}  {size_text(one.size)}" for one in run.checkpoints]
+        lines += [f"  {one.path}  {format_size(one.size)}" for one in run.checkpoints]
     logs = [(STEPS, "metrics of every step"), (IDENTITY, "id of the run in MLflow"), ("report.html", "the report")]
     existing = [f"  {folder / name}  {content}" for name, content in logs if (folder / name).is_file()]
     if existing:
@@ -115,15 +115,15 @@ def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -
         raise ConfigError(
             "`runs clean` needs the state of the runs to clean", remedy="give --finished, --interrupted or both"
         )
-    chosen = cleanable(runs, states)
+    chosen = cleanable_runs(runs, states)
     size = sum(one.size for run in chosen for one in run.checkpoints)
     for run in chosen:
-        show(f"{run.path}: {loss_of_cleaning(run)}, {size_text(sum(one.size for one in run.checkpoints))}")
+        show(f"{run.path}: {describe_loss(run)}, {format_size(sum(one.size for one in run.checkpoints))}")
     if not chosen:
         show("nothing to remove")
         return
-    if not yes and not _agrees(f"remove the checkpoints of {len(chosen)} runs, {size_text(size)}?"):
-        show(f"nothing was removed; --yes removes {size_text(size)}")
+    if not yes and not _agrees(f"remove the checkpoints of {len(chosen)} runs, {format_size(size)}?"):
+        show(f"nothing was removed; --yes removes {format_size(size)}")
         return
     freed = 0
     for run in chosen:
@@ -131,7 +131,7 @@ def _clean(runs: list[RunEntry], finished: bool, interrupted: bool, yes: bool) -
             freed += remove_checkpoints(run)
         except InUseError as error:  # it has been resumed since it was listed
             warn(f"kept: {error}")
-    show(f"removed {size_text(freed)}")
+    show(f"removed {format_size(freed)}")
 
 
 def _agrees(question: str) -> bool:

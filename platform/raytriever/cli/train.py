@@ -29,8 +29,8 @@ from raytriever.config import (
     check_curriculum_paths,
     check_explicit_settings,
     default_run_name,
-    lay,
     load_curriculum,
+    override,
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -111,7 +111,9 @@ def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
     """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
     flags = _flags(arguments)
     base = base_config(arguments.recipe, flags["data"].get("dataset"), bool(arguments.config))
-    return load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(lay(base, flags))
+    return (
+        load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(override(base, flags))
+    )
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A whole experiment as one frozen value, and the file it is kept in."""
+"""Settings of an experiment as one frozen value, and the YAML file that stores them."""
 
 from raytriever.config.curriculum import (
     NAME,
@@ -10,14 +10,14 @@ from raytriever.config.curriculum import (
     check_curriculum_paths,
     check_explicit_settings,
     default_run_name,
-    different_stages,
     dump_config,
-    lay_stages,
     load_curriculum,
-    naming,
     read_settings,
+    read_stages,
+    stage_difference,
+    stage_errors,
 )
-from raytriever.config.settings import Config, check_config, from_dict, lay, to_dict
+from raytriever.config.settings import Config, check_config, from_dict, override, to_dict
 
 __all__ = [
     "NAME",
@@ -31,13 +31,13 @@ __all__ = [
     "check_curriculum_paths",
     "check_explicit_settings",
     "default_run_name",
-    "different_stages",
     "dump_config",
     "from_dict",
-    "lay",
-    "lay_stages",
     "load_curriculum",
-    "naming",
+    "override",
     "read_settings",
+    "read_stages",
+    "stage_difference",
+    "stage_errors",
     "to_dict",
 ]

@@ -1,8 +1,10 @@
-"""Stages of a training, each with its own data, loss and epochs (curriculum), and the YAML file of an experiment.
+"""Curriculum of a training: stages, each with its own data, loss and epochs, and the YAML file of an experiment.
 
-The settings of a run come first: they say what is evaluated and which encoder training begins with. Each stage is
-laid over them, never over the stage before it, and continues from the weights of the stage before it (multi-positive
-paper, section 4.3: first the positives that an LLM judged, then one epoch on those that people judged)."""
+The settings of the run give the evaluation and the encoder at the start. The settings of each stage override them,
+never those of the stage before it. A stage continues from the weights of the stage before it. Section 4.3 of *Training
+dense retrievers with multiple positive passages* trains so: first on positives that a language model judged, then for
+one epoch on positives that people judged.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from raytriever.config.settings import Config, check_config, from_dict, hash_of, lay, to_dict
+from raytriever.config.settings import Config, check_config, from_dict, hash_of, override, to_dict
 from raytriever.errors import ConfigError, UserError
 from raytriever.options import NEEDS, needs_of, without_effect
 from raytriever.paths import check_paths
@@ -22,20 +24,20 @@ from raytriever.storage import disk_errors
 from raytriever.training.config import MAY_CHANGE
 
 STAGES = "stages"
-TRIALS = "trials"  # the folder of a sweep in which each trial has its run directory
-# Of runs and stages: a directory, and a run in MLflow.
+TRIALS = "trials"  # folder of a sweep that holds the run directory of each trial
+# Valid name of a run or a stage, which names a directory and a run in MLflow.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# What all stages share: one encoder is trained, and measured on one split.
+# Settings that all stages share, because one encoder is trained and measured on one split.
 _SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training.
+    """One stage of training.
 
     Args:
-        name: as `NAME`; empty where a run has no stages and is all one stretch.
+        name: matches `NAME`; empty for the only stage of a run without a curriculum.
         config: all its settings; `config.model.model` is the encoder of the run, before any stage.
     """
 
@@ -45,52 +47,52 @@ class Stage:
 
 @dataclass(frozen=True)
 class Curriculum:
-    """What a run does.
+    """Settings of a run and of its stages.
 
     Args:
-        base: the run's own settings: its `data` is measured, its `model` is where training begins.
-        stages: in their order; a run without any trains as `base` says.
+        base: settings of the run: its `data` is evaluated, and its `model` is the encoder at the start.
+        stages: the stages in order; a run without stages trains with `base`.
     """
 
     base: Config
     stages: tuple[Stage, ...] = ()
 
     @property
-    def parts(self) -> tuple[Stage, ...]:
-        """The stretches of training: the stages, or the run itself."""
+    def all_stages(self) -> tuple[Stage, ...]:
+        """The stages, or the run itself as one stage."""
         return self.stages or (Stage("", self.base),)
 
     @property
     def losses(self) -> str:
-        """The losses in the order they are trained with."""
-        return " then ".join(dict.fromkeys(part.config.loss.loss for part in self.parts))
+        """The losses in the order of training, joined by `then`."""
+        return " then ".join(dict.fromkeys(stage.config.loss.loss for stage in self.all_stages))
 
     @property
     def hash(self) -> str:
-        """Sixteen hexadecimal digits over every setting; those of `base` where there are no stages."""
+        """Hash of all settings, 16 hexadecimal digits; that of `base` if there are no stages."""
         return hash_of(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """Sections and settings as plain values, and what each stage has otherwise."""
+        """Return sections and settings as plain values, and the differing settings of each stage."""
         base = to_dict(self.base)
         if not self.stages:
             return base
         return base | {
-            STAGES: [{"name": stage.name, **_otherwise(to_dict(stage.config), base)} for stage in self.stages]
+            STAGES: [{"name": stage.name, **_differences(to_dict(stage.config), base)} for stage in self.stages]
         }
 
 
-def lay_stages(content: Any, where: str, base: Config) -> tuple[Stage, ...]:
-    """Lay a file's list of stages over the run's own settings.
+def read_stages(content: Any, where: str, base: Config) -> tuple[Stage, ...]:
+    """Override the settings of a run with those of each stage in a file.
 
     Args:
         content: a list of `{"name": ..., section: {setting: value}}`.
         where: the file, for error messages.
-        base: the run's own settings.
+        base: the settings of the run.
 
     Raises:
-        ConfigError: no list, a stage without a name or with that of another, an unknown section or setting, a value
-            of the wrong type, or a setting that all stages share.
+        ConfigError: the content is not a list, a stage has no name or the name of another stage, a section or setting
+            is unknown, a value has the wrong type, or a setting must be the same in all stages.
     """
     if not isinstance(content, list) or not content:
         raise ConfigError(f"`stages:` holds {content!r}", where, "give a list of stages, each with a `name:`")
@@ -100,26 +102,26 @@ def lay_stages(content: Any, where: str, base: Config) -> tuple[Stage, ...]:
             raise ConfigError(f"stage {number} holds {settings!r}", where, "give `name:` and sections such as `loss:`")
         name = settings.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            told = f"has the name {name!r}" if "name" in settings else "has no name"
-            raise ConfigError(f"stage {number} {told}", where, "give `name:`, of letters, digits, '.', '_' and '-'")
+            problem = f"has the invalid name {name!r}" if "name" in settings else "has no name"
+            raise ConfigError(f"stage {number} {problem}", where, "give `name:`, of letters, digits, '.', '_' and '-'")
         if name in stages:
-            raise ConfigError(f"two stages are called {name!r}", where, "give each a name of its own")
+            raise ConfigError(f"two stages have the name {name!r}", where, "give each stage a different name")
         sections = {section: values for section, values in settings.items() if section != "name"}
-        stages[name] = Stage(name, _laid_over(base, sections, f"{where}: stage {name!r}"))
+        stages[name] = Stage(name, _stage_config(base, sections, f"{where}: stage {name!r}"))
     return tuple(stages.values())
 
 
 def check_curriculum(curriculum: Curriculum) -> None:
-    """Hold the settings of the run and of every stage to their declarations; raises `ConfigError`."""
+    """Check the settings of the run and of every stage; raises `ConfigError`."""
     check_config(curriculum.base)
     for stage in curriculum.stages:
-        with naming(stage):
+        with stage_errors(stage):
             check_config(stage.config)
 
 
 @contextmanager
-def naming(stage: Stage) -> Iterator[None]:
-    """Say in which stage a mistake is."""
+def stage_errors(stage: Stage) -> Iterator[None]:
+    """Add the name of the stage to a `UserError` that is raised in the context."""
     try:
         yield
     except UserError as error:
@@ -130,24 +132,24 @@ def naming(stage: Stage) -> Iterator[None]:
 
 
 def check_curriculum_paths(curriculum: Curriculum) -> None:
-    """Report a missing local path in the settings of a run or of any of its stages."""
+    """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
     base = curriculum.base
     check_paths(base.data, base.model, base.validation)
     for stage in curriculum.stages:
-        with naming(stage):
+        with stage_errors(stage):
             check_paths(stage.config.data, stage.config.model, stage.config.validation)
 
 
 def check_explicit_settings(
     curriculum: Curriculum, explicit: Iterable[str], search: Any = None, varied: Collection[str] = ()
 ) -> None:
-    """Refuse an explicit setting that has no effect in any stage; raises `ConfigError`.
+    """Raise `ConfigError` for an explicit setting that has no effect in any stage.
 
     Args:
         curriculum: all settings.
         explicit: names of the settings that the user gave.
         search: the settings of a search.
-        varied: names of the settings that the search varies: some trial may meet a need for them.
+        varied: names of the settings that the search varies; some trial may meet a need for them.
     """
     sections = [field.name for field in fields(Config)]
     kinds = [type(getattr(curriculum.base, name)) for name in sections] + ([type(search)] if search else [])
@@ -164,7 +166,7 @@ def check_explicit_settings(
             names,
             needs,
         )
-        for part in curriculum.parts
+        for part in curriculum.all_stages
     ]
     for name, error in errors[0].items():
         if all(name in each for each in errors):
@@ -172,23 +174,23 @@ def check_explicit_settings(
 
 
 def default_run_name(curriculum: Curriculum) -> str:
-    """Return a run's name made of its data set, encoder, losses or stages, and seed."""
+    """Return a run name of data set, encoder, losses or stages, and seed."""
     config = curriculum.base
     parts = (
         Path(config.data.dataset).name,
         Path(config.model.model).name,
-        *(stage.name or stage.config.loss.loss for stage in curriculum.parts),
+        *(stage.name or stage.config.loss.loss for stage in curriculum.all_stages),
         f"seed{config.training.seed}",
     )
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")
 
 
-def different_stages(there: Any, here: Curriculum) -> str | None:
-    """The first thing in which the stages of a run's configuration file differ from those of this command.
+def stage_difference(there: Any, here: Curriculum) -> str | None:
+    """Return the first difference between the stages of a configuration file and those of this command, or None.
 
     Args:
-        there: what stands at `stages` in the file, None where nothing does; the settings beside it are `here.base`'s.
-        here: of this command.
+        there: value of `stages` in the file, None if absent; the other settings of the file equal `here.base`.
+        here: settings of this command.
     """
     listed = [stage for stage in there if isinstance(stage, Mapping)] if isinstance(there, list) else []
     before, now = [str(stage.get("name")) for stage in listed], [stage.name for stage in here.stages]
@@ -197,44 +199,44 @@ def different_stages(there: Any, here: Curriculum) -> str | None:
     for old, stage in zip(listed, here.stages, strict=True):
         base = to_dict(here.base)
         for section, values in to_dict(stage.config).items():
-            found = base[section] | (old.get(section) or {})
+            stored = base[section] | (old.get(section) or {})
             for name, value in values.items():
-                if found[name] != value and name not in MAY_CHANGE:
-                    return f"{section}.{name} of stage {stage.name!r} is {found[name]!r} there and {value!r} here"
+                if stored[name] != value and name not in MAY_CHANGE:
+                    return f"{section}.{name} of stage {stage.name!r} is {stored[name]!r} there and {value!r} here"
     return None
 
 
-def _laid_over(base: Config, sections: Mapping[str, Any], where: str) -> Config:
+def _stage_config(base: Config, sections: Mapping[str, Any], where: str) -> Config:
     for section, shared in _SHARED.items():
-        given = sections.get(section)
-        for name in given if isinstance(given, Mapping) else ():
+        settings = sections.get(section)
+        for name in settings if isinstance(settings, Mapping) else ():
             if name in shared:
-                raise ConfigError(f"gives {section}.{name}", where, "all stages share it: give it above `stages:`")
+                raise ConfigError(f"{section}.{name} must be the same in all stages", where, "move it above `stages:`")
     config = from_dict(sections, where, base)
-    # Of epochs and steps the one that is asked for takes the place of the other.
+    # Explicit epochs replace the steps of the run, and explicit steps replace its epochs.
     lengths = [name for name in _LENGTHS if sections.get("training", {}).get(name) is not None]
     if len(lengths) == 1:
-        config = lay(config, {"training": {name: None for name in _LENGTHS if name not in lengths}})
+        config = override(config, {"training": {name: None for name in _LENGTHS if name not in lengths}})
     return config
 
 
-def _otherwise(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from the base's; both lengths if one does, because one given alone clears the other."""
-    found = {}
+def _differences(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the base; both lengths if one differs, as one alone clears the other."""
+    differences = {}
     for section, settings in values.items():
         own = {name for name, value in settings.items() if value != base[section][name]}
         own |= set(_LENGTHS) if own.intersection(_LENGTHS) else set()
         if own:
-            found[section] = {name: value for name, value in settings.items() if name in own}
-    return found
+            differences[section] = {name: value for name, value in settings.items() if name in own}
+    return differences
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What stands in a configuration file, unchecked, without the hash that a run's own file has.
+    """Return the unchecked content of a configuration file, without the hash that the file of a run contains.
 
     Raises:
-        StorageError: it may not be read, or nothing can have its name.
-        ConfigError: it is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
+        StorageError: the file may not be read, or its name is invalid.
+        ConfigError: the file is missing, is not YAML, has a key twice, is nested too deep, or holds no sections.
     """
     try:
         with disk_errors(path, reading=True):
@@ -242,31 +244,33 @@ def read_settings(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", str(path), "give a YAML file") from error
     if not isinstance(content, Mapping):
-        raise ConfigError("holds no sections", str(path), "give `data:`, `model:`, `loss:` or `training:`")
+        raise ConfigError("the file holds no sections", str(path), "give `data:`, `model:`, `loss:` or `training:`")
     return {name: value for name, value in content.items() if name != "hash"}
 
 
 def load_curriculum(
     path: Path, base: Config | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Curriculum:
-    """Lay a configuration file over a base, flags over the file's own settings, and its stages over all of these.
+    """Return settings in layers: a base, a configuration file, flags, and the stages of the file.
+
+    A later layer overrides an earlier one.
 
     Args:
         path: the file.
-        base: the defaults when None.
+        base: the lowest layer; the defaults when None.
         flags: `{section: {setting: value}}`.
 
     Raises:
-        ConfigError: see `read_settings`, `from_dict` and `lay_stages`.
+        ConfigError: see `read_settings`, `from_dict` and `read_stages`.
     """
     content = read_settings(path)
-    own = {name: value for name, value in content.items() if name != STAGES}
-    config = lay(from_dict(own, str(path), base, beside=[STAGES]), flags or {})
-    return Curriculum(config, lay_stages(content[STAGES], str(path), config) if STAGES in content else ())
+    sections = {name: value for name, value in content.items() if name != STAGES}
+    config = override(from_dict(sections, str(path), base, other_names=[STAGES]), flags or {})
+    return Curriculum(config, read_stages(content[STAGES], str(path), config) if STAGES in content else ())
 
 
 def dump_config(config: Config | Curriculum) -> str:
-    """The resolved settings as YAML, with their hash."""
+    """Return the settings as YAML, with their hash."""
     import yaml
 
     values = to_dict(config) if isinstance(config, Config) else config.to_dict()

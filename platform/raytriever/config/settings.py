@@ -1,7 +1,7 @@
-"""The settings of the parts, composed.
+"""Settings of one training, composed of the settings of its components.
 
-`to_dict` and `from_dict` are strict, so a misspelt field in a configuration file is an error and not a silent
-default. The hash covers all that decides the result.
+`to_dict` and `from_dict` are strict: a misspelt field in a configuration file is an error, not a silent default. The
+hash covers every setting that affects the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raytriever.training.validation.config import ValidationConfig, check_valida
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides what one stretch of training does."""
+    """All settings of one stage of training."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -37,18 +37,18 @@ class Config:
 
     @property
     def hash(self) -> str:
-        """Sixteen hexadecimal digits over every setting."""
+        """Hash of all settings, 16 hexadecimal digits."""
         return hash_of(to_dict(self))
 
 
 def hash_of(values: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits over plain values."""
+    """Return the hash of plain values, 16 hexadecimal digits."""
     text = json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_config(config: Config) -> None:
-    """Hold every setting to its declaration, and the settings to each other; raises `ConfigError`."""
+    """Check every setting against its declaration and against the other settings; raises `ConfigError`."""
     for section in dataclasses.fields(config):
         check_options(getattr(config, section.name))
     check_lora(config.model)
@@ -57,7 +57,7 @@ def check_config(config: Config) -> None:
     if size % workers:
         nearest = -(-size // workers) * workers
         raise ConfigError(
-            f"{size} does not divide by {workers} workers",
+            f"{size} is not divisible by {workers} workers",
             "--batch-size",
             f"give a multiple of {workers}, such as {nearest}, or another --num-workers",
         )
@@ -66,63 +66,69 @@ def check_config(config: Config) -> None:
     _check_teacher(config)
     check_validation(config.validation, config.training)
     if config.training.best_metric != DEV_LOSS:
-        from raytriever.evaluation.protocol import read_best_metric  # numpy, which the command line can do without
+        from raytriever.evaluation.protocol import read_best_metric  # imports numpy, which `--help` does not need
 
         read_best_metric(config.training.best_metric)
 
 
 def _check_splits(data: DataConfig) -> None:
-    """Refuse a split that is trained on or decides when to stop, and is measured; raises `ConfigError`."""
+    """Raise `ConfigError` if two of the splits for training, validation and evaluation are the same."""
     splits = ("train_split", "dev_split", "test_split")
     for first, second in itertools.combinations(splits, 2):
         if getattr(data, first) == getattr(data, second) and not data.allow_split_overlap:
             raise ConfigError(
-                f"is the split {getattr(data, first)!r} that {flag_of(second)} names too, so its figures would mislead",
+                f"the split {getattr(data, first)!r} is also that of {flag_of(second)}, so the metrics would mislead",
                 flag_of(first),
                 "give another split, or --allow-split-overlap",
             )
 
 
 def _check_teacher(config: Config) -> None:
-    """Hold what learns from a teacher to the scores it needs; raises `ConfigError`."""
+    """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
     check_changed(config.data, config.loss, only=["teacher"])
-    how = config.loss.loss if config.loss.loss in DISTILLATION_LOSSES else "--soft-labels"
+    learner = f"--loss {config.loss.loss}" if config.loss.loss in DISTILLATION_LOSSES else "--soft-labels"
     if not config.loss.needs_teacher:
         return
     if not config.data.teachers:
         raise ConfigError(
-            f"{how} learns from a teacher's scores", "--teacher", "name the directory that jobs/score.py wrote"
+            f"{learner} needs the scores of a teacher", "--teacher", "give the directory that jobs/score.py wrote"
         )
     teachers, datasets = len(config.data.teachers), len(config.data.datasets)
     if teachers > datasets:
-        raise ConfigError(f"{teachers} for {datasets} data sets", "--teacher", "give one for each, in their order")
+        raise ConfigError(
+            f"{teachers} teachers for {datasets} data sets", "--teacher", "give one teacher for each data set, in order"
+        )
     if not config.data.negatives_per_query:
         raise ConfigError(
-            f"{how} learns from hard negatives", "--negatives-per-query", "give at least 1, as many as were scored"
+            f"{learner} needs hard negatives",
+            "--negatives-per-query",
+            "give at least 1, at most the number of scored negatives",
         )
     if config.refresh.refresh_every:
-        raise ConfigError("no teacher has scored negatives of the future", "--refresh-every", f"drop it, or {how}")
+        raise ConfigError("no teacher has scored refreshed negatives", "--refresh-every", f"remove it, or {learner}")
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Sections and settings as plain values."""
+    """Return sections and settings as plain values."""
     return dataclasses.asdict(config)
 
 
-def lay(config: Config, layer: Mapping[str, Mapping[str, Any]]) -> Config:
-    """A configuration with the settings of a layer, `{section: {setting: value}}`, in place of its own."""
+def override(config: Config, layer: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return a configuration in which the settings of a layer, `{section: {setting: value}}`, replace its own."""
     sections = {name: dataclasses.replace(getattr(config, name), **settings) for name, settings in layer.items()}
     return dataclasses.replace(config, **sections)
 
 
-def from_dict(content: Mapping[str, Any], where: str, base: Config | None = None, beside: Iterable[str] = ()) -> Config:
-    """Lay a file's settings over a base configuration.
+def from_dict(
+    content: Mapping[str, Any], where: str, base: Config | None = None, other_names: Iterable[str] = ()
+) -> Config:
+    """Override a base configuration with the settings of a file.
 
     Args:
-        content: `{section: {setting: value}}`; what is not named keeps the base's value.
+        content: `{section: {setting: value}}`; other settings keep the value of the base.
         where: the file, for error messages.
         base: the defaults when None.
-        beside: what else may stand in the file and is read elsewhere, for error messages.
+        other_names: names of further valid sections, which the caller reads; for error messages.
 
     Raises:
         ConfigError: an unknown section or setting, or a value of the wrong type.
@@ -132,11 +138,11 @@ def from_dict(content: Mapping[str, Any], where: str, base: Config | None = None
     layer = {}
     for name, settings in content.items():
         if name not in sections:
-            raise ConfigError(f"unknown section {name!r}", where, did_you_mean(str(name), sections.union(beside)))
+            raise ConfigError(f"unknown section {name!r}", where, did_you_mean(str(name), sections.union(other_names)))
         if not isinstance(settings, Mapping):
             raise ConfigError(f"section {name!r} holds {settings!r}", where, "give `setting: value` lines")
         layer[name] = _typed(settings, type(getattr(config, name)), where)
-    return lay(config, layer)
+    return override(config, layer)
 
 
 def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
@@ -151,8 +157,8 @@ def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
         kinds = getattr(hints[name], "__args__", (hints[name],))
         values[str(name)] = value = _number(value) if float in kinds else value
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(_KINDS[kind] for kind in kinds if kind is not type(None))
-            raise ConfigError(f"{name} is {value!r}", where, f"give {wanted}")
+            expected = " or ".join(_KINDS[kind] for kind in kinds if kind is not type(None))
+            raise ConfigError(f"{name} is {value!r}", where, f"give {expected}")
     return values
 
 
@@ -160,7 +166,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def _number(value: Any) -> Any:
-    """A value as the float it spells: YAML reads `1` as an int, and `1e-5`, which has no dot, as a text."""
+    """Return a value as a float: YAML reads `1` as an int, and `1e-5`, which has no dot, as a string."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     try:

@@ -71,7 +71,7 @@ def conclude(
     tracker.log(points)
     for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
-    best = best_checkpoint(folders[-1], opened.curriculum.parts[-1].config)
+    best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
     figures = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
     run.finish(figures | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
 

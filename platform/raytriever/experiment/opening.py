@@ -17,7 +17,7 @@ import torch
 
 from raytriever.cluster.ingest import choose_runner
 from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
-from raytriever.config import STAGES, Config, Curriculum, Stage, different_stages, naming, read_settings, to_dict
+from raytriever.config import STAGES, Config, Curriculum, Stage, read_settings, stage_difference, stage_errors, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -153,7 +153,7 @@ def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> Run
     run = RunDirectory.open(output, to_dict(curriculum.base), fresh)
     if run.state == "new":
         return run
-    different = different_stages(read_settings(output / CONFIG).get(STAGES), curriculum)
+    different = stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum)
     if different:
         raise ConfigError(
             f"holds a run with other settings ({different})",
@@ -172,19 +172,19 @@ def open_run(curriculum: Curriculum, say: Say) -> tuple[OpenRun, Retriever]:
     base = curriculum.base
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(base.training.precision, device)
-    for part in curriculum.parts:
-        with naming(part):
+    for part in curriculum.all_stages:
+        with stage_errors(part):
             build_loss(part.config.loss)  # here only to be refused before anything is done
-    if PYDOCS in (base.data.dataset, *(name for part in curriculum.parts for name in part.config.data.datasets)):
+    if PYDOCS in (base.data.dataset, *(name for part in curriculum.all_stages for name in part.config.data.datasets)):
         say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
     retriever = load_for_encoding(base.model, precision, device)
-    for part in curriculum.parts:
-        with naming(part):
+    for part in curriculum.all_stages:
+        with stage_errors(part):
             narrower_widths(part.config.loss, retriever.width)  # here only to be refused
     measured = _open_measured(base, retriever, say) if curriculum.stages else None
     stages = []
-    for part in curriculum.parts:
-        with naming(part):
+    for part in curriculum.all_stages:
+        with stage_errors(part):
             stages.append(_open_stage(part, base.data, retriever, say))
     datasets = [dataset for stage in stages for dataset in stage.material.datasets]
     if measured is None:
@@ -193,7 +193,7 @@ def open_run(curriculum: Curriculum, say: Say) -> tuple[OpenRun, Retriever]:
         datasets.insert(0, measured)
     Examples.of(measured, base.data.test_split, base.training.seed)  # here only to be refused
     for stage in stages:
-        with naming(stage.stage):
+        with stage_errors(stage.stage):
             _check_overlaps(stage, measured, base.data.test_split, say)
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raytriever.cluster.session import ray_session
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.config import STAGES, Config, dump_config, naming
+from raytriever.config import STAGES, Config, dump_config, stage_errors
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.experiment.directory import CONFIG, RunDirectory
@@ -191,7 +191,7 @@ class Stages:
             data = stage.stage.config.data
             # Settings of groups and batches aside, what the data's settings say of which rows there are.
             key = (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix)
-            with naming(stage.stage):
+            with stage_errors(stage.stage):
                 if data.negatives_per_query and key not in made:
                     made[key] = find_negatives(stage, index_of, self._say)
                 self._negatives[number] = made[key] if data.negatives_per_query else None
@@ -221,7 +221,7 @@ class Stages:
         self._say(f"stage {number + 1} of {len(self._places)}, {stage.stage.name}: {stage.total_steps:,} steps")
         if number:
             config = replace(config, model=stage.model_after(self._places[number - 1].path / MODEL))
-        with naming(stage.stage):
+        with stage_errors(stage.stage):
             place.begin(dump_config(config))
             child = tracker.child(f"{run_name}/{place.path.name}", place.path)
             train_as_child(place, stage, config, negatives, child, self._say, self._here)

@@ -83,7 +83,7 @@ def cost_text(study: Study, seeds: int, cost: Cost) -> str:
     """The setting, the arms, and what they take, for the person."""
     width = max(len(arm.name) for arm in cost.arms)
     lines = [f"{study.title}: {study.source}, {len(cost.arms)} trainings x {seeds} seeds", *study.heading]
-    settings = {arm.name: arm.curriculum.parts for arm in study.arms if arm.curriculum is not None}
+    settings = {arm.name: arm.curriculum.all_stages for arm in study.arms if arm.curriculum is not None}
     for arm in cost.arms:
         told = "; ".join(_setting(part.config) for part in settings[arm.name])
         lines.append(f"  {arm.name:<{width}}  {arm.steps:>9,} steps  {arm.operations:.1e} operations  {told}")
@@ -97,7 +97,7 @@ def cost_text(study: Study, seeds: int, cost: Cost) -> str:
 def _arm_cost(arm: Arm) -> ArmCost:
     assert arm.curriculum is not None
     steps, operations = 0, 0.0
-    for part in arm.curriculum.parts:
+    for part in arm.curriculum.all_stages:
         config = part.config
         own = _steps(arm, config)
         steps += own

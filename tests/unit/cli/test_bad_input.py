@@ -26,7 +26,7 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--loss mv", "--loss: unknown value 'mv'; did you mean 'mw'?"),
         (
             "--batch-size 10 --num-workers 3",
-            "--batch-size: 10 does not divide by 3 workers; give a multiple of 3, such",
+            "--batch-size: 10 is not divisible by 3 workers; give a multiple of 3, such",
         ),
         ("--batch-size 0", "--batch-size: 0 is out of range; give a value at least 1"),
         ("--batch-size many", "--batch-size: 'many'; give a whole number"),

@@ -56,5 +56,5 @@ def test_the_batch_divides_by_the_fewest_and_is_shared_by_as_many_as_it_can_be()
     found = training("--num-workers", "2:5", "--batch-size", 8)
     assert [found.sharing(there) for there in range(2, 6)] == [2, 2, 4, 4]
     assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1
-    with pytest.raises(ConfigError, match=r"--batch-size: 64 does not divide by 3 workers.*--num-workers"):
+    with pytest.raises(ConfigError, match=r"--batch-size: 64 is not divisible by 3 workers.*--num-workers"):
         training("--num-workers", "3:4", "--batch-size", 64)

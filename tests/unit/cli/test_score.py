@@ -209,16 +209,19 @@ def test_mistakes_are_one_line(
             "--teacher s",
             "--teacher: has no effect with --loss mw and without --soft-labels; leave it out, or give --loss kl",
         ),
-        ("--loss kl", "--teacher: kl learns from a teacher's scores; name the directory that jobs/score.py wrote"),
-        ("--loss infonce --soft-labels", "--teacher: --soft-labels learns from a teacher's scores; name the directory"),
-        ("--loss kl --teacher s", "--negatives-per-query: kl learns from hard negatives; give at least 1"),
+        (
+            "--loss kl",
+            "--teacher: --loss kl needs the scores of a teacher; give the directory that jobs/score.py wrote",
+        ),
+        ("--loss infonce --soft-labels", "--teacher: --soft-labels needs the scores of a teacher; give the directory"),
+        ("--loss kl --teacher s", "--negatives-per-query: --loss kl needs hard negatives; give at least 1"),
         (
             "--soft-labels --teacher s --negatives-per-query 2",
             "--soft-labels: has no effect with --loss mw; leave it out",
         ),
         (
             "--loss kl --teacher s --negatives-per-query 2 --refresh-every 5",
-            "--refresh-every: no teacher has scored negatives of the future",
+            "--refresh-every: no teacher has scored refreshed negatives",
         ),
         ("--loss kl --teacher-temperature 0", "--teacher-temperature: 0.0 is out of range"),
         ("--loss kl --teacher s --negatives-per-query 2", "s: there are no scores; give a directory that jobs/score"),

@@ -15,9 +15,9 @@ from raytriever.config import (
     Curriculum,
     Stage,
     default_run_name,
-    different_stages,
     dump_config,
     load_curriculum,
+    stage_difference,
     to_dict,
 )
 from raytriever.config.settings import Config
@@ -140,7 +140,7 @@ def test_without_stages_all_is_as_it_was() -> None:
     config = RECIPES["pydocs"]()
     assert dump_config(Curriculum(config)) == dump_config(config)
     assert Curriculum(config).hash == config.hash
-    assert Curriculum(config).parts == (Stage("", config),)
+    assert Curriculum(config).all_stages == (Stage("", config),)
 
 
 def test_the_hash_covers_names_order_and_settings_of_stages() -> None:
@@ -157,24 +157,24 @@ def test_the_hash_covers_names_order_and_settings_of_stages() -> None:
 def test_stages_that_differ_are_named(paper: Path) -> None:
     here = load_curriculum(paper)
     there = here.to_dict()["stages"]
-    assert different_stages(there, here) is None
-    assert different_stages(None, Curriculum(here.base)) is None
-    assert different_stages(there, Curriculum(here.base)) == "its stages are llm, human there and none here"
+    assert stage_difference(there, here) is None
+    assert stage_difference(None, Curriculum(here.base)) is None
+    assert stage_difference(there, Curriculum(here.base)) == "its stages are llm, human there and none here"
     for absent in (None, [], "torn", [1]):
-        assert different_stages(absent, here) == "its stages are none there and llm, human here"
+        assert stage_difference(absent, here) == "its stages are none there and llm, human here"
     swapped = Curriculum(here.base, here.stages[::-1])
-    assert different_stages(there, swapped) == "its stages are llm, human there and human, llm here"
+    assert stage_difference(there, swapped) == "its stages are llm, human there and human, llm here"
     # What is written out though it is the run's own setting is no difference; what is left out is one.
     there[0]["training"] = {"seed": 0}
-    assert different_stages(there, here) is None
+    assert stage_difference(there, here) is None
     # How a stage is carried out may change.
     there[0]["training"] = {"num_workers": 7, "keep": 9}
     there[1]["model"] = {"activation_checkpointing": True}
-    assert different_stages(there, here) is None
+    assert stage_difference(there, here) is None
     there[1]["model"] = {"lora_rank": 3}
-    assert different_stages(there, here) == "model.lora_rank of stage 'human' is 3 there and 0 here"
+    assert stage_difference(there, here) == "model.lora_rank of stage 'human' is 3 there and 0 here"
     del there[1]["model"], there[1]["loss"]
-    assert different_stages(there, here) == "loss.loss of stage 'human' is 'mw' there and 'infonce' here"
+    assert stage_difference(there, here) == "loss.loss of stage 'human' is 'mw' there and 'infonce' here"
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
         ("{name: a}", "`stages:` holds {'name': 'a'}; give a list"),
         ("[a]", "stage 1 holds 'a'; give `name:` and sections such as `loss:`"),
         ("[{loss: {loss: mw}}]", "stage 1 has no name; give `name:`, of letters, digits"),
-        ("[{name: a}, {name: ../b}]", "stage 2 has the name '../b'; give `name:`"),
-        ("[{name: 1}]", "stage 1 has the name 1; give `name:`"),
-        ("[{name: a}, {name: b}, {name: a}]", "two stages are called 'a'; give each a name of its own"),
+        ("[{name: a}, {name: ../b}]", "stage 2 has the invalid name '../b'; give `name:`"),
+        ("[{name: 1}]", "stage 1 has the invalid name 1; give `name:`"),
+        ("[{name: a}, {name: b}, {name: a}]", "two stages have the name 'a'; give each stage a different name"),
         ("[{name: a, losses: {loss: mw}}]", "stage 'a': unknown section 'losses'; did you mean 'loss'?"),
         (
             "[{name: a, stages: []}]",
@@ -199,14 +199,14 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
         ("[{name: a, training: {seed: x}}]", "stage 'a': seed is 'x'; give a whole number"),
         (
             "[{name: a, model: {model: x}}]",
-            "stage 'a': gives model.model; all stages share it: give it above `stages:`",
+            "stage 'a': model.model must be the same in all stages; move it above `stages:`",
         ),
-        ("[{name: a, model: {pooling: cls}}]", "stage 'a': gives model.pooling; all stages share it"),
-        ("[{name: a, data: {test_split: dev}}]", "stage 'a': gives data.test_split; all stages share it"),
+        ("[{name: a, model: {pooling: cls}}]", "stage 'a': model.pooling must be the same in all stages"),
+        ("[{name: a, data: {test_split: dev}}]", "stage 'a': data.test_split must be the same in all stages"),
         ("[{name: a}, {name: b, loss: {loss: mv}}]", "stage 'b': --loss: unknown value 'mv'; did you mean 'mw'?"),
         (
             "[{name: b, training: {batch_size: 7, num_workers: 2}}]",
-            "stage 'b': --batch-size: 7 does not divide by 2 workers; give a multiple of 2, such as 8",
+            "stage 'b': --batch-size: 7 is not divisible by 2 workers; give a multiple of 2, such as 8",
         ),
         (
             "[{name: a}, {name: b, loss: {loss: triplet, learn_temperature: true}}]",

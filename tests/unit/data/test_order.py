@@ -83,7 +83,7 @@ def test_the_workers_share_the_batch(local: int, size: int) -> None:
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--batch-size: 10 does not divide by 4 workers; give a multiple.*as 12"):
+    with pytest.raises(ConfigError, match=r"--batch-size: 10 is not divisible by 4 workers; give a multiple.*as 12"):
         worker_slice(np.arange(10), 0, 4)
 
 

@@ -54,9 +54,9 @@ def test_half_a_million_texts_take_less_than_two_seconds() -> None:
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        ({"train_split": "test"}, "--train-split: is the split 'test' that --test-split names too"),
-        ({"dev_split": "train"}, "--train-split: is the split 'train' that --dev-split names too"),
-        ({"test_split": "dev"}, "--dev-split: is the split 'dev' that --test-split names too"),
+        ({"train_split": "test"}, "--train-split: the split 'test' is also that of --test-split"),
+        ({"dev_split": "train"}, "--train-split: the split 'train' is also that of --dev-split"),
+        ({"test_split": "dev"}, "--dev-split: the split 'dev' is also that of --test-split"),
     ],
 )
 def test_a_split_that_is_trained_on_is_not_measured(data: dict[str, str], line: str) -> None:

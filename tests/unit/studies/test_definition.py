@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raytriever.config import Config, Curriculum, Stage, lay
+from raytriever.config import Config, Curriculum, Stage, override
 from raytriever.models.config import ModelConfig
 from raytriever.studies.cost import MEASURED_RATE, cost_of, cost_text
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "train-2026-11-
 
 def arm(name: str, **other: Any) -> Arm:
     """Ten steps of MiniLM in batches of 64."""
-    config = lay(Config(), {"training": {"max_steps": 10}, "model": {"query_length": 16, "passage_length": 32}})
+    config = override(Config(), {"training": {"max_steps": 10}, "model": {"query_length": 16, "passage_length": 32}})
     return Arm(**{"name": name, "row": name, "datasets": MEASURED, "curriculum": Curriculum(config), **other})
 
 
@@ -61,7 +61,7 @@ def test_operations_are_counted_as_training_counts_them(tiny_encoder: Path, monk
 
     encoding = Encoding.of(AutoModel.from_pretrained(tiny_encoder, add_pooling_layer=False))
     monkeypatch.setattr(study_cost, "ENCODERS", {"tiny": (2, 32), **study_cost.ENCODERS})
-    one = arm("a", curriculum=Curriculum(lay(arm("a").curriculum.base, {"model": {"model": "tiny"}})))  # type: ignore[union-attr]
+    one = arm("a", curriculum=Curriculum(override(arm("a").curriculum.base, {"model": {"model": "tiny"}})))  # type: ignore[union-attr]
     [cost] = cost_of(study(one), 1).arms
     # Its feed-forward layers are twice as wide as its states and not four times.
     assert encoding.per_pair * (16**2 + 32**2) * 640 < cost.operations
@@ -74,7 +74,7 @@ def test_costs_add_up_over_stages_epochs_and_seeds() -> None:
     assert once.arms[0].steps == 10
     assert cost_of(study(arm("a"), arm("b")), 3).gpu_hours == pytest.approx(6 * once.gpu_hours)
     base = arm("a").curriculum.base  # type: ignore[union-attr]
-    by_epochs = lay(base, {"training": {"max_steps": None, "epochs": 2.0}})
+    by_epochs = override(base, {"training": {"max_steps": None, "epochs": 2.0}})
     staged = arm("a", curriculum=Curriculum(base, (Stage("one", base), Stage("two", by_epochs))), queries=640)
     assert cost_of(study(staged), 1).arms[0].steps == 10 + 20
     with pytest.raises(ValueError, match="does not tell how many queries"):

@@ -47,7 +47,7 @@ def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
         assert arm.curriculum is not None
         assert arm.queries
         check_curriculum(arm.curriculum)
-        lengths = [part.config.training for part in arm.curriculum.parts]
+        lengths = [part.config.training for part in arm.curriculum.all_stages]
         assert all(one.epochs or one.max_steps for one in lengths)
     for table in study.paper:
         assert table.rows

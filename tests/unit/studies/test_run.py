@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.config import Config, Curriculum, Stage, lay
+from raytriever.config import Config, Curriculum, Stage, override
 from raytriever.errors import ConfigError, StorageError
 from raytriever.metrics.auc import pooled_auc
 from raytriever.studies.claims import Claim, above
@@ -22,7 +22,7 @@ from raytriever.studies.run.settings import SETTINGS, check_directory, check_sam
 
 def study(data: Path, temperature: float = 0.01) -> Study:
     """Return a study of MW, CL and the untrained encoder on a subset that the study wrote itself."""
-    config = lay(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
+    config = override(Config(), {"data": {"dataset": str(data)}, "loss": {"temperature": temperature}})
     measured = (MeasuredDataset("letters", str(data), "test", ("auc",)),)
     arms = (
         Arm("before", "before", measured, None, model="minilm", lengths=(16, 32)),
@@ -64,7 +64,7 @@ def test_a_directory_with_unfinished_data_of_a_killed_call_is_accepted(tmp_path:
 
 
 def test_the_seed_is_set_in_every_stage() -> None:
-    base = lay(Config(), {"training": {"seed": 5}})
+    base = override(Config(), {"training": {"seed": 5}})
     curriculum = with_seed(Curriculum(base, (Stage("one", base), Stage("two", base))), 2)
     assert [part.config.training.seed for part in (*curriculum.stages, Stage("", curriculum.base))] == [2, 2, 2]
 

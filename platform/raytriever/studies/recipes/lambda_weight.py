@@ -14,7 +14,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from raytriever.config import Curriculum, lay
+from raytriever.config import Curriculum, override
 from raytriever.studies.claims import Claim, above, every
 from raytriever.studies.datasets import (
     STDLIB,
@@ -84,7 +84,7 @@ def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
 def _trained(scale: str, data: StudyDataset, weight: float) -> Curriculum:
     if scale == FULL:
         config = objective_config(scale, "SingleLH", data, Group(8, 1), "human")
-        return Curriculum(lay(config, {"loss": {"distribution_weight": weight}}))
+        return Curriculum(override(config, {"loss": {"distribution_weight": weight}}))
     return build_curriculum(
         scale, "infonce", data, settings={"loss": {"temperature": TEMPERATURE, "distribution_weight": weight}}
     )

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from raytriever.cluster.session import count_gpus
-from raytriever.config import Config, Curriculum, dump_config, lay
+from raytriever.config import Config, Curriculum, dump_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError, UserError
 from raytriever.evaluation.datasets import EvaluationDataset
@@ -151,7 +151,7 @@ def with_seed(curriculum: Curriculum, seed: int) -> Curriculum:
     """Return the curriculum with this seed in all stages."""
 
     def set_seed(config: Config) -> Config:
-        return lay(config, {"training": {"seed": seed}})
+        return override(config, {"training": {"seed": seed}})
 
     stages = tuple(replace(stage, config=set_seed(stage.config)) for stage in curriculum.stages)
     return Curriculum(set_seed(curriculum.base), stages)
@@ -227,7 +227,7 @@ class _NullTracker(Tracker):
 def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict[str, Any]:
     """Return the steps of a training, its best step, and the seconds of its steps."""
     steps = max((step for step, _ in end_to_end(folders, "loss")), default=0)
-    last = curriculum.parts[-1].config
+    last = curriculum.all_stages[-1].config
     best: int | None = None
     if last.training.best_metric == DEV_LOSS:
         losses = end_to_end(folders, DEV_LOSS)

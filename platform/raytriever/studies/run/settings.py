@@ -90,7 +90,7 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
 
 def check_data_exists(study: Study) -> None:
     """Refuse a study with a missing data set before its first arm is trained; raises `DataError`."""
-    parts = [part.config.data.datasets for arm in study.arms if arm.curriculum for part in arm.curriculum.parts]
+    parts = [part.config.data.datasets for arm in study.arms if arm.curriculum for part in arm.curriculum.all_stages]
     locations = {location for locations in parts for location in locations}
     locations |= {one.dataset for arm in study.arms for one in arm.datasets}
     for location in sorted(locations):

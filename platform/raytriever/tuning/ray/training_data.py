@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raytriever.config import Config, Curriculum, check_config, lay
+from raytriever.config import Config, Curriculum, check_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.experiment.stages import LexicalIndexes, find_negatives
@@ -28,7 +28,7 @@ def trial_config(base: Config, point: Point) -> Config:
         layer.setdefault(section, {})[name] = value
     if "training.epochs" in point and "training.max_steps" not in point:
         layer["training"]["max_steps"] = None  # epochs that are searched are not to give way
-    config = lay(base, layer)
+    config = override(base, layer)
     check_config(config)
     build_loss(config.loss)
     return config

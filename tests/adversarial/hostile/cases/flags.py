@@ -5,7 +5,7 @@ from __future__ import annotations
 from hostile.case import Case, of_area
 
 LETTERS = "--dataset letters --model model"
-MISLEADS = "so its figures would mislead; give another split, or --allow-split-overlap"
+MISLEADS = "so the metrics would mislead; give another split, or --allow-split-overlap"
 
 
 def flag(words: str, line: str, fast: bool = False, name: str = "") -> Case:
@@ -69,23 +69,23 @@ CASES = of_area(
     flag(f"train {LETTERS} --train-split nope --output out", "no split 'nope'"),
     flag(
         f"train {LETTERS} --train-split test --output out",
-        f"--train-split: is the split 'test' that --test-split names too, {MISLEADS}",
+        f"--train-split: the split 'test' is also that of --test-split, {MISLEADS}",
         fast=True,
         name="the test split to train on",
     ),
     flag(
         f"train {LETTERS} --dev-split train --output out",
-        f"--train-split: is the split 'train' that --dev-split names too, {MISLEADS}",
+        f"--train-split: the split 'train' is also that of --dev-split, {MISLEADS}",
         name="the training split as dev split",
     ),
     flag(
         f"train {LETTERS} --dev-split test --output out",
-        f"--dev-split: is the split 'test' that --test-split names too, {MISLEADS}",
+        f"--dev-split: the split 'test' is also that of --test-split, {MISLEADS}",
         name="one split as dev and test split",
     ),
     flag(
         f"train {LETTERS} --dev-split test --test-split train --output out",
-        f"--train-split: is the split 'train' that --test-split names too, {MISLEADS}",
+        f"--train-split: the split 'train' is also that of --test-split, {MISLEADS}",
         name="the training split as test split",
     ),
     flag(f"train {LETTERS} --run-name ''", "--run-name", name="a run name of nothing"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raytriever.config import Config, Curriculum, lay
+from raytriever.config import Config, Curriculum, override
 from raytriever.recipes.minilm import minilm
 from raytriever.recipes.xlmr_base import xlmr_base
 from raytriever.recipes.xlmr_large import xlmr_large
@@ -69,10 +69,10 @@ def build_curriculum(
         size: of the encoder, one of the paper's; others than the first at `full` alone.
         settings: of this study or training, over those of the scale.
     """
-    base = _SIZES[size]() if scale == FULL else lay(Config(), _SMOKE if scale == SMOKE else _SMALL)
-    config = lay(base, {"data": {"dataset": data.location, "test_split": data.test}})
-    config = lay(config, {"loss": {"loss": loss, "temperature": TEMPERATURE}})
-    return Curriculum(lay(config, settings or {}))
+    base = _SIZES[size]() if scale == FULL else override(Config(), _SMOKE if scale == SMOKE else _SMALL)
+    config = override(base, {"data": {"dataset": data.location, "test_split": data.test}})
+    config = override(config, {"loss": {"loss": loss, "temperature": TEMPERATURE}})
+    return Curriculum(override(config, settings or {}))
 
 
 def describe_training(scale: str, settings: Layer | None = None) -> str:
@@ -80,7 +80,7 @@ def describe_training(scale: str, settings: Layer | None = None) -> str:
     tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
     if scale == FULL:
         return f"As the paper trains: temperature {tau}, 5 hard negatives (of BM25), at most 20 epochs, early stopping."
-    config = lay(lay(Config(), _SMOKE if scale == SMOKE else _SMALL), settings or {})
+    config = override(override(Config(), _SMOKE if scale == SMOKE else _SMALL), settings or {})
     training, model = config.training, config.model
     return (
         f"all-MiniLM-L6-v2, temperature {tau}; where a row does not say otherwise batches of "

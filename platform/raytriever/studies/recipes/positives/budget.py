@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from raytriever.config import Curriculum, lay
+from raytriever.config import Curriculum, override
 from raytriever.studies.claims import Claim, above, alike, every
 from raytriever.studies.datasets import StudyDataset, Subset, whole_dataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Study
@@ -50,7 +50,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         most, share = setting
         data = everything if setting == _WHOLE else _part(scale, data_root, folder, setting)
         config = objective_config(scale, "LSEPair", data, Group(GROUP, most), "llm" if scale == FULL else "all")
-        config = lay(config, {"data": {"positives_order": "ranked"}, "training": _length(scale, setting)})
+        config = override(config, {"data": {"positives_order": "ranked"}, "training": _length(scale, setting)})
         arms.append(
             Arm(
                 f"{most}-of-{share.split()[0]}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Curriculum, Stage, lay
+from raytriever.config import Curriculum, Stage, override
 from raytriever.studies.claims import Claim, mostly_above, steadier
 from raytriever.studies.datasets import StudyDataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Study
@@ -80,5 +80,5 @@ def _stages(scale: str, name: str, data: StudyDataset, group: Group) -> tuple[Cu
     first = objective_config(scale, name, data, group, "llm")
     second = objective_config(scale, "SingleLH", data, group, "human")
     lengths: dict[str, dict[str, Any]] = {FULL: {"epochs": 1.0}, SMOKE: {"max_steps": 2}}
-    second = lay(second, {"training": lengths.get(scale, {"max_steps": 20})})
+    second = override(second, {"training": lengths.get(scale, {"max_steps": 20})})
     return Curriculum(first), Curriculum(first, (Stage("llm", first), Stage("human", second)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.config import Curriculum, lay
+from raytriever.config import Curriculum, override
 from raytriever.studies.claims import Claim, above, every, steadier
 from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
 from raytriever.studies.recipes.positives.settings import (
@@ -39,7 +39,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     for name, size, most in settings:
         config = objective_config(scale, name, data, Group(size, most), "llm" if scale == FULL else "all")
         if scale not in (SMOKE, FULL):
-            config = lay(config, {"training": {"batch_size": 8}})
+            config = override(config, {"training": {"batch_size": 8}})
         arms.append(
             Arm(
                 f"{name.lower()}-{size}-{most}",

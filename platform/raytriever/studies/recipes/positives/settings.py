@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Config, lay
+from raytriever.config import Config, override
 from raytriever.studies.datasets import (
     LENGTHS,
     PACKAGES,
@@ -121,10 +121,10 @@ def objective_config(
         source: whose positives, as `--positives` names them.
         on: whose batch, epochs and learning rate, at `full`: `NQ` or `MS_MARCO`.
     """
-    base = lay(Config(), {FULL: _FULL, SMOKE: _SMOKE}.get(scale, _SMALL))
+    base = override(Config(), {FULL: _FULL, SMOKE: _SMOKE}.get(scale, _SMALL))
     if scale == FULL:
         # MS MARCO's dev split is the one that is measured.
-        base = lay(lay(base, _OF_SET[on]), {"data": {"dev_split": "fit"}} if on == MS_MARCO else {})
+        base = override(override(base, _OF_SET[on]), {"data": {"dev_split": "fit"}} if on == MS_MARCO else {})
     alone = name == "SingleLH"
     positives = 1 if alone else group.positives
     drawn = {
@@ -135,7 +135,7 @@ def objective_config(
         "positives_per_query": positives,
         "negatives_per_query": group.size - positives,
     }
-    return lay(base, {"data": drawn, "loss": {"loss": LOSSES[name]}})
+    return override(base, {"data": drawn, "loss": {"loss": LOSSES[name]}})
 
 
 def training_set(
@@ -168,7 +168,7 @@ def describe_training(scale: str, group: Group) -> str:
     if scale == FULL:
         sizes = f"G = {group.size}, M = {group.positives}"
         return f"As the paper trains bert-base-uncased: {sizes}, unless a row says otherwise."
-    config = lay(Config(), _SMOKE if scale == SMOKE else _SMALL)
+    config = override(Config(), _SMOKE if scale == SMOKE else _SMALL)
     training, model = config.training, config.model
     drawn = " and negatives drawn at random for the rest" if config.data.negatives_mix else ""
     return (

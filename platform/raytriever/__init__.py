@@ -1,7 +1,80 @@
 """raytriever: train and measure dense retrievers on Ray.
 
-The packages follow the route of the data (docs/explanation/architecture.md). Nothing heavy is imported here, so that
-`--help` answers at once.
+    import raytriever as rt
+
+    data = rt.load_dataset("path/to/scifact")
+    model = rt.load_model("minilm")
+    hard = rt.mine_hard_negatives(data, model, num_negatives=10)
+    run = rt.train(data, model, loss="mw", hard_negatives=hard, max_steps=500, output="runs/mine")
+    report = rt.evaluate(["bm25", model, run], data, split="test")
+    index = rt.build_index(run.model, data)
+    print(report, index.search(["a question"], top_k=5))
+
+Nothing heavy is imported before a name is used, so that `import raytriever` and `--help` answer at once. Errors that a
+user can correct are `UserError` and its kinds. Lines of progress appear on standard error, as from the commands;
+`contextlib.redirect_stderr` hides them. The packages follow the route of the data (docs/architecture.md).
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raytriever import losses, metrics
+    from raytriever.api.datasets import Dataset, load_dataset
+    from raytriever.api.evaluation import Report, compare, evaluate
+    from raytriever.api.models import Model, Run, load_model
+    from raytriever.api.search import Index, build_index
+    from raytriever.api.training import HardNegatives, mine_hard_negatives, train
+    from raytriever.errors import ConfigError, DataError, ModelError, StorageError, UserError
+    from raytriever.search.exact import Hit
+
 __version__ = "0.1.0"
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "HardNegatives",
+    "Hit",
+    "Index",
+    "Model",
+    "ModelError",
+    "Report",
+    "Run",
+    "StorageError",
+    "UserError",
+    "build_index",
+    "compare",
+    "evaluate",
+    "load_dataset",
+    "load_model",
+    "losses",
+    "metrics",
+    "mine_hard_negatives",
+    "train",
+]
+_MODULES = {
+    "raytriever.api.datasets": ("Dataset", "load_dataset"),
+    "raytriever.api.evaluation": ("Report", "compare", "evaluate"),
+    "raytriever.api.models": ("Model", "Run", "load_model"),
+    "raytriever.api.search": ("Index", "build_index"),
+    "raytriever.api.training": ("HardNegatives", "mine_hard_negatives", "train"),
+    "raytriever.errors": ("ConfigError", "DataError", "ModelError", "StorageError", "UserError"),
+    "raytriever.search.exact": ("Hit",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name in ("losses", "metrics"):
+        return import_module(f"raytriever.{name}")
+    if name in _MODULE_OF:
+        globals()[name] = value = getattr(import_module(_MODULE_OF[name]), name)
+        return value
+    raise AttributeError(f"module 'raytriever' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

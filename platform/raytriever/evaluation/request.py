@@ -116,12 +116,27 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
     Raises:
         ConfigError: two models have the same name.
     """
-    labels, sources = [], []
+    labelled: list[tuple[str | None, str, ModelConfig | None]] = []
     for word in words:
         label, equals, source = word.partition("=")
         is_labelled = bool(equals and label and source) and not Path(word).exists()
-        labels.append(safe_name(label) if is_labelled else None)
-        sources.append(source if is_labelled else word)
+        named = source if is_labelled else word
+        config = None if named == BM25 else dataclasses.replace(settings, model=named)
+        labelled.append((label if is_labelled else None, named, config))
+    return name_models(labelled)
+
+
+def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) -> list[EvaluatedModel]:
+    """Give each model a name for tables and files.
+
+    Args:
+        models: explicit name, path or hub name, and settings of each model; no settings for BM25.
+
+    Raises:
+        ConfigError: two models have the same name.
+    """
+    labels = [safe_name(label) if label else None for label, _, _ in models]
+    sources = [source for _, source, _ in models]
     names = [label or name for label, name in zip(labels, distinct_names(sources), strict=True)]
     for row, name in enumerate(names):
         for other in range(row):
@@ -130,10 +145,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
                     f"two models are called {name!r}", "--model", f"give one another name: OTHER={sources[row]}"
                 )
     names = unique_names(names)
-    return [
-        EvaluatedModel(name, None if source == BM25 else dataclasses.replace(settings, model=source))
-        for name, source in zip(names, sources, strict=True)
-    ]
+    return [EvaluatedModel(name, config) for name, (_, _, config) in zip(names, models, strict=True)]
 
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:

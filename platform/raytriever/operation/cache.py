@@ -18,7 +18,7 @@ from raytriever.operation.disk_usage import last_use_time, remove, size_of
 from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, one_writer
 
-COLLECTIONS = ("datasets", "embeddings")
+COLLECTIONS = ("datasets", "embeddings", "sources", "negatives")
 ANSWERS, LOCKS = "answers", "locks"
 # Content of an entry directly below the cache, by the beginning of its name.
 _CONTENTS = {
@@ -123,6 +123,10 @@ def _describe(path: Path, collection: str) -> str:
     if collection == "embeddings":
         dataset, model = meta.get("dataset") or "a data set", meta.get("model") or "an encoder"
         return f"{meta.get('side') or 'text'} embeddings of {dataset} by {model}" + ("" if meta else ", unfinished")
+    if collection == "sources":
+        return f"data set that Python code made in memory, {', '.join(one.name for one in _children(path))}"
+    if collection == "negatives":
+        return f"hard negatives mined by {(meta.get('settings') or {}).get('method') or 'an unfinished call'}"
     return next((content for name, content in _CONTENTS.items() if path.name.startswith(name)), "unknown")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +34,7 @@ from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
-from raytriever.search.exact import search_store
+from raytriever.search.exact import Hit, hits_of, search_store
 from raytriever.storage import check_writable
 from raytriever.terminal import one_line, text_table
 
@@ -77,6 +77,15 @@ class IndexResult:
     retriever: Retriever
     store: EmbeddingStore
     seconds: float | None
+
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
+        """Return for each query the best passages that the index finds, best first, none below the threshold.
+
+        Raises:
+            ModelError: the embedding of a query is not finite.
+        """
+        embeddings = encode_texts(self.retriever, queries, "query", "queries")
+        return hits_of(self.dataset, *self.index.search(embeddings, top), threshold)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
         """The embeddings of the judged queries of a split."""

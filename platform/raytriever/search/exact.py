@@ -83,12 +83,41 @@ def searchable_blocks(
 
 @dataclass(frozen=True)
 class Hit:
-    """One passage found; the score is the cosine or the dot product of the model."""
+    """Passage that answers a query.
+
+    Attributes:
+        score: cosine or dot product of the embeddings, as the model compares them.
+        document_id: its id in the data set.
+        title: its title, which may be empty.
+        text: its text.
+
+    Example:
+        >>> rt.Hit(0.73, "d1", "Vienna", "It lies on the Danube.").document_id
+        'd1'
+    """
 
     score: float
     document_id: str
     title: str
     text: str
+
+
+def hits_of(
+    dataset: RetrievalDataset,
+    scores: Float32[ndarray, "queries k"],
+    ranking: Int64[ndarray, "queries k"],
+    threshold: float | None = None,
+) -> list[list[Hit]]:
+    """Return the passages of rankings, best first; none below the threshold, and none for the padding -1."""
+    documents = dataset.documents
+    return [
+        [
+            Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
+            for score, place in zip(*row, strict=True)
+            if place >= 0 and (threshold is None or score >= threshold)
+        ]
+        for row in zip(scores, ranking, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -122,15 +151,7 @@ class ExactIndex:
         """
         embeddings = encode_texts(self.retriever, queries, "query", "queries")
         scores, ranking = top_k(embeddings, self.passages, top, self._ties)
-        documents = self.dataset.documents
-        return [
-            [
-                Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
-                for score, place in zip(*row, strict=True)
-                if place >= 0 and (threshold is None or score >= threshold)
-            ]
-            for row in zip(scores, ranking, strict=True)
-        ]
+        return hits_of(self.dataset, scores, ranking, threshold)
 
 
 def search_dataset(

@@ -85,6 +85,22 @@ class Tracker(Protocol):
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
 
 
+class NullTracker(Tracker):
+    """Tracker that keeps nothing."""
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        """Ignore the settings."""
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Ignore the values."""
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Ignore the file."""
+
+    def finish(self, status: str) -> None:
+        """Do nothing."""
+
+
 class PersistentTracker(Tracker, Protocol):
     """A tracker that keeps beside the run what it is told, until its server has it; see `spool.Spool`."""
 

@@ -13,14 +13,17 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from raytriever.activity import activity
@@ -269,7 +272,8 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
             try:
                 while True:
                     while len(waiting) < 2 * workers and (chunk := lost.pop() if lost else next(chunks, None)):
-                        waiting[pool.submit(_write, chunk)] = chunk
+                        with _without_main():
+                            waiting[pool.submit(_write, chunk)] = chunk
                     if not waiting:
                         return
                     for done in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -294,6 +298,21 @@ def _pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
     context = get_context("forkserver")
     context.set_forkserver_preload(["raytriever.data.prepare.shards"])
     return ProcessPoolExecutor(workers, context, _begin, (writer,))
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module while a process starts.
+
+    A process of `multiprocessing` runs the main module again. A user's script without `if __name__ == "__main__"` would
+    prepare the data set again in each process, and wait for itself forever.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 _writers: list[ShardWriter] = []

@@ -37,7 +37,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.weights import quiet_transformers
 from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, MeasuredDataset
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
-from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
@@ -184,7 +184,7 @@ def measure(
             protocol=Protocol(dataset.metrics, level=dataset.level, drop_own=dataset.drop_own),
             precision=precision,
         )
-        run_evaluation(job, path, fresh=True, tracker=_NullTracker, log=lambda line: None)
+        run_evaluation(job, path, fresh=True, tracker=NullTracker, log=lambda line: None)
     values = read_results(path)["models"].get(arm.name, {}).get(path.name)
     if values is None:
         raise StorageError(f"has no results of {arm.name}", str(path), f"remove {path}; it is measured again")
@@ -210,18 +210,6 @@ def _measure_gap(dataset: MeasuredDataset, arm: Arm, model: str, precision: str 
         "candidates_ratio": results["indexes"][GAP_INDEX]["ratio"],
     }
     return {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
-
-
-class _NullTracker(Tracker):
-    """Tracker that records nothing: the metrics of an arm are logged by its own run."""
-
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None: ...
-
-    def log(self, points: Any) -> None: ...
-
-    def log_file(self, path: Path, folder: str = "") -> None: ...
-
-    def finish(self, status: str) -> None: ...
 
 
 def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -> dict[str, Any]:

@@ -1,0 +1,293 @@
+"""Data sets of the public API, from files and from memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raytriever.api.calls import public, working
+from raytriever.api.tables import (
+    NAME,
+    Files,
+    Table,
+    csv_table,
+    frame_table,
+    hub_tables,
+    judged_tables,
+    pair_files,
+    text_files,
+)
+from raytriever.errors import ConfigError, DataError
+from raytriever.terminal import warn
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+
+Texts = Mapping[str, "str | Mapping[str, str]"]
+Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
+
+
+class Dataset:
+    """Checked data set for retrieval: documents, queries, and which documents answer which query.
+
+    Make one with `load_dataset`, or from data in memory with `from_dict`, `from_pandas`, `from_csv` or
+    `from_huggingface`. Data in memory is written once to the cache, under the digest of its content, and then checked
+    as files are: a bad row is left out and listed in `bad_rows`, and too many bad rows are an error.
+
+    Attributes:
+        name: in tables and file names.
+        source: the path, URI or name of the data; the commands take it as `--dataset`.
+        splits: names of the splits that have judgements, sorted.
+        counts: number of documents, of queries, and of the queries, judgements and positives of each split.
+        bad_rows: `{"file", "row", "reason", "raw"}` of each row that was left out.
+
+    Example:
+        >>> data = rt.load_dataset(folder)
+        >>> data.splits
+        ['dev', 'test', 'train']
+        >>> data.counts["documents"]
+        160
+    """
+
+    def __init__(self, source: str, name: str, max_bad_rows: float, opened: Any) -> None:
+        self.source, self.name, self.max_bad_rows = source, name, max_bad_rows
+        self.splits: list[str] = sorted(opened.judgements)
+        self.counts: dict[str, int] = opened.counts()
+        self.bad_rows: list[dict[str, Any]] = [dict(entry) for entry in opened.quarantine.entries]
+
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({self.name!r}: {self.counts['documents']:,} documents, {self.counts['queries']:,} queries, "
+            f"splits {', '.join(self.splits) or 'none'})"
+        )
+
+    @classmethod
+    @public
+    def from_dict(
+        cls, documents: Texts, queries: Mapping[str, str], judgements: Grades, *, name: str = "memory",
+        max_bad_rows: float = 0.01,
+    ) -> Dataset:  # fmt: skip
+        """Make a data set of dictionaries, as BEIR's loader returns them.
+
+        Args:
+            documents: `{id: text}` or `{id: {"title": ..., "text": ...}}`.
+            queries: `{id: text}`.
+            judgements: `{split: {query id: {document id: grade}}}`. A grade is a whole number; above 0 is relevant.
+                Training needs the split `train`, and measures `test`; without `dev`, a tenth of `train` is held out.
+            name: letters, digits, `.`, `_` and `-`.
+            max_bad_rows: share of rows that may be bad, 0 to 1.
+
+        Raises:
+            DataError: an argument has another form, or too many rows are bad.
+            StorageError: the cache cannot be written.
+
+        Example:
+            >>> documents = {"d1": {"title": "Vienna", "text": "It lies on the Danube."}, "d2": "Graz lies on the Mur."}
+            >>> queries = {"q1": "which river flows through vienna"}
+            >>> rt.Dataset.from_dict(documents, queries, {"test": {"q1": {"d1": 1}}}, name="rivers")
+            Dataset('rivers': 2 documents, 1 queries, splits test)
+        """
+        return _from_files(cls, text_files(documents, queries, judgements), name, max_bad_rows)
+
+    @classmethod
+    @public
+    def from_pandas(
+        cls,
+        frame: pandas.DataFrame,
+        queries: pandas.DataFrame | None = None,
+        judgements: pandas.DataFrame | None = None,
+        *,
+        query: str = "query",
+        passage: str = "passage",
+        split: str | None = None,
+        name: str = "frame",
+        max_bad_rows: float = 0.01,
+    ) -> Dataset:
+        """Make a data set of one frame of pairs, or of three frames with ids.
+
+        One frame: a row holds a query and a passage that answers it, and may hold hard negatives in the columns
+        `negative`, `negative_1`, `negative_2` and so on. The column `split` assigns rows to `train`, `dev` and `test`.
+        Without it the queries are divided by the digest of their text: a tenth each to `dev` and `test`, the rest to
+        `train`.
+
+        Three frames: documents with the columns `id`, `text` and, if there are titles, `title`; queries with `id` and
+        `text`; judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and, if there
+        are several splits, `split`. Without that column all judgements belong to `test`.
+
+        Args:
+            frame: the pairs, or the documents.
+            queries: the queries, where `frame` holds documents.
+            judgements: the judgements, where `frame` holds documents.
+            query: column of queries in a frame of pairs.
+            passage: column of passages in a frame of pairs.
+            split: column of splits; by default `split`, if there is one.
+            name: letters, digits, `.`, `_` and `-`.
+            max_bad_rows: share of rows that may be bad, 0 to 1.
+
+        Raises:
+            DataError: a column is missing, or too many rows are bad (empty texts, ids that are not unique).
+            StorageError: the cache cannot be written.
+
+        Example:
+            >>> import pandas as pd
+            >>> frame = pd.DataFrame({"question": ["a?", "b?", "c?"], "passage": ["A.", "B.", "C."]})
+            >>> rt.Dataset.from_pandas(frame, query="question", name="faq")
+            Dataset('faq': 3 documents, 3 queries, splits dev, test, train)
+        """
+        return _from_tables(cls, frame_table, frame, queries, judgements, query, passage, split, name, max_bad_rows)
+
+    @classmethod
+    @public
+    def from_csv(
+        cls,
+        path: str | os.PathLike[str],
+        queries: str | os.PathLike[str] | None = None,
+        judgements: str | os.PathLike[str] | None = None,
+        *,
+        query: str = "query",
+        passage: str = "passage",
+        split: str | None = None,
+        name: str | None = None,
+        max_bad_rows: float = 0.01,
+    ) -> Dataset:
+        """Make a data set of one CSV file of pairs, or of three CSV files with ids; see `from_pandas`.
+
+        Args:
+            path: the pairs, or the documents; UTF-8, separated by commas, with a header.
+            queries: the queries, where `path` holds documents.
+            judgements: the judgements, where `path` holds documents.
+            query: column of queries in a file of pairs.
+            passage: column of passages in a file of pairs.
+            split: column of splits; by default `split`, if there is one.
+            name: letters, digits, `.`, `_` and `-`; by default the file's.
+            max_bad_rows: share of rows that may be bad, 0 to 1.
+
+        Raises:
+            DataError: there is no such file, a column is missing, or too many rows are bad.
+            StorageError: a file cannot be read, or the cache cannot be written.
+
+        Example:
+            >>> from pathlib import Path
+            >>> _ = Path("faq.csv").write_text("query,passage\\na?,A.\\nb?,B.\\nc?,C.\\n")
+            >>> rt.Dataset.from_csv("faq.csv").counts["documents"]
+            3
+        """
+        called = Path(path).stem if name is None else name
+        return _from_tables(cls, csv_table, path, queries, judgements, query, passage, split, called, max_bad_rows)
+
+    @classmethod
+    @public
+    def from_huggingface(
+        cls, splits: datasets.DatasetDict, *, name: str = "hub", max_bad_rows: float = 0.01
+    ) -> Dataset:
+        """Make a data set of a `datasets.DatasetDict`.
+
+        Either each split holds rows of a known training format, such as `anchor`, `positive` and `negative` of
+        sentence-transformers, or `corpus` and `queries` hold texts and every other split holds judgements with the
+        columns `query-id`, `corpus-id` and `score`, as BEIR's data sets on the hub do.
+
+        Args:
+            splits: the splits.
+            name: letters, digits, `.`, `_` and `-`.
+            max_bad_rows: share of rows that may be bad, 0 to 1.
+
+        Raises:
+            DataError: it is no `DatasetDict`, its columns are of no known format, or too many rows are bad.
+            StorageError: the cache cannot be written.
+
+        Example:
+            >>> import datasets
+            >>> rows = datasets.Dataset.from_dict({"anchor": ["a?", "b?", "c?"], "positive": ["A.", "B.", "C."]})
+            >>> rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows}), name="faq").splits
+            ['train']
+        """
+        return _from_files(cls, hub_tables(splits), name, max_bad_rows)
+
+
+@public
+def load_dataset(path: str | os.PathLike[str], *, name: str | None = None, max_bad_rows: float = 0.01) -> Dataset:
+    """Check and prepare a data set on disk, in an object store or on the hub.
+
+    What was prepared before is found in the cache. Every row is checked; a bad one is left out and listed in `bad_rows`
+    of the result.
+
+    Args:
+        path: a folder or file in a known format (BEIR, sentence-transformers, Tevatron, DPR, FlagEmbedding, pairs), a
+            URI such as `s3://bucket/data`, `hf://datasets/ORG/NAME`, `ir_datasets:NAME`, a prepared data set, or
+            `pydocs`.
+        name: in tables; by default that of the folder.
+        max_bad_rows: share of each file's rows that may be bad, 0 to 1.
+
+    Raises:
+        DataError: there is no such data set, its format is unknown, a file is broken, or too many rows are bad.
+        StorageError: the cache cannot be written.
+
+    Example:
+        >>> rt.load_dataset(folder)
+        Dataset('letters': 160 documents, 160 queries, splits dev, test, train)
+    """
+    return _load(Dataset, os.fspath(path), name, max_bad_rows)
+
+
+def source_of(data: Dataset | str | os.PathLike[str]) -> str:
+    """Return the path, URI or name of a data set; raises `ConfigError` where it is neither that nor a `Dataset`."""
+    if isinstance(data, Dataset):
+        return data.source
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(data)
+    raise ConfigError(f"is {type(data).__name__}", "data", "give the result of load_dataset or a path")
+
+
+def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: float) -> Dataset:
+    """Check all rows of a source."""
+    from raytriever.data.config import DataConfig
+    from raytriever.data.prepare.open import open_all_splits
+    from raytriever.data.prepare.pipeline import in_processes
+    from raytriever.options import check_options
+    from raytriever.paths import check_paths
+
+    config = DataConfig(dataset=source, max_bad_rows=max_bad_rows)
+    check_options(config)
+    check_paths(config)
+    with working("load_dataset"):
+        opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, say=warn)
+    return kind(source, name or opened.name, max_bad_rows, opened)
+
+
+def _from_tables(
+    kind: type[Dataset],
+    table: Callable[[str, Any], Table],
+    first: Any,
+    queries: Any,
+    judgements: Any,
+    query: str,
+    passage: str,
+    split: str | None,
+    name: str,
+    max_bad_rows: float,
+) -> Dataset:
+    """Make a data set of one table of pairs or of three tables."""
+    if (queries is None) != (judgements is None):
+        raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
+    if queries is None:
+        files = pair_files(table("pairs", first), query, passage, split)
+    else:
+        files = judged_tables(
+            table("documents", first), table("queries", queries), table("judgements", judgements), split
+        )
+    return _from_files(kind, files, name, max_bad_rows)
+
+
+def _from_files(kind: type[Dataset], files: Files, name: str, max_bad_rows: float) -> Dataset:
+    """Write files to the cache, and make a data set of them."""
+    if not NAME.fullmatch(name):
+        raise DataError(f"{name!r} is no name of a data set", "name", "use letters, digits, '.', '_' and '-'")
+    folder = files.write(name)
+    try:
+        return _load(kind, str(folder), name, max_bad_rows)
+    except DataError as error:
+        files.name_tables(error, folder)
+        raise

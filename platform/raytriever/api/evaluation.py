@@ -1,0 +1,245 @@
+"""Evaluation and comparison of the public API."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from raytriever.api.calls import public, working
+from raytriever.api.datasets import Dataset, source_of
+from raytriever.api.models import Model, ModelLike, Run, path_of
+from raytriever.api.tables import require_pandas
+from raytriever.encoding.config import EncodeConfig, check_encode
+from raytriever.errors import ConfigError
+from raytriever.evaluation.config import EvaluationConfig
+from raytriever.models.config import ModelConfig
+from raytriever.options import check_options
+from raytriever.paths import MODELS, check_paths
+from raytriever.terminal import warn
+
+if TYPE_CHECKING:
+    import pandas
+
+    from raytriever.evaluation.request import EvaluatedModel
+    from raytriever.evaluation.results import Results
+
+
+class Report:
+    """Results of an evaluation, made by `evaluate`. `print(report)` shows its tables.
+
+    Attributes:
+        metrics: `{model: {data set: {metric: value}}}`; metrics are named `ndcg_at_10`, `mrr_at_10`, `recall_at_100`,
+            `auc`, and lie between 0 and 1.
+        path: the directory with all files where `output` was given, else None until `save`.
+
+    Example:
+        >>> report = rt.evaluate(["bm25", encoder], data, split="test")
+        >>> round(report.metrics["bm25"]["letters"]["recall_at_100"], 3)
+        1.0
+        >>> report.to_pandas().shape
+        (2, 6)
+    """
+
+    def __init__(self, results: Results, folder: Path, kept: TemporaryDirectory[str] | None) -> None:
+        self._results, self._folder, self._kept = results, folder, kept
+        self.path: Path | None = None if kept else folder
+        self.metrics: dict[str, dict[str, dict[str, float]]] = results.models
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a frame with a row for each model and data set: `model`, `dataset`, and a column for each metric.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        require_pandas("to_pandas")
+        import pandas
+
+        rows = [
+            {"model": model, "dataset": dataset, **values}
+            for model, sets in self.metrics.items()
+            for dataset, values in sets.items()
+        ]
+        return pandas.DataFrame(rows)
+
+    def significance(self) -> list[dict[str, Any]]:
+        """Return a row for each data set, metric and model that was compared with a baseline by a paired t-test.
+
+        A row holds `dataset`, `metric`, `model`, `against`, `difference` with its 95 % interval `low` to `high`, `p`,
+        `p_holm` (corrected for the number of data sets) and `effect`.
+        """
+        return [dict(row) for row in self._results.significance]
+
+    @public
+    def save(self, output: str | os.PathLike[str]) -> Path:
+        """Write the files of the evaluation to a directory: report, tables, TREC runs, scores, `results.json`.
+
+        Args:
+            output: must not exist; it appears whole or not at all.
+
+        Returns:
+            The directory.
+
+        Raises:
+            StorageError: `output` exists or cannot be written.
+        """
+        from raytriever.storage import MANIFEST, committed_directory
+
+        folder = path_of(output)
+        with working("save", folder), committed_directory(folder, {"kind": "evaluation"}) as aside:
+            shutil.copytree(self._folder, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        self.path = folder
+        return folder
+
+    def __str__(self) -> str:
+        from raytriever.evaluation.job import format_results
+
+        return format_results(self._results).strip()
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(self.metrics)})"
+
+
+@public
+def evaluate(
+    models: Sequence[ModelLike] | Mapping[str, ModelLike],
+    data: Dataset | str | os.PathLike[str] | Sequence[Dataset | str | os.PathLike[str]],
+    *,
+    split: str = "test",
+    metrics: str | Sequence[str] = EvaluationConfig.metrics,
+    baselines: Sequence[str] = (),
+    calibrate: Sequence[str] = (),
+    calibration_split: str = "dev",
+    relevance_level: int = 1,
+    drop_own_id: bool = True,
+    precision: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    fresh: bool = False,
+) -> Report:
+    """Measure models side by side on the judged queries of a split, by exact search of all passages.
+
+    Args:
+        models: each `"bm25"`, a name or path, a `Model` or a `Run`; or a dictionary of them by the names they shall
+            have in tables.
+        data: one data set or several.
+        split: the judged split.
+        metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
+        baselines: names of one or two models that the others are compared with; by default the first.
+        calibrate: wanted precisions and recalls, such as `"precision=0.9"`, for which thresholds are chosen.
+        calibration_split: where they are chosen.
+        relevance_level: grade from which on a passage is relevant.
+        drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
+        precision: of encoding, `fp32` or `bf16`; by default what the hardware is fastest at.
+        output: directory to write. It is recorded by MLflow as the command's is. Without it files are kept until the
+            report is forgotten, and `Report.save` writes them.
+        fresh: whether another evaluation in `output` is replaced.
+
+    Raises:
+        ConfigError: a model, metric or setting is unknown, or two models have one name.
+        DataError: a data set lacks the split, or no query of it has a relevant passage.
+        ModelError: a model cannot be loaded.
+        StorageError: a file cannot be written, or another process writes `output`.
+
+    Example:
+        >>> report = rt.evaluate({"lexical": "bm25", "dense": encoder}, data, metrics=["ndcg@10"])
+        >>> list(report.metrics)
+        ['lexical', 'dense']
+    """
+    words = metrics if isinstance(metrics, str) else ",".join(metrics)
+    config = EvaluationConfig(
+        split=split,
+        metrics=words,
+        relevance_level=relevance_level,
+        drop_own_id=drop_own_id,
+        calibration_split=calibration_split,
+    )
+    encoding = EncodeConfig()
+    check_options(config)
+    check_options(encoding)
+    check_encode(encoding)
+    check_paths(config)
+    if precision not in (None, "fp32", "bf16"):
+        raise ConfigError(f"unknown value {precision!r}", "precision", "give 'fp32' or 'bf16'")
+    sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
+    if isinstance(models, str | os.PathLike | Model | Run) or not models:
+        raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")
+    evaluated = _evaluated(models)
+
+    from raytriever.evaluation.request import build_evaluation_job
+
+    rate = max((one.max_bad_rows for one in sets if isinstance(one, Dataset)), default=0.01)
+    job = build_evaluation_job(
+        evaluated, [source_of(one) for one in sets], config, baselines, calibrate, precision, rate, warn
+    )
+    kept = TemporaryDirectory(prefix="raytriever-") if output is None else None
+    folder = Path(kept.name) / "results" if kept else path_of(str(output))
+    with working("evaluate", folder):
+        from raytriever.cluster.evaluation import evaluate_in_session
+        from raytriever.tracking.mlflow_tracker import tracking_uri
+        from raytriever.tracking.spool import open_adjacent
+        from raytriever.tracking.tracker import NullTracker
+
+        tracker = NullTracker if kept else lambda: open_adjacent(tracking_uri(), folder, warn)
+        results = evaluate_in_session(job, encoding, folder, fresh, tracker, warn)
+    return Report(results, folder, kept)
+
+
+@public
+def compare(
+    runs: Sequence[Run | Report | str | os.PathLike[str]], output: str | os.PathLike[str] = "report.html"
+) -> Path:
+    """Write one HTML page that compares finished runs of training and evaluation.
+
+    Args:
+        runs: each a `Run`, a `Report`, a directory, an id of MLflow (32 digits), or a filter of MLflow's search such as
+            `"params.loss.loss = 'mw'"`. Gains and tests are against the first one.
+        output: the HTML file to write.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: one is no finished run.
+        StorageError: a run is damaged, or the file cannot be written.
+
+    Example:
+        >>> first = rt.evaluate(["bm25"], data, output="results/lexical")
+        >>> second = rt.evaluate([encoder], data, output="results/dense")
+        >>> rt.compare([first, "results/dense"], "page.html").exists()
+        True
+    """
+    if isinstance(runs, str | os.PathLike | Run | Report) or not runs:
+        raise ConfigError("is no list of runs", "runs", "give a list such as ['runs/a', 'runs/b']")
+    words = [str(one._folder if isinstance(one, Report) else one.path if isinstance(one, Run) else one) for one in runs]
+    page = path_of(output)
+
+    from raytriever.report.comparison import compare_runs
+    from raytriever.report.request import check_comparison
+
+    check_comparison(words, page)
+    with working("compare"):
+        compare_runs(words, page)
+    return page
+
+
+def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[EvaluatedModel]:
+    """Return models with their names and settings."""
+    from raytriever.evaluation.request import BM25, name_models
+
+    labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]
+    rows: list[tuple[str | None, str, ModelConfig | None]] = []
+    for label, model in labelled:
+        if isinstance(model, Run):
+            rows.append((label, str(model.path), model.model.config))
+        elif isinstance(model, Model):
+            rows.append((label, model.name, model.config))
+        elif isinstance(model, str | os.PathLike):
+            place = os.fspath(model)
+            MODELS.check(place, "--model")
+            rows.append((label, place, None if place == BM25 else ModelConfig(model=place)))
+        else:
+            raise ConfigError(f"holds {type(model).__name__}", "models", "give names, paths, models or runs")
+    return name_models(rows)

@@ -1,0 +1,233 @@
+"""Encoders and training runs of the public API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from raytriever.api.calls import public, working
+from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig
+from raytriever.options import check_options
+from raytriever.paths import MODEL
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
+    from numpy import ndarray
+
+    from raytriever.models.retriever import Retriever
+
+
+class Model:
+    """Encoder of queries and passages, made by `load_model`, or the `model` of a `Run`.
+
+    Attributes:
+        name: `minilm`, a directory or a hub name.
+        config: how it reads texts.
+
+    Example:
+        >>> model = rt.load_model(encoder)
+        >>> model.encode_queries(["what is abc", "what is xyz"]).shape
+        (2, 32)
+    """
+
+    def __init__(self, config: ModelConfig, precision: str | None = None) -> None:
+        self.config, self.name, self._precision = config, config.model, precision
+
+    @property
+    def width(self) -> int:
+        """Number of components of an embedding."""
+        return self.retriever.width
+
+    @public
+    def encode_queries(self, texts: Sequence[str]) -> Float32[ndarray, "texts width"]:
+        """Encode queries.
+
+        Args:
+            texts: any number of them; the model's query prefix is put before each.
+
+        Returns:
+            Embeddings, float32 `[len(texts), width]`, of length 1 where the similarity is cosine. The score of a query
+            and a passage is the dot product of their embeddings.
+
+        Raises:
+            ConfigError: `texts` is no sequence of strings.
+            ModelError: an embedding is not finite.
+        """
+        return self._encode(texts, "query")
+
+    @public
+    def encode_passages(self, texts: Sequence[str]) -> Float32[ndarray, "texts width"]:
+        """Encode passages; see `encode_queries`. The title of a passage stands before its text, with a space between.
+
+        Args:
+            texts: any number of them; the model's passage prefix is put before each.
+
+        Returns:
+            Embeddings, float32 `[len(texts), width]`.
+
+        Raises:
+            ConfigError: `texts` is no sequence of strings.
+            ModelError: an embedding is not finite.
+        """
+        return self._encode(texts, "passage")
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        """The loaded towers and tokenizer; its weights are those of encoding and cannot be trained."""
+        import torch
+
+        from raytriever.encoding.loading import load_for_encoding
+        from raytriever.models.precision import choose_precision
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return load_for_encoding(self.config, choose_precision(self._precision, device), device)
+
+    def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
+        from raytriever.encoding.encode import encode_texts
+
+        checked = check_texts(texts)
+        with working(f"encode_{'queries' if side == 'query' else 'passages'}"):
+            return encode_texts(self.retriever, checked, side)
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r})"
+
+
+class Run:
+    """Finished training run, made by `train`.
+
+    Attributes:
+        path: its directory, with `model/`, `report.html`, `metrics.json` and `config.yaml`.
+        metrics: `{"bm25" | "before" | "after": {metric: value}}` on the test split; `before` and `after` are the
+            encoder before and after training.
+
+    Example:
+        >>> run = rt.train(data, encoder, max_steps=4, batch_size=8, output="runs/mine")  # doctest: +SKIP
+        >>> run.metrics["after"]["ndcg_at_10"]  # doctest: +SKIP
+        0.6652
+        >>> run.model.encode_queries(["a question"])  # doctest: +SKIP
+    """
+
+    def __init__(self, path: Path, metrics: dict[str, dict[str, float]]) -> None:
+        self.path, self.metrics = path, metrics
+
+    @cached_property
+    def model(self) -> Model:
+        """The trained encoder; it is loaded when it first encodes."""
+        return Model(ModelConfig(model=str(self.path / "model")))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+
+ModelLike: TypeAlias = str | os.PathLike[str] | Model | Run
+
+
+@public
+def load_model(
+    name: str | os.PathLike[str] = "minilm",
+    *,
+    revision: str | None = None,
+    precision: str | None = None,
+    pooling: str | None = None,
+    similarity: str | None = None,
+    towers: str | None = None,
+    query_prefix: str | None = None,
+    passage_prefix: str | None = None,
+    query_length: int | None = None,
+    passage_length: int | None = None,
+    truncate_dim: int | None = None,
+) -> Model:
+    """Load an encoder for measuring, mining and search, on the GPU if this process has one.
+
+    What is left out is read from the model's own files.
+
+    Args:
+        name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
+            sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`.
+        revision: commit or tag of a hub model.
+        precision: `fp32` or `bf16`; by default what the hardware is fastest at.
+        pooling: `mean`, `cls` or `last`.
+        similarity: `cosine` normalises embeddings, `dot` leaves them as they are.
+        towers: `shared`, or `separate` for an encoder each (as DPR).
+        query_prefix: text put before every query.
+        passage_prefix: text put before every passage.
+        query_length: longest query in tokens; longer ones are cut.
+        passage_length: longest passage in tokens; longer ones are cut.
+        truncate_dim: number of first components that are kept, for encoders of nested embeddings.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be loaded or trusted.
+        ConfigError: a setting is out of range.
+
+    Example:
+        >>> model = rt.load_model(encoder, query_prefix="query: ")
+        >>> model.width
+        32
+    """
+    config = ModelConfig(
+        model=os.fspath(name),
+        revision=revision,
+        pooling=pooling,
+        similarity=similarity,
+        towers=towers,
+        query_prefix=query_prefix,
+        passage_prefix=passage_prefix,
+        query_length=query_length,
+        passage_length=passage_length,
+        truncate_dim=truncate_dim,
+    )
+    check_options(config)
+    if precision not in (None, "fp32", "bf16"):
+        raise ConfigError(f"unknown value {precision!r}", "precision", "give 'fp32' or 'bf16'")
+    MODEL.check(config.model, "--model")
+    model = Model(config, precision)
+    with working("load_model"):
+        _ = model.retriever
+    return model
+
+
+def settings_of(model: ModelLike) -> ModelConfig:
+    """Return the settings of a model that is given by name, as a `Model`, or as the run that trained it."""
+    if isinstance(model, Model):
+        return model.config
+    if isinstance(model, Run):
+        return model.model.config
+    if isinstance(model, str | os.PathLike):
+        config = ModelConfig(model=os.fspath(model))
+        check_options(config)
+        MODEL.check(config.model, "--model")
+        return config
+    raise ConfigError(
+        f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"
+    )
+
+
+def loaded(model: ModelLike) -> Model:
+    """Return the model itself where it is a `Model` or a `Run`, else load it by its name."""
+    if isinstance(model, Model):
+        return model
+    return model.model if isinstance(model, Run) else Model(settings_of(model))
+
+
+def check_texts(texts: Sequence[str]) -> list[str]:
+    """Return texts as a list; raises `ConfigError` where they are one string, or not all strings."""
+    if isinstance(texts, str | bytes):
+        raise ConfigError("is one text, not a list of texts", "texts", "put it in a list")
+    checked = list(texts)
+    for place, text in enumerate(checked):
+        if not isinstance(text, str):
+            raise ConfigError(f"text {place} is {type(text).__name__}, not str", "texts", "give strings")
+    return checked
+
+
+def path_of(value: str | os.PathLike[str]) -> Path:
+    """Return a path argument with `~` expanded; raises `ConfigError` where it is empty."""
+    text = os.fspath(value)
+    if not text.strip():
+        raise ConfigError("the path is empty", "output", "give a path")
+    return Path(text).expanduser()

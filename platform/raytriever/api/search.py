@@ -1,0 +1,154 @@
+"""Search of the public API."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from raytriever.api.calls import public, working
+from raytriever.api.datasets import Dataset, source_of
+from raytriever.api.models import ModelLike, check_texts, loaded, path_of
+from raytriever.errors import ConfigError
+from raytriever.index.approximate.config import INDEXES, IndexConfig, check_index
+from raytriever.options import check_options, did_you_mean
+from raytriever.paths import DATASET
+from raytriever.terminal import warn
+
+if TYPE_CHECKING:
+    from raytriever.search.exact import Hit
+
+
+class Searcher(Protocol):
+    """Index in memory that answers queries."""
+
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
+        """Return the best passages of each query."""
+
+
+class Index:
+    """Searchable passages of a data set, made by `build_index`. Model and embeddings stay loaded.
+
+    Attributes:
+        kind: `exact`, or the kind of the approximate index.
+
+    Example:
+        >>> index = rt.build_index(encoder, data)
+        >>> [[best]] = index.search(["what is abc"], top_k=1)
+        >>> isinstance(best, rt.Hit)
+        True
+    """
+
+    def __init__(self, kind: str, searcher: Searcher, size: int) -> None:
+        self.kind, self._searcher, self._size = kind, searcher, size
+
+    def __len__(self) -> int:
+        """Number of passages."""
+        return self._size
+
+    @public
+    def search(self, queries: Sequence[str], *, top_k: int = 5, threshold: float | None = None) -> list[list[Hit]]:
+        """Find the passages with the highest scores for each query.
+
+        Args:
+            queries: the questions, none of them blank.
+            top_k: how many passages, at least 1.
+            threshold: lowest score that is returned, such as one that `evaluate(..., calibrate=...)` has chosen.
+
+        Returns:
+            For each query its hits, best first. There are fewer than `top_k` where the index has fewer passages or the
+            threshold removes some.
+
+        Raises:
+            ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range.
+            ModelError: the embedding of a query is not finite.
+        """
+        texts = check_texts(queries)
+        for place, text in enumerate(texts):
+            if not text.strip():
+                raise ConfigError(f"query {place} is empty", "queries", "give a few words")
+        if top_k < 1:
+            raise ConfigError(f"{top_k} is out of range", "top_k", "give at least 1")
+        if threshold is not None and math.isnan(threshold):
+            raise ConfigError("is no number", "threshold", "give a score, such as 0.5")
+        with working("search"):
+            return self._searcher.search(texts, top_k, threshold) if texts else []
+
+    def __repr__(self) -> str:
+        return f"Index({self.kind!r}, {self._size:,} passages)"
+
+
+@public
+def build_index(
+    model: ModelLike,
+    data: Dataset | str | os.PathLike[str],
+    *,
+    kind: str = "exact",
+    output: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Index:
+    """Encode the passages of a data set for search; embeddings are kept in the cache, and found there again.
+
+    Args:
+        model: the encoder.
+        data: whose passages are searched.
+        kind: `exact`, or an approximate index: `flat`, `ivf`, `ivfpq`, `hnsw`, `vamana` or `roargraph`.
+        output: directory of an approximate index: written there, or opened if it exists.
+        seed: fixes what an approximate index draws.
+        settings: of an approximate index, as `raytriever index --help` lists them: `effort`, `lists`, `code_bytes`,
+            `degree`, `build_beam`, `nearest`, `training_split`.
+
+    Raises:
+        ConfigError: an unknown kind, or a setting that it does not have.
+        DataError: the data set cannot be opened.
+        ModelError: the model cannot be loaded, or an embedding is not finite.
+        StorageError: the cache or `output` cannot be written, or `output` holds another index.
+
+    Example:
+        >>> index = rt.build_index(encoder, data)
+        >>> hits = index.search(["what is abc", "what is jih"], top_k=3)
+        >>> [len(each) for each in hits]
+        [3, 3]
+    """
+    source, encoder = source_of(data), loaded(model)
+    rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
+    DATASET.check(source, "--dataset")
+    if kind == "exact":
+        unused = [name for name, value in [("output", output), *settings.items()] if value is not None]
+        if unused:
+            raise ConfigError("has no effect on an exact index", unused[0], "leave it out, or give another kind")
+        from raytriever.data.prepare.open import open_dataset
+        from raytriever.data.prepare.pipeline import in_processes
+        from raytriever.search.exact import ExactIndex
+
+        with working("build_index"):
+            dataset = open_dataset(source, [], max_bad_rows=rate, run=in_processes, say=warn)
+            index = ExactIndex.build(encoder.config, encoder.retriever, dataset)
+        return Index(kind, index, len(dataset.documents))
+    return _approximate(encoder, source, kind, output, seed, rate, settings)
+
+
+def _approximate(
+    model: Any, source: str, kind: str, output: str | os.PathLike[str] | None, seed: int, rate: float, settings: Any
+) -> Index:
+    if kind not in INDEXES:
+        raise ConfigError(f"unknown kind {kind!r}", "kind", did_you_mean(kind, ("exact", *INDEXES)))
+    names = [name for name in vars(IndexConfig()) if name != "index"]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"unknown setting {name!r}", "build_index", did_you_mean(name, names))
+    if output is None:
+        raise ConfigError("an approximate index is kept in a directory", "output", "give output='indexes/mine'")
+    config = IndexConfig(index=kind, **settings)
+    check_options(config)
+    check_index(config)
+    folder = path_of(output)
+
+    from raytriever.search.approximate import IndexJob, run_index
+
+    job = IndexJob(source, config, model.config, None, rate, seed)
+    with working("build_index", None if folder.exists() else folder):
+        indexed = run_index(job, folder, warn)
+    return Index(kind, indexed, len(indexed.index.documents))

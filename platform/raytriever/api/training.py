@@ -1,0 +1,311 @@
+"""Hard negatives and training runs of the public API."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from raytriever.api.calls import public, working
+from raytriever.api.datasets import Dataset, source_of
+from raytriever.api.models import ModelLike, Run, path_of, settings_of
+from raytriever.api.tables import require_pandas
+from raytriever.config import (
+    NAME,
+    Config,
+    Curriculum,
+    check_curriculum,
+    check_curriculum_paths,
+    check_explicit_settings,
+    default_run_name,
+    from_dict,
+)
+from raytriever.errors import ConfigError
+from raytriever.mining.config import MiningConfig, check_mining
+from raytriever.models.config import READING
+from raytriever.options import check_options, did_you_mean
+from raytriever.paths import check_paths, runs_folder
+from raytriever.recipes import base_config
+from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, read_manifest, sha256_of
+from raytriever.terminal import warn
+
+if TYPE_CHECKING:
+    import pandas
+
+# As many of the mined negatives as `raytriever mine` recommends for a training group.
+MOST_DRAWN = 5
+
+
+class HardNegatives:
+    """Table of hard negatives, made by `mine_hard_negatives`.
+
+    Attributes:
+        path: its directory of Parquet files; `raytriever train --negatives-table` takes it too.
+        settings: how the negatives were mined.
+
+    Example:
+        >>> hard = rt.mine_hard_negatives(data, num_negatives=3)
+        >>> len(hard)
+        288
+        >>> hard.settings["method"]
+        'bm25'
+    """
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        self.path = path
+        self.settings: dict[str, Any] = dict(meta.get("settings") or {})
+
+    def __len__(self) -> int:
+        """Number of pairs of a query and a negative."""
+        import pyarrow.parquet as pq
+
+        return sum(pq.read_metadata(file).num_rows for file in sorted(self.path.glob("*.parquet")))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the pairs as a frame: ids of query and document, origin, rank from 0, score, round of mining.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        require_pandas("to_pandas")
+        import pyarrow.parquet as pq
+
+        return pq.read_table(sorted(self.path.glob("*.parquet"))).to_pandas()
+
+    def __repr__(self) -> str:
+        return f"HardNegatives({str(self.path)!r})"
+
+
+@public
+def mine_hard_negatives(
+    data: Dataset | str | os.PathLike[str],
+    model: ModelLike | None = None,
+    *,
+    method: str | None = None,
+    num_negatives: int = 10,
+    range_min: int = 0,
+    range_max: int | None = None,
+    max_score: float | None = None,
+    absolute_margin: float | None = None,
+    relative_margin: float | None = None,
+    sampling_strategy: str = "top",
+    drop_answers: bool = False,
+    judge: str = "",
+    split: str = "train",
+    precision: str | None = None,
+    seed: int = 0,
+    output: str | os.PathLike[str] | None = None,
+) -> HardNegatives:
+    """Find passages that a retriever ranks high for a query although they are not relevant.
+
+    Names and meanings of the settings are those of `mine_hard_negatives` of sentence-transformers.
+
+    Args:
+        data: the data set.
+        model: the encoder of the methods `dense` and `cross-query`.
+        method: `bm25`, `dense`, `cross-query`, `gold` or `random`, or several with commas between; by default `dense`
+            with a model and `bm25` without.
+        num_negatives: negatives that each method keeps for a query, at most.
+        range_min: first rank that is used; rank 0 is the best passage that is not known to be relevant.
+        range_max: rank at which a ranking ends.
+        max_score: candidates that score higher are removed.
+        absolute_margin: how far below the lowest score of a positive a candidate must be.
+        relative_margin: the same as a share of that score's size: 0.05 keeps what scores at most 95 % of the positive.
+        sampling_strategy: which of the remaining candidates are kept: `top` or `random`.
+        drop_answers: whether candidates that hold an answer of the query are removed.
+        judge: directory or hub name of a cross-encoder whose scores the margins use.
+        split: whose queries get negatives.
+        precision: of encoding, `fp32` or `bf16`; by default what the hardware is fastest at.
+        seed: fixes random draws.
+        output: directory to write; by default one of the cache, where the same call finds it again.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        DataError: the data set has no such split, or no negative is left.
+        ModelError: the model cannot be loaded.
+        StorageError: `output` exists, or cannot be written.
+
+    Example:
+        >>> hard = rt.mine_hard_negatives(data, num_negatives=2)
+        >>> sorted(hard.to_pandas()["origin"].unique())
+        ['bm25']
+    """
+    from raytriever.mining.job import MiningJob, run_mining
+    from raytriever.models.config import ModelConfig
+
+    mining = MiningConfig(
+        method=method or ("bm25" if model is None else "dense"),
+        num_negatives=num_negatives,
+        range_min=range_min,
+        range_max=range_max,
+        max_score=max_score,
+        absolute_margin=absolute_margin,
+        relative_margin=relative_margin,
+        sampling_strategy=sampling_strategy,
+        drop_answers=drop_answers,
+        judge=judge,
+    )
+    check_options(mining)
+    check_mining(mining)
+    check_paths(mining)
+    config = ModelConfig() if model is None else settings_of(model)
+    by_encoder = any(each in ("dense", "cross-query") for each in mining.methods)
+    if model is None and by_encoder:
+        raise ConfigError(f"{mining.method!r} needs an encoder", "model", "give one, such as load_model('minilm')")
+    source = source_of(data)
+    rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
+    job = MiningJob(source, split, mining, config, precision, rate, seed, 0, None)
+    folder = path_of(output) if output is not None else _cached_negatives(job, data, by_encoder)
+    with working("mine_hard_negatives", folder if output is not None else None):
+        if output is not None:
+            run_mining(job, folder, warn)
+        else:
+            with one_writer(folder, wait=True, report=warn):
+                if not (folder / MANIFEST).is_file():
+                    run_mining(job, folder, warn)
+    return HardNegatives(folder, read_manifest(folder, verify=None)["meta"])
+
+
+@public
+def train(
+    data: Dataset | str | os.PathLike[str],
+    model: ModelLike = "minilm",
+    loss: str = "mw",
+    *,
+    hard_negatives: HardNegatives | str | os.PathLike[str] | None = None,
+    max_steps: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    temperature: float | None = None,
+    num_workers: int | str | None = None,
+    seed: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+    run_name: str | None = None,
+    recipe: str | None = None,
+    fresh: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an encoder under Ray Train, and measure BM25 and the encoder before and after on the test split.
+
+    Ray is started on this machine for the length of the call, unless the process is connected to a cluster already or
+    `RAY_ADDRESS` names one. The run is recorded by MLflow (`MLFLOW_TRACKING_URI`, or `mlflow.db` in the working
+    directory). An interrupted call continues from the newest checkpoint when it is made again; a finished one returns
+    at once.
+
+    Args:
+        data: the data set, with a split `train`; `test` is measured, and `dev` decides when to stop.
+        model: the encoder to begin from.
+        loss: its name, see `rt.losses.LOSS_NAMES`.
+        hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
+            them as `negatives_per_query` says, by default up to 5.
+        max_steps: optimiser steps.
+        epochs: times the training examples are seen, where `max_steps` is not given; by default 1.
+        batch_size: queries of one step, over all workers.
+        learning_rate: AdamW's highest learning rate.
+        temperature: scores are divided by it in the loss.
+        num_workers: training processes; `"1:4"` follows the size of the cluster.
+        seed: fixes data order, draws and dropout.
+        output: the run directory; by default `runs/RUN-NAME`.
+        run_name: the run's name in MLflow; by default made of data set, model, loss and seed.
+        recipe: name of the settings to begin from: `pydocs`, `minilm`, `xlmr-base` or `xlmr-large`.
+        fresh: whether an earlier run in `output` is removed.
+        settings: any other setting of `raytriever train --help-all`, with `_` for `-`, such as `negatives_per_query`.
+
+    Raises:
+        ConfigError: a setting is unknown, out of range, without effect, or contradicts another; or `output` holds
+            another run.
+        DataError: the data set lacks a split, or is broken.
+        ModelError: the model cannot be loaded.
+        StorageError: a file cannot be written, or another process writes `output`.
+
+    Example:
+        >>> hard = rt.mine_hard_negatives(data, model)  # doctest: +SKIP
+        >>> run = rt.train(data, model, loss="mw", hard_negatives=hard, max_steps=500)  # doctest: +SKIP
+    """
+    explicit = {
+        name: value
+        for name, value in {
+            "max_steps": max_steps,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "temperature": temperature,
+            "num_workers": num_workers,
+            "seed": seed,
+        }.items()
+        if value is not None
+    }
+    explicit |= {"dataset": source_of(data), "loss": loss, **settings}
+    if isinstance(data, Dataset):
+        explicit.setdefault("max_bad_rows", data.max_bad_rows)
+    config = settings_of(model)
+    explicit |= {name: value for name in READING if (value := getattr(config, name)) is not None}
+    if hard_negatives is not None:
+        explicit |= _drawn(hard_negatives, settings)
+    curriculum = Curriculum(_lay(base_config(recipe, str(explicit["dataset"])), explicit))
+    check_curriculum(curriculum)
+    check_explicit_settings(curriculum, set(explicit) - {"max_bad_rows"})
+    name = default_run_name(curriculum) if run_name is None else run_name
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is not a valid run name", "run_name", "use letters, digits, '.', '_' and '-'")
+    check_curriculum_paths(curriculum)
+    folder = runs_folder() / name if output is None else path_of(output)
+    with working("train", folder):
+        from raytriever.experiment.train import run_experiment
+
+        finished = run_experiment(curriculum, folder, name, fresh, warn)
+    return Run(finished.path, finished.rows)
+
+
+def _lay(base: Config, explicit: dict[str, Any]) -> Config:
+    """Lay settings by name over a base; raises `ConfigError` for an unknown name or a value of the wrong type."""
+    section_of = {
+        name: section.name
+        for section in dataclasses.fields(Config)
+        for name in get_type_hints(type(getattr(base, section.name)))
+    }
+    layers: dict[str, dict[str, Any]] = {}
+    for name, value in explicit.items():
+        if name not in section_of:
+            raise ConfigError(f"unknown setting {name!r}", "train", did_you_mean(name, section_of))
+        layers.setdefault(section_of[name], {})[name] = value
+    if "epochs" in explicit:
+        layers["training"].setdefault("max_steps", None)  # explicit epochs override the steps of a recipe
+    return from_dict(layers, "train", base)
+
+
+def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that train on a table of hard negatives."""
+    if isinstance(hard_negatives, HardNegatives):
+        mined = int(hard_negatives.settings.get("num_negatives") or MOST_DRAWN)
+        path = str(hard_negatives.path)
+    elif isinstance(hard_negatives, str | os.PathLike):
+        mined, path = MOST_DRAWN, os.fspath(hard_negatives)
+    else:
+        raise ConfigError(
+            f"is {type(hard_negatives).__name__}", "hard_negatives", "give the result of mine_hard_negatives or a path"
+        )
+    return {"negatives_table": path, "negatives_per_query": settings.get("negatives_per_query", min(mined, MOST_DRAWN))}
+
+
+def _cached_negatives(job: Any, data: Dataset | str | os.PathLike[str], by_encoder: bool) -> Path:
+    """Return the place of a table in the cache, named after all that decides its content."""
+    from raytriever.data.prepare.open import open_all_splits
+    from raytriever.data.prepare.pipeline import in_processes
+    from raytriever.models.source import resolve_model
+
+    opened = open_all_splits(job.dataset, max_bad_rows=job.max_bad_rows, run=in_processes)
+    weights: dict[str, str] = {}
+    for name in [job.model.model] * by_encoder + [job.mining.judge] * bool(job.mining.judge):
+        directory = resolve_model(name, job.model.revision if name == job.model.model else None)
+        files = [file for file in files_below(directory) if file.suffix in (".safetensors", ".json", ".txt")]
+        weights |= {f"{name}/{file.relative_to(directory)}": sha256_of(file) for file in files}
+    decides = [opened.digest, job.split, dataclasses.asdict(job.mining), job.seed, job.precision, weights]
+    decides += [dataclasses.asdict(job.model)] if by_encoder else []
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    name = data.name if isinstance(data, Dataset) else opened.name
+    return cache_folder() / "negatives" / f"{name}-{key[:16]}"

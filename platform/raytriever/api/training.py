@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -60,9 +61,13 @@ class HardNegatives:
 
     def __len__(self) -> int:
         """Number of pairs of a query and a negative."""
-        import pyarrow.parquet as pq
+        return len(self._rows)
 
-        return sum(pq.read_metadata(file).num_rows for file in sorted(self.path.glob("*.parquet")))
+    @cached_property
+    def _rows(self) -> Any:
+        from raytriever.data.negatives import read_ids
+
+        return read_ids(self.path)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the pairs as a frame: ids of query and document, origin, rank from 0, score, round of mining.
@@ -71,9 +76,7 @@ class HardNegatives:
             ConfigError: pandas is not installed.
         """
         require_pandas("to_pandas")
-        import pyarrow.parquet as pq
-
-        return pq.read_table(sorted(self.path.glob("*.parquet"))).to_pandas()
+        return self._rows.to_pandas()
 
     def __repr__(self) -> str:
         return f"HardNegatives({str(self.path)!r})"

@@ -264,18 +264,27 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
             pickles, which are never loaded) or has holes; rows name unknown queries, documents or origins.
         StorageError: a directory that was never completed, or is torn.
     """
-    path = Path(path)
+    query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
+    parts = [_part(file, query_ids, document_ids) for file in _files(Path(path))]
+    return NegativesTable.of(dataset, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def read_ids(path: Path) -> Any:
+    """Read the rows of a table as they are stored, with ids, as an Arrow table; the errors are those of
+    `read_negatives`."""
+    return pa.concat_tables([read_columns(file, _KINDS, _REMEDY, may_lack=["score"]) for file in _files(path)])
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the Parquet files of a table."""
     if not path.exists():
         raise NEGATIVES.error_of_missing(str(path))
-    if path.is_dir():
-        files = [path / name for name in sorted(read_manifest(path)["files"]) if name.endswith(".parquet")]
-    else:
-        files = [path]
-    query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
-    parts = [_part(file, query_ids, document_ids) for file in files]
-    if not parts:
+    if not path.is_dir():
+        return [path]
+    files = [path / name for name in sorted(read_manifest(path)["files"]) if name.endswith(".parquet")]
+    if not files:
         raise DataError("the directory holds no Parquet file", str(path), "give the directory of a negatives table")
-    return NegativesTable.of(dataset, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return files
 
 
 def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:

@@ -1,4 +1,4 @@
-"""Write the outcome of a run: figures, report, the tracker's last metrics and files, `metrics.json`."""
+"""Conclusion of a run: report and figures, the last metrics and files of the tracker, and `metrics.json`."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def conclude(
     run: RunDirectory,
     opened: OpenRun,
     folders: Sequence[Path],
-    found: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     tracker: Tracker,
-    began: float,
+    started: float,
 ) -> None:
-    """Write and log the outcome; `metrics.json` comes last, because it says that the run is finished.
+    """Write and log the results of a run. `metrics.json` is written last, because it marks the run as finished.
 
     Args:
         run: the run's directory, with `model/`.
-        opened: what was trained and measured.
-        folders: where the steps of each stage are kept, in their order.
-        found: evaluations by system.
+        opened: data sets and settings of the run.
+        folders: directories of the stages with their `steps.jsonl`, in order.
+        evaluations: by system.
         tracker: of the run.
-        began: `time.monotonic()` when the command began.
+        started: `time.monotonic()` at the start of the command.
     """
     base, dataset = opened.curriculum.base, opened.dataset
     judged = select_judged_queries(dataset, base.data.test_split, Protocol())
-    tests, analysis = training_tests(dataset, found), Analysis.of(dataset.passages())
+    tests, analysis = training_tests(dataset, evaluations), Analysis.of(dataset.passages())
     write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
         base.data.test_split,
         judged,
-        found,
+        evaluations,
         end_to_end(folders, "loss"),
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
@@ -56,7 +56,7 @@ def conclude(
         tests,
         analysis.warning,
     )
-    rows = {name: evaluation.metrics for name, evaluation in found.items()}
+    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     now = time.time_ns() // 1_000_000
     steps = sum(stage.total_steps for stage in opened.stages)
     points = [
@@ -67,17 +67,17 @@ def conclude(
     absent = judged.count_absent()
     points += significance_points(tests, steps, now, several=False)
     points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
-    points.append(Point("total_seconds", time.monotonic() - began, steps, now))
+    points.append(Point("total_seconds", time.monotonic() - started, steps, now))
     tracker.log(points)
     for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
     best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
-    figures = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
-    run.finish(figures | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
+    metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
+    run.finish(metrics | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
-    """The curves of the stages one behind another: a stage's step 1 follows the last step of the one before."""
+    """Return the curve of a metric over all stages; step 1 of a stage follows the last step of the stage before."""
     whole: list[tuple[int, float]] = []
     done = 0
     for folder in folders:

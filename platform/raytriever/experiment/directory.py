@@ -1,7 +1,7 @@
-"""A run's directory: new, to be continued, or finished, decided from what stands in it.
+"""Directory of a run, and its state: new, interrupted or finished.
 
-`config.yaml` is written first and `metrics.json` last, so the two tell how far a run came. A directory of other
-settings, or one that is no run at all, is never touched.
+`config.yaml` is written first and `metrics.json` last, so the two files show the state. A directory of a run with other
+settings, or of no run at all, is never changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMEDY = "give another --output, or --fresh to replace the run"
 
 
 class DifferenceRow(TypedDict):
-    """One test of a system against another on one metric."""
+    """Significance test between two systems on one metric."""
 
     metric: str
     model: str
@@ -37,7 +37,7 @@ class DifferenceRow(TypedDict):
 
 
 class JudgedCounts(TypedDict):
-    """How many documents are relevant, and how many of them are not in the corpus."""
+    """Numbers of relevant documents, of those that are not in the corpus, and of queries without any."""
 
     absent_relevant: int
     relevant: int
@@ -45,13 +45,13 @@ class JudgedCounts(TypedDict):
 
 
 class AnalyserWarning(TypedDict):
-    """The warning of BM25's analyser; an empty text where there is none."""
+    """Warning of BM25's analyser; empty without one."""
 
     warning: str
 
 
 class RunMetrics(TypedDict):
-    """The metrics of each system that a run measures, and what is said of them; earlier versions said nothing."""
+    """Content of `metrics.json`: metrics by system, and notes on them, which earlier versions did not write."""
 
     bm25: dict[str, float]
     before: dict[str, float]
@@ -63,7 +63,7 @@ class RunMetrics(TypedDict):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where one run lives.
+    """Directory of one run.
 
     Args:
         path: the directory.
@@ -75,16 +75,16 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], fresh: bool) -> RunDirectory:
-        """Look at a directory before anything is written.
+        """Check a directory before anything is written.
 
         Args:
             path: may not exist yet.
             config: the resolved settings of this command.
-            fresh: whether what an earlier run left there is to be removed when writing begins.
+            fresh: whether `begin` removes an earlier run.
 
         Raises:
-            ConfigError: it holds something else, or a run of other settings.
-            StorageError: nothing can be written there.
+            ConfigError: the directory holds other files, or a run with other settings.
+            StorageError: the directory is not writable.
         """
         check_writable(path)
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -93,27 +93,27 @@ class RunDirectory:
             raise ConfigError("is not empty and holds no run", f"--output {path}", "give another directory")
         if fresh:
             return cls(path, "new")
-        different = _difference(_read_config(path / CONFIG), config)
-        if different:
+        difference = _difference(_read_config(path / CONFIG), config)
+        if difference:
             raise ConfigError(
-                f"holds a run with other settings ({different})",
+                f"holds a run with other settings ({difference})",
                 f"--output {path}",
                 "give another --output, or --fresh to remove that run",
             )
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
     def begin(self, config_yaml: str) -> None:
-        """Make the directory and write its configuration; a new run removes what an older one left."""
+        """Create the directory and write its configuration. A new run removes the files of an older one."""
         if self.state == "new" and (self.path / CONFIG).is_file():
             shutil.rmtree(self.path)
         write_atomically(self.path / CONFIG, config_yaml)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Write the figures that close the run."""
+        """Write `metrics.json`, which marks the run as finished."""
         write_atomically(self.path / METRICS, json.dumps(metrics, indent=2) + "\n")
 
     def metrics(self) -> RunMetrics:
-        """The figures of a finished run; raises `StorageError` where `metrics.json` is not as it was written."""
+        """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is torn or was changed."""
         with disk_errors(self.path, reading=True):
             return read_json(self.path / METRICS, RunMetrics, "give --fresh to train again")
 
@@ -124,10 +124,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     return conform(content, str(path), dict[str, Any], _REMEDY, error=ConfigError)
 
 
-def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """The first setting in which two configurations would compute something else."""
-    for section, settings in here.items():
-        before = there.get(section)
+def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    """Return a text on the first setting that changes the result of the run; None if there is none."""
+    for section, settings in current.items():
+        before = stored.get(section)
         before = before if isinstance(before, dict) else {}
         for name, value in settings.items():
             if before.get(name) != value and name not in MAY_CHANGE:

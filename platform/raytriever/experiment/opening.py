@@ -1,7 +1,7 @@
 """Open and check everything a user may get wrong before anything is written: settings, data sets, model, directory.
 
-All stages are opened here, so that the last one cannot fail for what could have been seen before the first. A hub model
-is pinned to the commit that its name referred to when the run began; a resumed run reads the commit from its
+All stages are opened here, so that an error in the last stage is found before the first stage trains. A hub model is
+pinned to the commit that its name referred to at the start of the run; a resumed run reads the commit from its
 configuration."""
 
 from __future__ import annotations
@@ -39,54 +39,53 @@ from raytriever.models.source import commit_of, resolve_model
 from raytriever.training.refresh.config import check_refresh
 from raytriever.training.training_data import Material, tokenisation_of
 
+Log = Callable[[str], None]
+
 
 def pin_model(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum:
-    """The settings with the encoder's revision as a commit; unchanged where the encoder lies on this machine.
+    """Return the settings with the encoder's revision as a commit; unchanged for an encoder on this machine.
 
     Args:
-        curriculum: as the command gives it.
-        output: the run directory, whose recorded commit counts where the command names no revision.
-        fresh: whether what stands there counts no more.
+        curriculum: settings of the command.
+        output: the run directory. Its recorded commit is used if the command gives no revision.
+        fresh: whether the recorded commit is ignored.
 
     Raises:
         ModelError: see `resolve_model`.
     """
     model = curriculum.base.model
-    recorded = None if fresh or model.revision else _recorded(output / CONFIG, model.model)
+    recorded = None if fresh or model.revision else _recorded_commit(output / CONFIG, model.model)
     commit = recorded or commit_of(model.model, model.revision)
     if commit is None:
         return curriculum
 
-    def pinned(config: Config) -> Config:
+    def pin(config: Config) -> Config:
         return replace(config, model=replace(config.model, revision=commit))
 
-    stages = tuple(replace(stage, config=pinned(stage.config)) for stage in curriculum.stages)
-    return Curriculum(pinned(curriculum.base), stages)
+    stages = tuple(replace(stage, config=pin(stage.config)) for stage in curriculum.stages)
+    return Curriculum(pin(curriculum.base), stages)
 
 
-def _recorded(file: Path, model: str) -> str | None:
-    there = None
+def _recorded_commit(file: Path, model: str) -> str | None:
+    recorded = None
     if file.is_file():
-        with suppress(ConfigError):  # the run directory refuses it in its own words
-            there = read_settings(file).get("model")
-    if not isinstance(there, dict) or there.get("model") != model or there.get("revision") is None:
+        with suppress(ConfigError):  # `RunDirectory.open` reports it
+            recorded = read_settings(file).get("model")
+    if not isinstance(recorded, dict) or recorded.get("model") != model or recorded.get("revision") is None:
         return None
-    return str(there["revision"])
-
-
-Say = Callable[[str], None]
+    return str(recorded["revision"])
 
 
 @dataclass(frozen=True)
 class OpenStage:
-    """A stretch of training whose data stands prepared.
+    """One stage of training with its prepared data.
 
     Args:
         stage: its name and settings.
-        description: the encoder as this stage sees it.
-        material: what it learns from.
-        total_steps: after which it ends at the latest.
-        dev_sets: what its checkpoints are evaluated on.
+        description: prefixes and lengths of the encoder in this stage.
+        material: its training data.
+        total_steps: the stage ends after at most this many steps.
+        dev_sets: data sets on which its checkpoints are evaluated.
     """
 
     stage: Stage
@@ -96,19 +95,19 @@ class OpenStage:
     dev_sets: tuple[DevSet, ...] = ()
 
     def model_after(self, previous: Path) -> ModelConfig:
-        """This stage's settings of the encoder for another stage's model, whose own prefixes and lengths give way."""
+        """Return the model settings that load a previous stage's model with the prefixes and lengths of this stage."""
         return replace(self.stage.config.model, model=str(previous), revision=None, **asdict(self.description))
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run of which everything has been looked at.
+    """A run whose settings, data and model have been checked.
 
     Args:
         curriculum: its settings.
-        dataset: what is measured, with the test split.
-        stages: the stretches of training, in their order; one where the run has no stages.
-        precision, device: of measuring.
+        dataset: data set of the evaluation, with the test split.
+        stages: stages of training in order; one if the settings name no stages.
+        precision, device: of the evaluation.
     """
 
     curriculum: Curriculum
@@ -118,7 +117,7 @@ class OpenRun:
     device: torch.device
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings as they are used, for the tracker: nothing that is left to the model or the machine."""
+        """Return the resolved settings for the tracker, including values from the model and the machine."""
         stages = self.curriculum.to_dict().get(STAGES, [])
         for settings, stage in zip(stages, self.stages if stages else (), strict=True):
             settings["model"] = used_settings(stage.stage.config.model, stage.description)
@@ -127,14 +126,14 @@ class OpenRun:
 
 
 def resolved_config(config: Config, description: Description) -> dict[str, dict[str, Any]]:
-    """Return the settings of one training as they are used; one that stays without a value is left out.
+    """Return the resolved settings of one training, without settings that have no value.
 
-    The workers of a cluster that is joined may have devices that this process has not; device and precision are then
-    known only where they are given.
+    The workers of a joined cluster may have other devices than this process. Then device and precision are only
+    included if the settings name them.
 
     Args:
         config: the settings.
-        description: the encoder as it reads texts.
+        description: prefixes and lengths of the encoder.
     """
     settings = to_dict(config)
     settings["model"] = used_settings(config.model, description)
@@ -149,66 +148,69 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 
 
 def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:
-    """The run's directory; see `RunDirectory.open`, which knows no stages. Nothing is written."""
+    """Check the run's directory, including its stages, as `RunDirectory.open` does. Nothing is written."""
     run = RunDirectory.open(output, to_dict(curriculum.base), fresh)
     if run.state == "new":
         return run
-    different = stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum)
-    if different:
+    difference = stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum)
+    if difference:
         raise ConfigError(
-            f"holds a run with other settings ({different})",
+            f"holds a run with other settings ({difference})",
             f"--output {output}",
             "give another --output, or --fresh to remove that run",
         )
     return run
 
 
-def open_run(curriculum: Curriculum, say: Say) -> tuple[OpenRun, Retriever]:
-    """Open what a run needs, and load its encoder for measuring; `say` hears of data sets.
+def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
+    """Open the data and the encoder of a run, and check them; `log` is called with lines about the data sets.
+
+    Returns:
+        The opened run, and its encoder for the evaluation before training.
 
     Raises:
-        UserError: something a user can mend, and in which stage it is.
+        UserError: a setting, a data set or the model is not usable; the message names the stage.
     """
     base = curriculum.base
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(base.training.precision, device)
     for part in curriculum.all_stages:
         with stage_errors(part):
-            build_loss(part.config.loss)  # here only to be refused before anything is done
+            build_loss(part.config.loss)  # only for its checks
     if PYDOCS in (base.data.dataset, *(name for part in curriculum.all_stages for name in part.config.data.datasets)):
-        say("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
+        log("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
     retriever = load_for_encoding(base.model, precision, device)
     for part in curriculum.all_stages:
         with stage_errors(part):
-            narrower_widths(part.config.loss, retriever.width)  # here only to be refused
-    measured = _open_measured(base, retriever, say) if curriculum.stages else None
+            narrower_widths(part.config.loss, retriever.width)  # only for its checks
+    measured = _open_measured(base, retriever, log) if curriculum.stages else None
     stages = []
     for part in curriculum.all_stages:
         with stage_errors(part):
-            stages.append(_open_stage(part, base.data, retriever, say))
+            stages.append(_open_stage(part, base.data, retriever, log))
     datasets = [dataset for stage in stages for dataset in stage.material.datasets]
     if measured is None:
         measured = datasets[0]
     else:
         datasets.insert(0, measured)
-    Examples.of(measured, base.data.test_split, base.training.seed)  # here only to be refused
+    Examples.of(measured, base.data.test_split, base.training.seed)  # only for its checks
     for stage in stages:
         with stage_errors(stage.stage):
-            _check_overlaps(stage, measured, base.data.test_split, say)
+            _check_overlaps(stage, measured, base.data.test_split, log)
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
-        say(line)
+        log(line)
     return OpenRun(curriculum, measured, tuple(stages), precision, device), retriever
 
 
-def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, say: Say) -> None:
-    """Report the queries of the dev and the test split that a stage trains on.
+def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, log: Log) -> None:
+    """Log the number of dev and test queries that a stage trains on.
 
-    Those of the dev split make training stop too late, which its dev curve shows; those of the test split make the
-    figures too good, which nothing shows.
+    Dev queries make training stop too late, which the dev curve shows. Test queries make the results too good, which
+    nothing shows.
 
     Raises:
-        DataError: they are too many of the test split's.
+        DataError: too many test queries are among the training queries.
     """
     data, datasets = stage.stage.config.data, stage.material.datasets
     trained = [(dataset, data.train_split) for dataset in datasets]
@@ -216,22 +218,22 @@ def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: st
         if overlap.split == test_split:
             check_overlap(overlap, data.allow_split_overlap)
         if overlap.shared:
-            say(f"{overlap.dataset}: {overlap}")
+            log(f"{overlap.dataset}: {overlap}")
 
 
-def _open_measured(config: Config, retriever: Retriever, say: Say) -> RetrievalDataset:
-    """The data set of the run itself, where no stage's splits of it stand for it."""
+def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalDataset:
+    """Open the data set of the evaluation, for a run whose stages have data sets of their own."""
     return open_dataset(
         config.data.dataset,
         [config.data.test_split],
         max_bad_rows=config.data.max_bad_rows,
         tokenisation=tokenisation_of(retriever),
         run=choose_runner(config.training.workers[1]),
-        say=say,
+        say=log,
     )
 
 
-def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: Say) -> OpenStage:
+def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: Log) -> OpenStage:
     config = stage.config
     data, training = config.data, config.training
     description = describe(resolve_model(config.model.model, config.model.revision), config.model)
@@ -244,18 +246,18 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, say: S
         tokenisation,
         training.batch_size,
         training.seed,
-        # A positive of the test split is no hard negative of its query.
+        # A passage that the test split marks as relevant must not be a hard negative of its query.
         also=[measured.test_split] if data.dataset == measured.dataset else [],
         run=choose_runner(training.workers[1]),
-        say=say,
+        say=log,
     )
-    material.dev()  # here only to be refused
+    material.dev()  # only for its checks
     source = material.train(None)
     order = source.order
     if not data.duplicates:
         left = shared(order, source.examples.positives, range(order.steps(1)))
-        say(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive with one of their batch")
+        log(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive in their batch")
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
-    dev_sets = open_dev_sets(config, material.datasets[0], choose_runner(training.workers[1]), say)
+    dev_sets = open_dev_sets(config, material.datasets[0], choose_runner(training.workers[1]), log)
     return OpenStage(stage, description, material, total_steps, dev_sets)

@@ -34,75 +34,77 @@ class Recorder:
 
     def __init__(self, tracker: PersistentTracker, folder: Path, total_steps: int) -> None:
         self._tracker, self._folder, self._total = tracker, folder, total_steps
-        self._waiting: list[Point] = []
+        self._points: list[Point] = []  # not logged yet
         self._flushed = time.monotonic()
         self._progress: Progress | None = None
-        self._phase = ExitStack()
+        self._status = ExitStack()
         self.gauges = RunGauges(folder)
-        self.step = 0  # the newest one
+        self.step = 0  # the newest
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """The kept values of one metric by step, of this call and of earlier ones."""
+        """Return the stored values of one metric by step, of this call and of earlier ones."""
         return read_curve(self._folder, name)
 
     def record(self, event: Event) -> None:
         """Record one event. Before a checkpoint is committed, all earlier points are stored."""
         if isinstance(event, LogMessage):
-            self._say(event.text)
+            self._log(event.text)
             return
         if isinstance(event, StatusMessage):
-            self._begin_phase(event.text)
+            self._start_status(event.text)
             return
         if isinstance(event, CheckpointEvent):
             self.flush()
             self.gauges.record_checkpoint()
             return
         milliseconds = time.time_ns() // 1_000_000
-        self._waiting += [Point(name, value, event.step, milliseconds) for name, value in event.metrics.items()]
+        self._points += [Point(name, value, event.step, milliseconds) for name, value in event.metrics.items()]
         if isinstance(event, ValidationEvent):
             self._record_validation(event)
             return
         self.gauges.record_step(event.step, event.metrics)
         if "dev_loss" in event.metrics:
-            self._say(f"step {event.step}: dev loss {event.metrics['dev_loss']:.5g}")
+            self._log(f"step {event.step}: dev loss {event.metrics['dev_loss']:.5g}")
         else:
             self.step = event.step
-            self._phase.close()
+            self._status.close()
             self._bar(event.step - 1).reach(event.step, **headline_metrics(event.metrics))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
     def _record_validation(self, event: ValidationEvent) -> None:
-        """Show what an earlier step's checkpoint is worth, its data sets together."""
-        figures = {name[len(DEV) :]: value for name, value in event.metrics.items() if name.count("/") == 1}
-        self._say(f"step {event.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
-        self.gauges.set("evaluation_step", event.step, "steps done by the newest checkpoint that was evaluated")
-        for name, value in figures.items():
+        """Log the metrics of a checkpoint, the means over its dev sets, and export them as gauges."""
+        metrics = {name[len(DEV) :]: value for name, value in event.metrics.items() if name.count("/") == 1}
+        self._log(f"step {event.step}: dev " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        self.gauges.set("evaluation_step", event.step, "step of the newest checkpoint that was evaluated")
+        for name, value in metrics.items():
             self.gauges.set(f"evaluation_{name}", value, f"{name} of the newest checkpoint on dev data")
         if "evaluation_seconds" in event.metrics:
             self.gauges.set("evaluation_seconds", event.metrics["evaluation_seconds"], "of the newest evaluation")
 
     def flush(self) -> None:
-        """Log what has gathered, and tell how far the tracker's server is behind."""
-        points, self._waiting = self._waiting, []
+        """Log the gathered points, and export how far the tracking server is behind."""
+        points, self._points = self._points, []
         self._flushed = time.monotonic()
         if points:
             self._tracker.log(points)
         backlog = self._tracker.backlog()
         self.gauges.set("tracking_waiting_points", backlog.points, "points that the tracking server does not have")
-        self.gauges.set("tracking_behind_seconds", backlog.seconds, "age of the oldest point that waits")
+        self.gauges.set(
+            "tracking_behind_seconds", backlog.seconds, "age of the oldest point that the tracking server does not have"
+        )
         self.gauges.set("tracking_failures", backlog.failures, "requests to the tracking server that failed")
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._progress is None:
             warn(text)
         else:
             self._progress.say(text)
 
-    def _begin_phase(self, text: str) -> None:
-        """Report a phase until the next one, the next step or the end."""
-        self._phase.close()
-        self._phase.enter_context(activity(text))
+    def _start_status(self, text: str) -> None:
+        """Show a status until the next one, the next step or the end."""
+        self._status.close()
+        self._status.enter_context(activity(text))
 
     def _bar(self, done: int) -> Progress:
         if self._progress is None:
@@ -111,27 +113,27 @@ class Recorder:
         return self._progress
 
     def __enter__(self) -> Recorder:
-        self._begin_phase("starting the workers")
+        self._start_status("starting the workers")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._phase.close()
+        self._status.close()
         if self._progress is not None:
             self._progress.__exit__(kind, error, trace)
         self.flush()
 
 
-def headline_metrics(measured: Mapping[str, float]) -> dict[str, float]:
-    """The figures of a step worth a glance, those that matter most first, to three digits."""
-    figures = {
-        "loss": measured["loss"],
-        "auc": measured.get("batch_auc"),
-        "s/step": measured.get("step_seconds"),
-        "pairs/s": measured.get("queries_per_second"),
+def headline_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a step for the progress bar, the most important first, with three digits."""
+    shown = {
+        "loss": metrics["loss"],
+        "auc": metrics.get("batch_auc"),
+        "s/step": metrics.get("step_seconds"),
+        "pairs/s": metrics.get("queries_per_second"),
         "wait %": None,
     }
-    if "data_wait_seconds" in measured and measured.get("step_seconds"):
-        figures["wait %"] = 100 * measured["data_wait_seconds"] / measured["step_seconds"]
-    return {name: float(f"{value:.3g}") for name, value in figures.items() if value is not None}
+    if "data_wait_seconds" in metrics and metrics.get("step_seconds"):
+        shown["wait %"] = 100 * metrics["data_wait_seconds"] / metrics["step_seconds"]
+    return {name: float(f"{value:.3g}") for name, value in shown.items() if value is not None}

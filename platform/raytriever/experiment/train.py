@@ -1,10 +1,10 @@
 """A whole training run, from checked settings to a finished run directory.
 
-1. Look before touching: the directory, the data sets, the model. A mistake found here leaves nothing behind.
-2. Measure BM25 and the encoder before; train, stage by stage where there are several; measure the encoder after, all
-   on the test split of the run's own data. Nothing is measured there between stages: it would cost as much as after
-   the last one, and who saw it might choose by it.
-3. Write the figures, and `metrics.json` last: a run without it is interrupted and goes on when called again.
+1. Check the directory, the data sets and the model. A user error found here leaves no file behind.
+2. Evaluate BM25 and the untrained encoder, train stage by stage, and evaluate the trained encoder, all on the test
+   split of the run's own data. There is no evaluation between stages: it would cost as much as the last one, and a
+   user might choose settings by it.
+3. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker,
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a person is told at the end.
+    """Result of a run.
 
     Args:
         path: the run directory.
-        rows: metrics by system, the names as in `metrics.json`.
-        quarantined: a line on rows that were left out, if any.
-        is_new: False when the run had been finished before this call.
+        rows: metrics by system, with the names of `metrics.json`.
+        quarantined: a line on quarantined rows, if any.
+        is_new: False if an earlier call had already finished the run.
     """
 
     path: Path
@@ -47,63 +47,70 @@ class RunResult:
 
 
 def run_experiment(
-    curriculum: Curriculum, output: Path, run_name: str, fresh: bool, say: Callable[[str], None]
+    curriculum: Curriculum, output: Path, run_name: str, fresh: bool, log: Callable[[str], None]
 ) -> RunResult:
-    """Train and measure; `say` hears a line at every turn.
+    """Train and evaluate.
+
+    Args:
+        curriculum: settings of all stages.
+        output: the run directory.
+        run_name: name of the run at the tracker.
+        fresh: whether an earlier run in the directory is removed.
+        log: called with lines about the progress.
 
     Raises:
-        UserError: something a user can mend; see `errors`.
+        UserError: a setting, a data set, the model or the directory is not usable.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     check_curriculum(curriculum)
     curriculum = pin_model(curriculum, output, fresh)
     run = open_run_directory(output, curriculum, fresh)
     if run.state == "finished":
-        send_pending(output, tracking_uri(), say)
-        figures = run.metrics()
-        return RunResult(output, {name: figures[name] for name in ("bm25", "before", "after")}, None, is_new=False)
+        send_pending(output, tracking_uri(), log)
+        metrics = run.metrics()
+        return RunResult(output, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
     check_uri(tracking_uri())
     check_cluster()
-    experiment = _Experiment(curriculum, run, say)
+    experiment = _Experiment(curriculum, run, log)
     server = MlflowServer(tracking_uri())
     run.begin(dump_config(curriculum))
     tracker = Spool.open(server, run.path, run_name)
     with closing(tracker):
-        return experiment.execute(tracker, run_name, began)
+        return experiment.execute(tracker, run_name, started)
 
 
 class _Experiment:
-    """One run, after everything a user may get wrong has been looked at."""
+    """One run whose settings, data and model have been checked."""
 
-    def __init__(self, curriculum: Curriculum, run: RunDirectory, say: Callable[[str], None]) -> None:
-        self.curriculum, self.run, self.say = curriculum, run, say
-        self.opened, self.retriever = open_run(curriculum, say)
+    def __init__(self, curriculum: Curriculum, run: RunDirectory, log: Callable[[str], None]) -> None:
+        self.curriculum, self.run, self.log = curriculum, run, log
+        self.opened, self.retriever = open_run(curriculum, log)
 
-    def execute(self, tracker: PersistentTracker, run_name: str, began: float) -> RunResult:
+    def execute(self, tracker: PersistentTracker, run_name: str, started: float) -> RunResult:
         opened, base, path = self.opened, self.curriculum.base, self.run.path
         dataset, split = opened.dataset, base.data.test_split
-        left_out = dataset.quarantine.write(path)
+        quarantine = dataset.quarantine.write(path)
         self._describe(tracker)
 
-        self.say("BM25")
+        self.log("evaluating BM25")
         if warning := Analysis.of(dataset.passages()).warning:
-            self.say(warning)
+            self.log(warning)
         indexes = LexicalIndexes()
-        found = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
-        stages = Stages(self.run, opened, self.say)
+        evaluations = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
+        stages = Stages(self.run, opened, self.log)
         stages.find_negatives(indexes.of)
-        self.say(f"{base.model.model} before training, {opened.precision} on {opened.device}")
-        found["before"] = evaluate_retriever(dataset, split, base.model, self.retriever)
+        self.log(f"evaluating {base.model.model} before training, {opened.precision} on {opened.device}")
+        evaluations["before"] = evaluate_retriever(dataset, split, base.model, self.retriever)
         del self.retriever
 
         stages.train(tracker, run_name)
-        self.say("after training")
-        own = ModelConfig(model=str(path / "model"))
-        trained = load_for_encoding(own, opened.precision, opened.device)
-        found["after"] = evaluate_retriever(dataset, split, own, trained)
-        conclude(self.run, opened, stages.folders, found, tracker, began)
-        rows = {name: evaluation.metrics for name, evaluation in found.items()}
-        return RunResult(path, rows, str(left_out) if left_out.total else None, is_new=True)
+        self.log("evaluating the model after training")
+        trained = ModelConfig(model=str(path / "model"))
+        retriever = load_for_encoding(trained, opened.precision, opened.device)
+        evaluations["after"] = evaluate_retriever(dataset, split, trained, retriever)
+        conclude(self.run, opened, stages.folders, evaluations, tracker, started)
+        rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
+        return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
 
     def _describe(self, tracker: Tracker) -> None:
         dataset, data = self.opened.dataset, self.curriculum.base.data

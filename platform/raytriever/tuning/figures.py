@@ -1,4 +1,4 @@
-"""Pictures of a sweep: all its dimensions side by side, the answer to one of them, and the curves of its trials."""
+"""Figures of a sweep: parallel coordinates of all dimensions, the response to one dimension, curves of the trials."""
 
 from __future__ import annotations
 
@@ -14,87 +14,87 @@ from matplotlib.colors import Normalize
 from raytriever.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.tuning.trial_log import STOPPED, Trial, setting_text
 
-Names = Callable[[str], str]
-MAP = "viridis"
-BEHIND = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-APART = 0.07  # of an axis: how far trials of the same value are drawn from each other
+Names = Callable[[str], str]  # returns the title of a dimension
+COLOUR_MAP = "viridis"
+LABEL_BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+SPREAD = 0.07  # of an axis, over which trials of the same value are spread
 
 
 def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, names: Names) -> None:
-    """An upright axis a dimension and one for the metric, a line a finished trial, coloured by the metric.
+    """Draw parallel coordinates: an axis for each dimension and the metric, a line for each finished trial.
 
-    Lines through the same value are drawn a little apart, so that each can be followed.
+    The metric decides the colour. Lines through the same value are slightly apart, so that each can be followed.
 
     Args:
-        path: of the PNG; the SVG stands beside it.
+        path: of the PNG file; the SVG file is written next to it.
         trials: of one sweep.
-        metric: what decides.
-        title: of the metric, in print.
-        names: what a dimension is called in print.
+        metric: the deciding metric.
+        title: of the metric.
+        names: returns the title of a dimension.
     """
-    done = sorted((t for t in trials if t.value(metric) is not None), key=lambda t: t.metrics[metric])
-    if not done:
+    finished = sorted((t for t in trials if t.value(metric) is not None), key=lambda t: t.metrics[metric])
+    if not finished:
         return
-    keys = list(done[0].settings)
-    axes_values = [[t.settings[key] for t in done] for key in keys]
-    figures = [t.metrics[metric] for t in done]
-    low, high = min(figures), max(figures)
+    keys = list(finished[0].settings)
+    axes_values = [[t.settings[key] for t in finished] for key in keys]
+    metrics = [t.metrics[metric] for t in finished]
+    low, high = min(metrics), max(metrics)
     scale = Normalize(low, high if high > low else low + 1e-9)
-    columns = [*(_heights(values) for values in axes_values), np.array([_share(f, low, high) for f in figures])]
+    columns = [*(_heights(values) for values in axes_values), np.array([_fraction(f, low, high) for f in metrics])]
     with picture(path, max(WIDTH, 1.35 * (len(keys) + 1) + 0.8), HEIGHT) as figure:
         axes = figure.add_subplot()
-        for row in range(len(done)):
+        for row in range(len(finished)):
             axes.plot(
                 range(len(columns)),
                 [column[row] for column in columns],
-                color=colormaps[MAP](scale(figures[row])),
+                color=colormaps[COLOUR_MAP](scale(metrics[row])),
                 marker="o",
                 markersize=3,
-                linewidth=2.4 if row == len(done) - 1 else 1.2,
+                linewidth=2.4 if row == len(finished) - 1 else 1.2,
             )
-        for place, values in enumerate(axes_values):
-            axes.axvline(place, color="0.75", linewidth=1, zorder=0)
+        for index, values in enumerate(axes_values):
+            axes.axvline(index, color="0.75", linewidth=1, zorder=0)
             for text, height in _ticks(values):
                 axes.annotate(
-                    text, (place, height), (7, 0), "data", "offset points", fontsize=9, va="center", bbox=BEHIND
+                    text, (index, height), (7, 0), "data", "offset points", fontsize=9, va="center", bbox=LABEL_BOX
                 )
         axes.axvline(len(keys), color="0.75", linewidth=1, zorder=0)
         axes.set_xticks(range(len(columns)), [*(names(key) for key in keys), title])
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(False)
-        axes.set(ylim=(-0.08, 1.08), xlim=(-0.1, len(columns) - 0.9), title=f"{len(done)} trials, {title} on dev")
-        figure.colorbar(ScalarMappable(scale, MAP), ax=axes, pad=0.02)
+        axes.set(ylim=(-0.08, 1.08), xlim=(-0.1, len(columns) - 0.9), title=f"{len(finished)} trials, {title} on dev")
+        figure.colorbar(ScalarMappable(scale, COLOUR_MAP), ax=axes, pad=0.02)
 
 
 def save_response(
     path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, names: Names, log: bool
 ) -> None:
-    """How the metric answers to one number: a point a trial, and a line through the means.
+    """Draw the metric over one dimension: a point for each trial, and a line through the means.
 
     Args:
         path, trials, metric, title, names: see `save_parallel`.
-        key: of the dimension, whose values are numbers.
-        by: a dimension whose values have a line each, such as the loss; one line when None.
-        log: whether the numbers are shown by their logarithm.
+        key: dimension whose values are numbers.
+        by: dimension with a line for each value, such as the loss; None for one line.
+        log: whether the axis is logarithmic.
     """
-    done = [t for t in trials if t.value(metric) is not None and isinstance(t.settings[key], int | float)]
-    if not done:
+    finished = [t for t in trials if t.value(metric) is not None and isinstance(t.settings[key], int | float)]
+    if not finished:
         return
-    groups = list(dict.fromkeys(t.settings[by] for t in done)) if by else [None]
+    groups = list(dict.fromkeys(t.settings[by] for t in finished)) if by else [None]
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
         for group, (colour, dash) in zip(groups, lines(), strict=False):
-            own = [t for t in done if by is None or t.settings[by] == group]
+            own = [t for t in finished if by is None or t.settings[by] == group]
             x, y = np.array([float(t.settings[key]) for t in own]), np.array([t.metrics[metric] for t in own])
             axes.plot(x, y, "o", color=colour, alpha=0.45, markersize=4)
-            places = np.unique(x)
-            means = [y[x == place].mean() for place in places]
-            axes.plot(places, means, color=colour, linestyle=dash, label=label(setting_text(group)) if by else None)
+            values = np.unique(x)
+            means = [y[x == value].mean() for value in values]
+            axes.plot(values, means, color=colour, linestyle=dash, label=label(setting_text(group)) if by else None)
         if log:
             axes.set_xscale("log")
             plain_log_ticks(axes.xaxis)
-        ticks = sorted({float(t.settings[key]) for t in done})
+        ticks = sorted({float(t.settings[key]) for t in finished})
         if len(ticks) <= 6:
             axes.set_xticks(ticks, [setting_text(tick) for tick in ticks])
             axes.set_xticks([], minor=True)
@@ -106,12 +106,12 @@ def save_response(
 def save_trial_curves(
     path: Path, trials: Sequence[Trial], curves: Mapping[int, Sequence[tuple[int, float]]], title: str
 ) -> None:
-    """A figure by step, one curve a trial; that of a trial which was stopped is grey and ends in a cross.
+    """Draw one curve for each trial over the steps. The curve of a stopped trial is grey and ends with a cross.
 
     Args:
-        path: of the PNG; the SVG stands beside it.
+        path: of the PNG file; the SVG file is written next to it.
         trials: of one sweep.
-        curves: by the trial's number; one without points is left out.
+        curves: points by the trial's number; trials without points are left out.
         title: of the figure.
     """
     drawn = [t for t in trials if curves.get(t.number)]
@@ -120,13 +120,13 @@ def save_trial_curves(
     style = lines()
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
-        stopped = False
+        has_label = False
         for trial in drawn:
             steps, values = zip(*curves[trial.number], strict=True)
             if trial.status == STOPPED:
-                axes.plot(steps, values, color="0.7", linewidth=1, label=None if stopped else " stopped")
+                axes.plot(steps, values, color="0.7", linewidth=1, label=None if has_label else " stopped")
                 axes.plot(steps[-1:], values[-1:], "x", color="0.5", markersize=5)
-                stopped = True
+                has_label = True
             else:
                 colour, dash = next(style)
                 name = label(trial.name) if len(drawn) <= 10 else None
@@ -138,41 +138,41 @@ def save_trial_curves(
 
 
 def _heights(values: Sequence[Any]) -> np.ndarray:
-    """Where on its axis each trial stands, equals a little apart."""
-    at = np.array([_height(value, values) for value in values])
-    for height in np.unique(at):
-        same = np.flatnonzero(at == height)
+    """Return the height of each trial on its axis, 0 to 1; equal values are slightly apart."""
+    heights = np.array([_height(value, values) for value in values])
+    for height in np.unique(heights):
+        same = np.flatnonzero(heights == height)
         if len(same) > 1:
-            at[same] += np.linspace(-APART / 2, APART / 2, len(same))
-    return at
+            heights[same] += np.linspace(-SPREAD / 2, SPREAD / 2, len(same))
+    return heights
 
 
 def _height(value: Any, values: Sequence[Any]) -> float:
-    kinds = _kinds(values)
-    if len(kinds) == 1:
+    distinct = _distinct(values)
+    if len(distinct) == 1:
         return 0.5
-    if _listed(kinds):
-        return kinds.index(value) / (len(kinds) - 1)
-    return _share(float(value), float(kinds[0]), float(kinds[-1]))
+    if _is_categorical(distinct):
+        return distinct.index(value) / (len(distinct) - 1)
+    return _fraction(float(value), float(distinct[0]), float(distinct[-1]))
 
 
 def _ticks(values: Sequence[Any]) -> list[tuple[str, float]]:
-    kinds = _kinds(values)
-    shown = kinds if _listed(kinds) else [kinds[0], kinds[-1]]
+    distinct = _distinct(values)
+    shown = distinct if _is_categorical(distinct) else [distinct[0], distinct[-1]]
     return [(label(setting_text(value), 18), _height(value, values)) for value in shown]
 
 
-def _kinds(values: Sequence[Any]) -> list[Any]:
-    """The values there are: numbers in their order, others as they came."""
-    kinds = list(dict.fromkeys(values))
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in kinds)
-    return sorted(kinds) if numbers else kinds
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    """Return the distinct values: numbers sorted, others in order of appearance."""
+    distinct = list(dict.fromkeys(values))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct)
+    return sorted(distinct) if numbers else distinct
 
 
-def _listed(kinds: Sequence[Any]) -> bool:
-    """Whether values stand at even distances, each with its name: words, and numbers that are few."""
-    return len(kinds) <= 5 or not all(isinstance(value, int | float) for value in kinds)
+def _is_categorical(distinct: Sequence[Any]) -> bool:
+    """Return whether values have equal distances and a label each: words, and at most five numbers."""
+    return len(distinct) <= 5 or not all(isinstance(value, int | float) for value in distinct)
 
 
-def _share(value: float, low: float, high: float) -> float:
+def _fraction(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5

@@ -23,25 +23,26 @@ from raytriever.storage import MANIFEST, committed_directory, write_atomically
 from raytriever.terminal import markdown_table
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import PersistentTracker, Point, Tracker
+from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
 from raytriever.tuning.space import BATCH_AUC, SearchSpace, short_name
-from raytriever.tuning.trial_log import DEV_LOSS, TRIAL_LOG, Trial, sweep_rows
+from raytriever.tuning.trial_log import TRIAL_LOG, Trial, sweep_rows
 
-BEST, MODEL = "best", "model"
-SYSTEMS = ("bm25", "before", "after")
-Rows = dict[str, dict[str, float]]
+BEST, MODEL, TABLE, FIGURES = "best", "model", "table.md", "figures"
+LOSS = "loss.loss"
+Rows = dict[str, dict[str, float]]  # metrics by system
 
 
 def read_best(output: Path, config: Config) -> Rows | None:
-    """What an earlier call found of a trial with these settings; None where it measured none, or another."""
+    """Return the test metrics that an earlier call measured for a trial with these settings; None without any."""
     try:
         run = RunDirectory.open(output / BEST, to_dict(config), fresh=False)
-    except ConfigError:  # of the trial that was best then
+    except ConfigError:  # it belongs to the trial that was the best then
         return None
     if run.state != "finished":
         return None
-    figures = run.metrics()
-    return {"bm25": figures["bm25"], "before": figures["before"], "after": figures["after"]}
+    metrics = run.metrics()
+    return {"bm25": metrics["bm25"], "before": metrics["before"], "after": metrics["after"]}
 
 
 def evaluate_best(
@@ -51,23 +52,26 @@ def evaluate_best(
     folder: Path,
     tracker: PersistentTracker,
     run_name: str,
-    say: Callable[[str], None],
-    began: float,
+    log: Callable[[str], None],
+    started: float,
 ) -> Rows:
-    """Make `best/` and `best.yaml` of the sweep's directory, where they are not of this trial already.
+    """Evaluate the best trial on the test split, and write `best/` and `best.yaml`, unless they are its own already.
 
     Args:
         output: the sweep's directory.
         best: the trial.
         config: its settings.
         folder: its run directory.
-        tracker: of the sweep; the figures go to the run of the trial, and to this one.
+        tracker: of the sweep; the metrics are logged to the run of the trial and to this one.
         run_name: of the sweep.
-        say: hears a line at every turn.
-        began: `time.monotonic()` when the command began.
+        log: called with a line about the progress.
+        started: `time.monotonic()` at the start of the command.
+
+    Returns:
+        The metrics on the test split by system: `bm25`, `before` and `after` training.
 
     Raises:
-        UserError: something a user can mend.
+        UserError: a data set or the model is not usable, or the disk is full.
     """
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     if rows := read_best(output, config):
@@ -77,17 +81,19 @@ def evaluate_best(
     dataset, split = opened.dataset, config.data.test_split
     run = RunDirectory.open(output / BEST, to_dict(config), fresh=True)
     run.begin(dump_config(config))
-    with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as aside:
-        shutil.copytree(folder / MODEL, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-    say(f"trial {best.name} is the best; the test split: BM25, {config.model.model} before, the trial's model after")
-    found = {"bm25": evaluate_bm25(dataset, split, Bm25Index(dataset.passages()))}
-    found["before"] = evaluate_retriever(dataset, split, config.model, retriever)
-    own = ModelConfig(model=str(run.path / MODEL))
-    found["after"] = evaluate_retriever(dataset, split, own, load_for_encoding(own, opened.precision, opened.device))
+    with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
+        shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+    log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
+    evaluations = {"bm25": evaluate_bm25(dataset, split, Bm25Index(dataset.passages()))}
+    evaluations["before"] = evaluate_retriever(dataset, split, config.model, retriever)
+    trained = ModelConfig(model=str(run.path / MODEL))
+    evaluations["after"] = evaluate_retriever(
+        dataset, split, trained, load_for_encoding(trained, opened.precision, opened.device)
+    )
     child = tracker.child(f"{run_name}/{best.name}", folder)
-    conclude(run, opened, [folder], found, child, began)
+    conclude(run, opened, [folder], evaluations, child, started)
     child.finish("FINISHED")
-    rows = {name: evaluation.metrics for name, evaluation in found.items()}
+    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     now = time.time_ns() // 1_000_000
     tracker.log(
         [
@@ -99,9 +105,6 @@ def evaluate_best(
     return rows
 
 
-TABLE, FIGURES, LOSS = "table.md", "figures", "loss.loss"
-
-
 @activity("drawing the figures of the sweep")
 def write_sweep(
     output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, watched: str | None, tracker: Tracker
@@ -111,13 +114,13 @@ def write_sweep(
     Args:
         output: the sweep's directory.
         trials: at least one.
-        space: what was searched.
-        metric: what decides.
-        watched: what trials were stopped by; None where none was.
+        space: search space of the sweep.
+        metric: the deciding metric.
+        watched: metric that trials were stopped by; None without early stopping.
         tracker: of the sweep.
 
     Raises:
-        StorageError: the disk is full or forbidden.
+        StorageError: the disk is full or not writable.
     """
     if not trials:
         return
@@ -139,7 +142,7 @@ def write_sweep(
 
 
 def metric_label(name: str) -> str:
-    """A metric in print; what is told of looks is not all among what rankings are measured by."""
+    """Return the title of a metric, also of the ones that are measured on dev batches."""
     if name in (DEV_LOSS, BATCH_AUC):
         return name.replace("_", " ").replace("auc", "AUC")
     return metric_title(name.removeprefix(DEV))

@@ -1,8 +1,7 @@
-"""Which point a trial tries: the next of a grid, a random one, or one that Optuna thinks well of.
+"""Samplers of the search space: every point of a grid, random points, or the proposals of Optuna.
 
-A proposal is a function of the seed, the trial's number and what earlier trials came to, and of nothing that was kept
-in a process: a sweep that is killed and gone on with proposes what it would have proposed. Past trials are told anew
-each time; none is run again.
+A proposal is a function of the seed, the trial's number and the results of earlier trials. No sampler has a state, so a
+sweep that is killed and resumed proposes the same points. Optuna gets the earlier trials again for each proposal.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from raytriever.errors import ConfigError
 from raytriever.tuning.space import Dimension, Point, SearchSpace
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
-SEARCHERS = (GRID, RANDOM, OPTUNA)
-# Draws in search of a point that was not tried; so many in vain, and there is none.
-DRAWS = 200
-# Trials drawn at random before Optuna has seen enough (its own default).
-STARTUP = 10
+DRAWS = 200  # attempts to draw a point that was not tried
+STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own default)
 
 
 @dataclass(frozen=True)
@@ -29,21 +25,21 @@ class PastTrial:
     """An earlier trial.
 
     Args:
-        point: what it tried.
-        value: what it came to, larger being better; None where it came to nothing or is not done.
-        done: whether it is over.
+        point: its settings.
+        value: its metric, where larger is better; None without a finite value, or if it has not ended.
+        has_ended: whether it has ended.
     """
 
     point: Point
     value: float | None
-    done: bool
+    has_ended: bool
 
 
 class Sampler(Protocol):
-    """Proposes points."""
+    """Proposes points of the search space."""
 
     def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
-        """The point of a trial; None where all points were tried.
+        """Return the point of a trial; None if all points were tried.
 
         Args:
             number: of the trial, from 0.
@@ -53,7 +49,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class GridSampler:
-    """Every combination once, in order."""
+    """Proposes every combination once, in order."""
 
     points: Sequence[Point]
 
@@ -64,7 +60,7 @@ class GridSampler:
 
 @dataclass(frozen=True)
 class RandomSampler:
-    """Points drawn evenly, none of them twice (Bergstra and Bengio, 2012)."""
+    """Draws points uniformly, none of them twice (Bergstra and Bengio, 2012)."""
 
     space: SearchSpace
     seed: int
@@ -74,14 +70,14 @@ class RandomSampler:
         tried = [one.point for one in past]
         for draw in range(DRAWS):
             random = np.random.default_rng(np.random.SeedSequence((self.seed, number, draw)))
-            point = {one.key: _drawn(one, random) for one in self.space.dimensions}
+            point = {one.key: _draw(one, random) for one in self.space.dimensions}
             if point not in tried:
                 return point
-        listed = not any(one.is_range for one in self.space.dimensions)
-        return next((point for point in self.space.grid() if point not in tried), None) if listed else None
+        is_finite = not any(one.is_range for one in self.space.dimensions)
+        return next((point for point in self.space.grid() if point not in tried), None) if is_finite else None
 
 
-def _drawn(dimension: Dimension, random: np.random.Generator) -> Any:
+def _draw(dimension: Dimension, random: np.random.Generator) -> Any:
     if not dimension.is_range:
         return dimension.values[int(random.integers(len(dimension.values)))]
     if dimension.whole and not dimension.log:
@@ -91,9 +87,9 @@ def _drawn(dimension: Dimension, random: np.random.Generator) -> Any:
 
 @dataclass(frozen=True)
 class OptunaSampler:
-    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019).
+    """Proposes points by Optuna's tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al., 2019).
 
-    Trials under way count as bad ones, so that those beside each other try different things.
+    Running trials count as bad ones, so that concurrent trials try different points.
     """
 
     space: SearchSpace
@@ -107,12 +103,12 @@ class OptunaSampler:
         distributions = {one.key: self._distribution(one) for one in self.space.dimensions}
         seed = int(np.random.SeedSequence((self.seed, number)).generate_state(1)[0])
         sampler = optuna.samplers.TPESampler(
-            seed=seed, constant_liar=True, n_startup_trials=STARTUP, multivariate=False
+            seed=seed, constant_liar=True, n_startup_trials=STARTUP_TRIALS, multivariate=False
         )
         study = optuna.create_study(sampler=sampler, direction="maximize")
         states = optuna.trial.TrialState
         for one in past:
-            state = states.RUNNING if not one.done else states.FAIL if one.value is None else states.COMPLETE
+            state = states.RUNNING if not one.has_ended else states.FAIL if one.value is None else states.COMPLETE
             value = one.value if state is states.COMPLETE else None
             study.add_trial(
                 optuna.trial.create_trial(
@@ -121,11 +117,11 @@ class OptunaSampler:
             )
         tried = [one.point for one in past]
         for _ in range(DRAWS):
-            asked = study.ask(distributions)
-            point = {one.key: self._value(one, asked.params[one.key]) for one in self.space.dimensions}
+            proposal = study.ask(distributions)
+            point = {one.key: self._value(one, proposal.params[one.key]) for one in self.space.dimensions}
             if point not in tried:
                 return point
-            study.tell(asked, state=states.FAIL)
+            study.tell(proposal, state=states.FAIL)
         return RandomSampler(self.space, self.seed).propose(number, past)
 
     def _distribution(self, dimension: Dimension) -> Any:
@@ -138,18 +134,18 @@ class OptunaSampler:
         return kinds.FloatDistribution(float(dimension.low or 0), float(dimension.high or 0), log=dimension.log)
 
     def _indices(self, point: Point) -> dict[str, Any]:
-        """What Optuna is told: of a list the place, because its values may be any."""
+        """Return the parameters for Optuna: the index of a listed value, because Optuna accepts only some types."""
         return {
             one.key: point[one.key] if one.is_range else one.values.index(point[one.key])
             for one in self.space.dimensions
         }
 
-    def _value(self, dimension: Dimension, given: Any) -> Any:
-        return given if dimension.is_range else dimension.values[given]
+    def _value(self, dimension: Dimension, parameter: Any) -> Any:
+        return parameter if dimension.is_range else dimension.values[parameter]
 
 
 def build_sampler(searcher: str, space: SearchSpace, seed: int) -> Sampler:
-    """The sampler of a name; raises `ConfigError` where Optuna is not installed or a range has no grid."""
+    """Return the sampler of a name; raise `ConfigError` if Optuna is not installed or a range has no grid."""
     if searcher == GRID:
         return GridSampler(space.grid())
     if searcher == RANDOM:
@@ -157,5 +153,7 @@ def build_sampler(searcher: str, space: SearchSpace, seed: int) -> Sampler:
     try:
         import optuna  # noqa: F401
     except ImportError as error:
-        raise ConfigError("needs optuna", "--searcher optuna", "pip install 'raytriever[tune]'") from error
+        raise ConfigError(
+            "requires the package optuna", "--searcher optuna", "pip install 'raytriever[tune]'"
+        ) from error
     return OptunaSampler(space, seed)

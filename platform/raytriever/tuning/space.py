@@ -20,40 +20,56 @@ from raytriever.options import check_options, did_you_mean, option
 from raytriever.paths import SEARCH_SPACE
 from raytriever.training.config import MAY_CHANGE
 
-DEV_LOSS, BATCH_AUC = "dev_loss", "dev_batch_auc"
+BATCH_AUC = "dev_batch_auc"
 DEFAULT_TRIALS = 20
+FLAG = "--search-space"
+# Search spaces that have a name: section, setting, and its values or range.
+NAMED: dict[str, tuple[str, str, Any]] = {
+    "loss": ("loss", "loss", ["infonce", "infonce-symmetric", "mw"]),
+    "lambda": ("loss", "distribution_weight", {"low": 0.0, "high": 0.1, "grid": [0.0, 0.01]}),
+    "temperature": ("loss", "temperature", {"low": 0.005, "high": 0.1, "scale": "log", "grid": [0.01, 0.05]}),
+    "learning-rate": (
+        "training",
+        "learning_rate",
+        {"low": 1e-5, "high": 1e-4, "scale": "log", "grid": [1e-5, 3e-5, 5e-5]},
+    ),
+    "batch": ("training", "batch_size", [16, 32, 64]),
+    "negatives": ("data", "negatives_per_query", [3, 5, 7]),
+    "refresh": ("refresh", "refresh_every", [100, 300, 1000]),
+    "warmup": ("training", "warmup_steps", {"low": 0, "high": 1000, "grid": [0, 100, 500]}),
+}
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """What is searched, how, and what the best is best by."""
+    """Settings of a sweep: search space, sampler, deciding metric and early stopping."""
 
     search_space: str = option(
         "loss,lambda,temperature",
-        "what is searched: any of loss, lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
+        "settings to search: any of loss, lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
         "YAML file of settings with values or ranges",
         reads=SEARCH_SPACE,
         form="NAME,NAME|FILE",
     )
-    searcher: str = option("grid", "which points are tried", choices=("grid", "random", "optuna"))
+    searcher: str = option("grid", "sampler of the search space", choices=("grid", "random", "optuna"))
     trials: int | None = option(
         None,
-        f"how many trials; by default the whole grid, or {DEFAULT_TRIALS}. A sweep goes on when more are asked for",
+        f"number of trials; by default the whole grid, or {DEFAULT_TRIALS}. A larger number continues a finished sweep",
         minimum=1,
     )
     metric: str = option(
         "ndcg_at_10",
-        "what the best trial is best by, on the dev split: ndcg_at_10, mrr_at_10, recall_at_100 or auc of searching "
-        "the whole corpus, or dev_loss where all trials have one loss",
+        "metric on the dev split that decides the best trial: ndcg_at_10, mrr_at_10, recall_at_100 or auc of a search "
+        "in the whole corpus, or dev_loss if all trials have the same loss",
     )
     trials_at_once: int | None = option(
-        None, "trials at a time; by default as many as the cluster has room for", minimum=1
+        None, "number of concurrent trials; by default as many as the cluster has resources for", minimum=1
     )
-    asha: bool = option(False, "stop trials that are behind at the same step (asynchronous successive halving)")
+    asha: bool = option(False, "stop trials that are behind others at the same step (asynchronous successive halving)")
     asha_metric: str = option(
         BATCH_AUC,
-        "how trials are compared at a validation: dev_batch_auc (of dev batches), dev_loss where all have one loss, "
-        "or a metric such as ndcg_at_10 where --eval-datasets or --best-metric measures it during training",
+        "metric that compares trials at a validation: dev_batch_auc (of dev batches), dev_loss if all have the same "
+        "loss, or a metric such as ndcg_at_10 if --eval-datasets or --best-metric measures it during training",
         needs="asha",
     )
     asha_grace: int = option(20, "steps that each trial runs at least", minimum=1, needs="asha")
@@ -66,7 +82,7 @@ class SearchConfig:
 
 
 Point = dict[str, Any]  # values by `section.setting`
-# The rows that trials are compared on: among trials that differ here none would be better.
+# Settings of the data and the metric that trials are compared on. Trials that differ here cannot be compared.
 _COMPARED = ("data.dataset", "data.dev_split", "data.test_split", "training.best_metric")
 _KEYS = ("low", "high", "scale", "grid")
 _SCALES = ("linear", "log")
@@ -78,10 +94,10 @@ class Dimension:
 
     Args:
         section, name: of the setting.
-        values: what a grid tries; where there is no range, what every search tries.
-        low, high: of a range; None where there is a list.
-        log: whether the range is even in the logarithm.
-        whole: whether values are whole numbers.
+        values: values of a grid; without a range, the values of every sampler.
+        low, high: ends of a range; None for a list of values.
+        log: whether values are drawn uniformly from the logarithm.
+        whole: whether values are integers.
     """
 
     section: str
@@ -99,24 +115,24 @@ class Dimension:
 
     @property
     def is_range(self) -> bool:
-        """Whether there is more between the values of the grid."""
+        """Return whether the dimension is a range, not a list of values."""
         return self.low is not None
 
-    def at(self, share: float) -> float | int:
-        """The value at a share of the range, 0 to 1."""
+    def at(self, fraction: float) -> float | int:
+        """Return the value at a fraction of the range, 0 to 1."""
         assert self.low is not None
         assert self.high is not None
-        if share in (0, 1):
-            return self.high if share else self.low
+        if fraction in (0, 1):
+            return self.high if fraction else self.low
         if self.log:
-            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+            value = math.exp(math.log(self.low) + fraction * (math.log(self.high) - math.log(self.low)))
         else:
-            value = self.low + share * (self.high - self.low)
+            value = self.low + fraction * (self.high - self.low)
         value = min(max(value, self.low), self.high)
         return round(value) if self.whole else value
 
     def to_dict(self) -> Any:
-        """As it is written in a file."""
+        """Return the dimension in the form of a YAML file."""
         if not self.is_range:
             return list(self.values)
         scale = {"scale": "log"} if self.log else {}
@@ -126,12 +142,12 @@ class Dimension:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """All that is searched, in the order in which it was given."""
+    """All searched settings, in the order of the flag or the file."""
 
     dimensions: tuple[Dimension, ...]
 
     def grid(self) -> list[Point]:
-        """Every combination of the dimensions' values, the last dimension changing fastest.
+        """Return every combination of the dimensions' values; the last dimension changes fastest.
 
         Raises:
             ConfigError: a range has no `grid:`.
@@ -141,7 +157,7 @@ class SearchSpace:
                 raise ConfigError(
                     f"{one.key} has a range and no values for a grid",
                     "--searcher grid",
-                    f"give `grid:` beside {one.name}'s range, or --searcher random or optuna",
+                    f"add `grid:` to the range of {one.name}, or give --searcher random or optuna",
                 )
         keys = [one.key for one in self.dimensions]
         return [
@@ -149,7 +165,7 @@ class SearchSpace:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Sections and settings as they are written in a file."""
+        """Return sections and settings in the form of a YAML file."""
         sections: dict[str, Any] = {}
         for one in self.dimensions:
             sections.setdefault(one.section, {})[one.name] = one.to_dict()
@@ -157,15 +173,15 @@ class SearchSpace:
 
 
 def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
-    """A space from what stands in a file, or behind a name.
+    """Return the search space of the content of a file or of a named space.
 
     Args:
         content: `{section: {setting: list or range}}`.
         where: the file, for error messages.
 
     Raises:
-        ConfigError: an unknown section or setting, one that cannot be searched, an empty list, a value of the wrong
-            type or out of range, one that stands twice, a range whose ends are the wrong way round.
+        ConfigError: a section or setting is unknown or cannot be searched, a list is empty, a value has the wrong type,
+            is out of range or occurs twice, or the low end of a range is not below its high end.
     """
     dimensions = []
     sections = {field.name: type(getattr(Config(), field.name)) for field in dataclasses.fields(Config)}
@@ -175,51 +191,51 @@ def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
         if not isinstance(settings, Mapping) or not settings:
             raise ConfigError(f"section {section!r} holds {settings!r}", where, "give `setting: [value, value]` lines")
         hints = get_type_hints(sections[section])
-        for name, given in settings.items():
+        for name, domain in settings.items():
             if name not in hints:
                 raise ConfigError(f"unknown setting {name!r} in {section!r}", where, did_you_mean(str(name), hints))
-            dimensions.append(_dimension(section, name, given, hints[name], f"{where}: {section}.{name}"))
+            dimensions.append(_dimension(section, name, domain, hints[name], f"{where}: {section}.{name}"))
     if not dimensions:
-        raise ConfigError("holds nothing to search", where, "give `loss:` with `temperature: [0.01, 0.05]`, say")
+        raise ConfigError("holds nothing to search", where, "give for example `loss:` with `temperature: [0.01, 0.05]`")
     return SearchSpace(tuple(dimensions))
 
 
-def _dimension(section: str, name: str, given: Any, hint: Any, where: str) -> Dimension:
+def _dimension(section: str, name: str, domain: Any, hint: Any, where: str) -> Dimension:
     if f"{section}.{name}" in _COMPARED:
-        raise ConfigError("cannot be searched", where, "trials are compared by it: give it as a flag")
+        raise ConfigError("cannot be searched", where, "trials are compared on it; give it as a flag")
     if name in MAY_CHANGE:
-        raise ConfigError("cannot be searched", where, "it says how a trial is run, not what it learns: give a flag")
-    if isinstance(given, list):
-        return Dimension(section, name, _values(section, name, given, where))
-    if isinstance(given, Mapping):
-        return _range(section, name, given, hint, where)
-    raise ConfigError(f"holds {given!r}", where, "give a list of values, or {low: ..., high: ...}")
+        raise ConfigError("cannot be searched", where, "it changes how a trial runs, not its result; give it as a flag")
+    if isinstance(domain, list):
+        return Dimension(section, name, _values(section, name, domain, where))
+    if isinstance(domain, Mapping):
+        return _range(section, name, domain, hint, where)
+    raise ConfigError(f"holds {domain!r}", where, "give a list of values, or {low: ..., high: ...}")
 
 
-def _range(section: str, name: str, given: Mapping[Any, Any], hint: Any, where: str) -> Dimension:
-    for key in given:
+def _range(section: str, name: str, domain: Mapping[Any, Any], hint: Any, where: str) -> Dimension:
+    for key in domain:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}", where, did_you_mean(str(key), _KEYS))
     kinds = getattr(hint, "__args__", (hint,))
     whole = float not in kinds
     if whole and (int not in kinds or str in kinds):
-        raise ConfigError("has no range", where, "give a list of values")
+        raise ConfigError("cannot have a range", where, "give a list of values")
     ends: list[Any] = []
     for end in ("low", "high"):
-        if end not in given:
+        if end not in domain:
             raise ConfigError(f"has no {end!r}", where, "a range is {low: ..., high: ...}")
-        ends += _values(section, name, [given[end]], f"{where}.{end}")
+        ends += _values(section, name, [domain[end]], f"{where}.{end}")
     low, high = ends
     if not low < high:
         raise ConfigError(f"low {low:.15g} is not below high {high:.15g}", where, "give the lower end as `low:`")
-    scale = given.get("scale", "linear")
+    scale = domain.get("scale", "linear")
     if scale not in _SCALES:
         raise ConfigError(f"unknown scale {scale!r}", where, did_you_mean(str(scale), _SCALES))
     if scale == "log" and low <= 0:
         raise ConfigError(
             f"low {low:.15g} has no logarithm", where, "give a positive `low:`, or leave out `scale: log`"
         )
-    grid = given.get("grid")
+    grid = domain.get("grid")
     dimension = Dimension(section, name, (), low, high, scale == "log", whole)
     if isinstance(grid, list):
         values = _values(section, name, grid, f"{where}.grid")
@@ -227,69 +243,52 @@ def _range(section: str, name: str, given: Mapping[Any, Any], hint: Any, where: 
             if not low <= value <= high:
                 raise ConfigError(f"{value:.15g} is not between {low:.15g} and {high:.15g}", f"{where}.grid")
     elif isinstance(grid, int) and not isinstance(grid, bool) and grid > 1:
-        values = tuple(dict.fromkeys(dimension.at(place / (grid - 1)) for place in range(grid)))
+        values = tuple(dict.fromkeys(dimension.at(index / (grid - 1)) for index in range(grid)))
     elif grid is None:
         values = ()
     else:
-        raise ConfigError(f"holds {grid!r}", f"{where}.grid", "give a list of values, or how many there are to be")
+        raise ConfigError(f"holds {grid!r}", f"{where}.grid", "give a list of values, or their number")
     return dataclasses.replace(dimension, values=values)
 
 
-def _values(section: str, name: str, given: Sequence[Any], where: str) -> tuple[Any, ...]:
-    """Values as the setting has them, held to its declaration."""
-    if not given:
+def _values(section: str, name: str, listed: Sequence[Any], where: str) -> tuple[Any, ...]:
+    """Return checked values in the type of the setting."""
+    if not listed:
         raise ConfigError("is an empty list", where, "give at least one value")
     values: list[Any] = []
-    for value in given:
+    for value in listed:
         settings = getattr(from_dict({section: {name: value}}, where), section)
         try:
             check_options(settings)
         except ConfigError as error:
             raise ConfigError(error.what, where, error.remedy) from error
-        found = getattr(settings, name)
-        if found in values:
-            raise ConfigError(f"{found!r} stands there twice", where, "give each value once")
-        values.append(found)
+        parsed = getattr(settings, name)
+        if parsed in values:
+            raise ConfigError(f"{parsed!r} is listed twice", where, "give each value once")
+        values.append(parsed)
     return tuple(values)
 
 
-FLAG = "--search-space"
-NAMED: dict[str, tuple[str, str, Any]] = {
-    "loss": ("loss", "loss", ["infonce", "infonce-symmetric", "mw"]),
-    "lambda": ("loss", "distribution_weight", {"low": 0.0, "high": 0.1, "grid": [0.0, 0.01]}),
-    "temperature": ("loss", "temperature", {"low": 0.005, "high": 0.1, "scale": "log", "grid": [0.01, 0.05]}),
-    "learning-rate": (
-        "training",
-        "learning_rate",
-        {"low": 1e-5, "high": 1e-4, "scale": "log", "grid": [1e-5, 3e-5, 5e-5]},
-    ),
-    "batch": ("training", "batch_size", [16, 32, 64]),
-    "negatives": ("data", "negatives_per_query", [3, 5, 7]),
-    "refresh": ("refresh", "refresh_every", [100, 300, 1000]),
-    "warmup": ("training", "warmup_steps", {"low": 0, "high": 1000, "grid": [0, 100, 500]}),
-}
-
-
-def parse_search_space(given: str) -> SearchSpace:
-    """A space from what was given as a flag: names separated by commas, or a file.
+def parse_search_space(text: str) -> SearchSpace:
+    """Return the search space of a flag: names separated by commas, or a YAML file.
 
     Raises:
-        ConfigError: an unknown name, one given twice, or see `read_settings` and `parse_space`.
+        ConfigError: a name is unknown or occurs twice; see also `read_settings` and `parse_space`.
     """
-    if given.endswith((".yaml", ".yml")) or "/" in given:
-        return parse_space(read_settings(Path(given)), given)
+    if text.endswith((".yaml", ".yml")) or "/" in text:
+        return parse_space(read_settings(Path(text)), text)
     content: dict[str, dict[str, Any]] = {}
-    for name in (part.strip() for part in given.split(",")):
+    for name in (part.strip() for part in text.split(",")):
         if name not in NAMED:
             raise ConfigError(f"unknown name {name!r}", FLAG, f"{did_you_mean(name, NAMED)} Or give a YAML file")
         section, setting, domain = NAMED[name]
         if setting in content.get(section, {}):
-            raise ConfigError(f"{name!r} stands there twice", FLAG, "give each name once")
+            raise ConfigError(f"{name!r} is listed twice", FLAG, "give each name once")
         content.setdefault(section, {})[setting] = domain
     return parse_space(content, FLAG)
 
 
 def short_name(key: str) -> str:
-    """What a dimension is called in tables: its name above where it has one, else the setting's."""
+    """Return the name of a dimension in tables: its name in `NAMED`, otherwise the name of the setting."""
     names = {f"{section}.{setting}": name for name, (section, setting, _) in NAMED.items()}
     return names.get(key, key.partition(".")[2].replace("_", "-"))

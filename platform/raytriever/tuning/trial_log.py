@@ -14,18 +14,19 @@ from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
+from raytriever.training.config import DEV_LOSS
 
 TRIAL_LOG = "trials.json"
+TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the deciding one
 Status = Literal["running", "finished", "stopped", "failed"]
 RUNNING: Literal["running"] = "running"
 FINISHED: Literal["finished"] = "finished"
 STOPPED: Literal["stopped"] = "stopped"
 FAILED: Literal["failed"] = "failed"
-DEV_LOSS = "dev_loss"
 
 
 class TrialError(UserError):
-    """Trials of a sweep failed, while the others went on."""
+    """Some trials of a sweep failed; the others continued."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Trial:
 
     Args:
         number: from 0; its directory is `trials/NUMBER` with three digits or more.
-        settings: what it tries, by `section.setting`.
-        status: `running` (also where it was interrupted), `finished`, `stopped` by the scheduler, or `failed`.
-        metrics: on the dev split, of a finished one.
-        steps: that it came to.
-        seconds: it took, over all calls.
-        reason: why it failed, or where it was stopped.
+        settings: its point of the search space, by `section.setting`.
+        status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
+        metrics: on the dev split, if it is finished.
+        steps: number of steps done.
+        seconds: duration, over all calls.
+        reason: why it failed, or at which step it was stopped.
     """
 
     number: int
@@ -52,15 +53,15 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its directory and its run."""
+        """Name of its directory and its run."""
         return f"{self.number:03d}"
 
     def value(self, metric: str) -> float | None:
-        """What it came to, larger being better; None where it came to nothing."""
-        found = self.metrics.get(metric)
-        if self.status != FINISHED or found is None or not math.isfinite(found):
+        """Return the metric, where larger is better; None if the trial is not finished or the value is not finite."""
+        value = self.metrics.get(metric)
+        if self.status != FINISHED or value is None or not math.isfinite(value):
             return None
-        return -found if metric == DEV_LOSS else found
+        return -value if metric == DEV_LOSS else value
 
 
 class _Trials(TypedDict):
@@ -68,25 +69,25 @@ class _Trials(TypedDict):
 
 
 def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
-    """The finished trial of the highest value, the first of equals; None where there is none."""
+    """Return the finished trial with the highest value, the first of equals; None if no trial is finished."""
     valued = [(value, -trial.number, trial) for trial in trials if (value := trial.value(metric)) is not None]
     return max(valued)[2] if valued else None
 
 
 def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
-    """The trials of a sweep's directory, by number; none where it has not begun.
+    """Return the trials of a sweep's directory in the order of their numbers; empty before its start.
 
     Args:
         folder: the sweep's directory.
-        settings: what each trial sets, by `section.setting`; where None, the same for all.
+        settings: names that each trial must set, as `section.setting`; None for those of the first trial.
 
     Raises:
-        StorageError: the file is not what was written.
+        StorageError: the file is torn or was changed.
     """
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []
-    remedy = "give --fresh to begin again"
+    remedy = "give --fresh to start again"
     with disk_errors(file, reading=True):
         trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
     if [trial.number for trial in trials] != list(range(len(trials))):
@@ -100,7 +101,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
 
 
 def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
-    """Write all trials, and which is best so far."""
+    """Write all trials, and the number of the best one so far."""
     best = find_best(trials, metric)
     content = {
         "metric": metric,
@@ -110,28 +111,24 @@ def write_trials(folder: Path, trials: Sequence[Trial], metric: str) -> None:
     write_atomically(folder / TRIAL_LOG, json.dumps(content, indent=1) + "\n")
 
 
-# What is shown of a trial beside the metric that decides.
-SHOWN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)
-
-
 def rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Finished trials by what they came to, the best first; then the others by number."""
+    """Return the finished trials, the best first, then the others by number."""
     return sorted(
         trials, key=lambda t: (0, -value, t.number) if (value := t.value(metric)) is not None else (1, 0.0, t.number)
     )
 
 
 def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]) -> list[list[str]]:
-    """A line of titles and a line a trial.
+    """Return the table of a sweep: a row of titles, then a row for each trial.
 
     Args:
         trials: at least one.
-        metric: what decides; it stands first of the metrics.
-        names: what a dimension is called in print.
+        metric: the deciding metric; it is the first metric column.
+        names: returns the title of a dimension.
     """
     keys = list(trials[0].settings)
-    found = {name for trial in trials for name in trial.metrics}
-    metrics = [metric, *(name for name in SHOWN if name in found and name != metric)]
+    measured = {name for trial in trials for name in trial.metrics}
+    metrics = [metric, *(name for name in TABLE_METRICS if name in measured and name != metric)]
     titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
     rows = [unique_names(["trial", *(names(key) for key in keys), *titles, "steps", "seconds", "status"])]
     for trial in rank_trials(trials, metric):
@@ -143,7 +140,7 @@ def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]
 
 
 def setting_text(value: Any) -> str:
-    """A setting's value in print, four digits of a number."""
+    """Return the value of a setting as text, a float with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else "none" if value is None or value == "" else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The curves of stages as one."""
+"""Curves over all stages of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stage(folder: Path, losses: dict[int, float], looks: dict[int, float]) -> Pa
     return folder
 
 
-def test_a_stage_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:
+def test_a_stage_starts_at_the_last_step_of_the_one_before(tmp_path: Path) -> None:
     first = stage(tmp_path / "1", {1: 0.5, 2: 0.25, 3: 0.125}, {2: 5.0})
     nothing = stage(tmp_path / "2", {}, {})
     last = stage(tmp_path / "3", {1: 1.5, 2: 1.25}, {2: 6.0})

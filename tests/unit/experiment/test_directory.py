@@ -1,4 +1,4 @@
-"""What a run's directory says of the run, and what is never touched."""
+"""State of a run's directory, and directories that are never changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_empty_directory_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_fresh_removes_the_old_run_and_only_when_the_new_one_begins(tmp_path: Path, finished: bool) -> None:
+def test_fresh_removes_the_old_run_when_the_new_one_starts(tmp_path: Path, finished: bool) -> None:
     path = tmp_path / "run"
     run = opened(path)
     run.begin(dump_config(Config(training=TrainingConfig(seed=5))))
@@ -57,7 +57,7 @@ def test_fresh_removes_the_old_run_and_only_when_the_new_one_begins(tmp_path: Pa
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_directory_that_holds_no_run_is_refused_even_for_a_fresh_one(tmp_path: Path, fresh: bool) -> None:
+def test_a_directory_without_a_run_is_refused_even_with_fresh(tmp_path: Path, fresh: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match=rf"^--output {tmp_path}: is not empty and holds no run; give another"):
         opened(tmp_path, fresh)
@@ -65,7 +65,7 @@ def test_a_directory_that_holds_no_run_is_refused_even_for_a_fresh_one(tmp_path:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_run_of_other_settings_is_refused_by_the_setting(tmp_path: Path, finished: bool) -> None:
+def test_the_error_names_the_setting_that_differs(tmp_path: Path, finished: bool) -> None:
     run = opened(tmp_path / "run")
     run.begin(dump_config(Config(training=TrainingConfig(learning_rate=1e-3))))
     if finished:
@@ -81,21 +81,21 @@ def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["loss: {", "- a", "data: 3", "", b"\xff"])
-def test_a_configuration_that_is_none_is_one_line(tmp_path: Path, content: str | bytes) -> None:
+def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str | bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=r"is not YAML|is torn or changed|holds a run with other settings"):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3"])
-def test_torn_figures_are_told_by_their_file(tmp_path: Path, content: str) -> None:
+def test_an_error_names_the_torn_metrics_file(tmp_path: Path, content: str) -> None:
     opened(tmp_path).begin(TEXT)
     (tmp_path / "metrics.json").write_text(content)
     with pytest.raises(StorageError, match=r"metrics\.json: .*; .*--fresh"):
         opened(tmp_path).metrics()
 
 
-def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, full_disk: Path) -> None:
+def test_a_directory_that_is_not_writable_is_refused_at_once(tmp_path: Path, full_disk: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="a part of the path is a file"):
         opened(tmp_path / "file" / "run")
@@ -105,7 +105,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, full_
         opened(Path("/proc/run"))
 
 
-def test_how_a_run_is_carried_out_may_change_and_what_it_computes_may_not(tmp_path: Path) -> None:
+def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path) -> None:
     path = tmp_path / "run"
     opened(path).begin(TEXT)
     changed = {"num_workers": 4, "strategy": "zero2", "grad_cache_chunk": 8, "keep": 3, "checkpoint_minutes": 1.0}
@@ -129,7 +129,7 @@ def test_how_a_run_is_carried_out_may_change_and_what_it_computes_may_not(tmp_pa
         ("bm25_analyser", {"warning": 5}, "'bm25_analyser.warning' is"),
     ],
 )
-def test_what_is_said_of_the_figures_is_checked_too(tmp_path: Path, name: str, value: object, told: str) -> None:
+def test_the_notes_on_metrics_are_checked_too(tmp_path: Path, name: str, value: object, told: str) -> None:
     run = opened(tmp_path / "run")
     run.begin(TEXT)
     run.finish({"bm25": {}, "before": {}, "after": {}, name: value})

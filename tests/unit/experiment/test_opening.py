@@ -1,4 +1,4 @@
-"""What a stage takes from the model that the stage before it left, and which settings the tracker is given."""
+"""Model settings of a stage after another one, and the resolved settings for the tracker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raytriever.models.writer import write_model
 from raytriever.training.training_data import Material
 
 
-def test_of_the_model_before_only_the_weights_are_taken(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_stage_uses_only_the_weights_of_the_previous_model(tiny_encoder: Path, tmp_path: Path) -> None:
     # The stage before had a prefix and lengths of its own, which stand in the files of its model.
     before = tmp_path / "model"
     before.mkdir()
@@ -34,7 +34,7 @@ def test_of_the_model_before_only_the_weights_are_taken(tiny_encoder: Path, tmp_
     assert (description.query_length, description.passage_length) == (20, 64)
 
 
-def test_the_tracker_is_given_the_settings_that_are_used(
+def test_the_tracker_gets_the_resolved_settings(
     tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""A hub model's commit, taken from the hub's own cache, and what a continued run makes of it."""
+"""Commit of a hub model, from the hub's cache or from the configuration of a resumed run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLD, NEW = "a" * 40, "b" * 40
 
 @pytest.fixture
 def hub(tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache as `huggingface_hub` keeps it, of a model with two commits, without the network."""
+    """Cache in the layout of `huggingface_hub` with a model of two commits, without the network."""
     cache = tmp_path / "hub"
     model = cache / "models--org--name"
     for commit in (OLD, NEW):
@@ -51,7 +51,7 @@ def test_a_name_becomes_a_commit_in_all_stages(hub: Path, tmp_path: Path) -> Non
     assert pin_model(curriculum("v1"), tmp_path / "run", fresh=False).base.model.revision == OLD
 
 
-def test_a_continued_run_stays_with_its_commit(hub: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_commit(hub: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(dump_config(pin_model(curriculum(), run, fresh=False)))
@@ -66,7 +66,7 @@ def test_a_continued_run_stays_with_its_commit(hub: Path, tmp_path: Path) -> Non
     assert pin_model(curriculum(), run, fresh=False).base.model.revision == NEW
 
 
-def test_what_lies_here_has_no_commit(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_local_model_has_no_commit(tiny_encoder: Path, tmp_path: Path) -> None:
     for model in ("minilm", str(tiny_encoder)):
         given = Curriculum(Config(model=ModelConfig(model)))
         assert pin_model(given, tmp_path, fresh=False) == given

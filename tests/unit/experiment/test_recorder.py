@@ -1,4 +1,4 @@
-"""The news of a run on the driver: each step told once, whatever happened in between."""
+"""Recorder of a run's events: each step is logged once, also after restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytriever.tracking.tracker import Backlog, DatasetRecord, PersistentTracke
 
 
 class Memory:
-    """A tracker that keeps what it is told, beside the run and in memory, and may be broken."""
+    """Tracker that stores points in the run directory and in memory, and can be made to fail."""
 
     run_id = "memory"
 
@@ -53,11 +53,11 @@ class Memory:
         return [(point.step, point.value) for point in self.points if point.name == name]
 
 
-def news(step: int, loss: float | None = None) -> StepEvent:
+def step_event(step: int, loss: float | None = None) -> StepEvent:
     return StepEvent(step, {"loss": 1 / step if loss is None else loss, "learning_rate": 1e-5})
 
 
-def look(step: int) -> StepEvent:
+def validation_step(step: int) -> StepEvent:
     return StepEvent(step, {"dev_loss": 10 / step})
 
 
@@ -68,9 +68,9 @@ def record(tracker: PersistentTracker, folder: Path, items: Sequence[StepEvent |
     return recorder
 
 
-def test_all_that_was_heard_is_told_in_one_request_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_events_are_logged_in_one_request_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = Memory(tmp_path)
-    items = [LogMessage("continuing after step 0"), news(1), news(2), look(2)]
+    items = [LogMessage("continuing after step 0"), step_event(1), step_event(2), validation_step(2)]
     recorder = record(memory, tmp_path, items)
     assert memory.requests == 1
     assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5)]
@@ -83,57 +83,61 @@ def test_all_that_was_heard_is_told_in_one_request_and_kept(tmp_path: Path, caps
     assert err == ["continuing after step 0", "step 2: dev loss 5"]
 
 
-def test_a_continued_run_tells_no_step_twice(tmp_path: Path) -> None:
+def test_a_resumed_run_logs_no_step_twice(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    record(memory, tmp_path, [news(1), news(2), look(2), news(3)])
+    record(memory, tmp_path, [step_event(1), step_event(2), validation_step(2), step_event(3)])
     # Killed after step 3, whose checkpoint is of step 2: step 3 is done and heard again.
     again = Memory(tmp_path)
-    recorder = record(again, tmp_path, [news(3, 99.0), news(4), look(4)])
+    recorder = record(again, tmp_path, [step_event(3, 99.0), step_event(4), validation_step(4)])
     assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
     assert [*memory.told("loss"), *again.told("loss")] == recorder.curve("loss")
     assert [*memory.told("dev_loss"), *again.told("dev_loss")] == recorder.curve("dev_loss") == [(2, 5.0), (4, 2.5)]
     assert again.steps.points == 2 * 4 + 2  # two figures a step, two looks
 
 
-def test_a_group_that_was_restarted_tells_no_step_twice(tmp_path: Path) -> None:
+def test_a_restarted_group_logs_no_step_twice(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    recorder = record(memory, tmp_path, [news(1), news(2), look(2), news(3), news(3, 99.0), news(4)])
+    recorder = record(
+        memory,
+        tmp_path,
+        [step_event(1), step_event(2), validation_step(2), step_event(3), step_event(3, 99.0), step_event(4)],
+    )
     assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
 
 
-def test_a_torn_last_line_is_told_again_and_tears_nothing_else(tmp_path: Path) -> None:
+def test_the_step_of_a_torn_last_line_is_logged_again(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    record(memory, tmp_path, [news(1), news(2), news(3)])
+    record(memory, tmp_path, [step_event(1), step_event(2), step_event(3)])
     whole = (tmp_path / STEPS).read_bytes()
     (tmp_path / STEPS).write_bytes(whole[:-20])
     again = Memory(tmp_path)
-    recorder = record(again, tmp_path, [news(3), news(4)])
+    recorder = record(again, tmp_path, [step_event(3), step_event(4)])
     assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
     assert again.told("loss") == [(3, 1 / 3), (4, 0.25)]
     # What was written behind the torn line can be read too.
     assert record(Memory(tmp_path), tmp_path, []).curve("loss") == recorder.curve("loss")
 
 
-def test_steps_are_told_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_logged_during_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.0)
     memory = Memory(tmp_path)
     with Recorder(memory, tmp_path, 10) as recorder:
-        recorder.record(news(1))
+        recorder.record(step_event(1))
         assert memory.told("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
 
 
-def test_what_was_heard_is_kept_before_its_checkpoint_is_committed(tmp_path: Path) -> None:
+def test_points_are_stored_before_their_checkpoint_is_committed(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     with Recorder(memory, tmp_path, 10) as recorder:
-        recorder.record(news(1))
+        recorder.record(step_event(1))
         assert memory.told("loss") == []
         recorder.record(CheckpointEvent(1))
         assert memory.told("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
 
 
-def test_a_glance_is_short_and_leads_with_what_matters() -> None:
+def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:
     measured = {
         "data_wait_seconds": 0.02,
         "step_seconds": 0.123456,
@@ -154,7 +158,7 @@ def test_a_glance_is_short_and_leads_with_what_matters() -> None:
     assert headline_metrics({"loss": 1.0, "learning_rate": 1e-5}) == {"loss": 1.0}
 
 
-def test_what_is_done_before_and_between_steps_is_reported(
+def test_the_status_before_and_between_steps_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(activity, "SILENCE_SECONDS", 0.3)
@@ -168,7 +172,7 @@ def test_what_is_done_before_and_between_steps_is_reported(
         assert reported() == {"starting the workers"}
         recorder.record(StatusMessage("loading the encoder in the workers"))
         assert reported() == {"loading the encoder in the workers"}
-        recorder.record(news(1))
+        recorder.record(step_event(1))
         assert reported() == {"train"}
         recorder.record(StatusMessage("writing the model"))
         assert reported() == {"writing the model"}

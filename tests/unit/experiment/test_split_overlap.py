@@ -1,4 +1,4 @@
-"""A run whose test queries are trained on is refused when it opens; a few of them are one line."""
+"""Test queries among the training queries: many are an error, a few are logged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opened(tiny_encoder: Path, dataset: Path, **data: bool) -> list[str]:
     return [line for line in lines if "training queries too" in line]
 
 
-def test_many_are_refused_unless_they_are_allowed(
+def test_many_overlapping_queries_are_refused_unless_allowed(
     tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
@@ -45,7 +45,7 @@ def test_many_are_refused_unless_they_are_allowed(
     assert opened(tiny_encoder, dataset, allow_split_overlap=True) == [line]
 
 
-def test_a_few_are_one_line(
+def test_a_few_overlapping_queries_are_logged(
     tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))

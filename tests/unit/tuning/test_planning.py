@@ -1,4 +1,4 @@
-"""What Tune is told: which trial is next, and which one is behind, also behind trials of earlier calls."""
+"""Searcher and scheduler of Ray Tune: the next trial, and trials that are behind others, also of earlier calls."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ def job(number: int) -> TrialJob:
 
 @dataclass
 class Trial:
-    """As far as the scheduler looks at one."""
+    """The attributes of a trial that the scheduler reads."""
 
     trial_id: str
     config: dict[str, Any]
 
 
-def told(scheduler: Asha, trial: Trial, step: int, value: float) -> str:
+def report(scheduler: Asha, trial: Trial, step: int, value: float) -> str:
     return scheduler.on_trial_result(None, trial, {"step": step, "auc": value})
 
 
 @pytest.mark.parametrize("larger", [True, False])
-def test_a_trial_is_behind_those_of_this_call_and_of_earlier_ones(larger: bool) -> None:
+def test_a_trial_is_compared_with_trials_of_this_and_earlier_calls(larger: bool) -> None:
     sign = 1 if larger else -1
     earlier = [[(10, sign * 0.9), (20, sign * 0.95)], [(10, sign * 0.8)]]
     scheduler = Asha("auc", larger, 10, 2, earlier, lambda number: [])
     trial = Trial("a", {"job": job(2)})
     scheduler.on_trial_add(None, trial)
-    assert told(scheduler, trial, 5, sign * 0.1) == TrialScheduler.CONTINUE  # in its grace
-    assert told(scheduler, trial, 10, sign * 0.87) == TrialScheduler.CONTINUE
-    assert told(scheduler, trial, 20, sign * 0.5) == TrialScheduler.STOP
+    assert report(scheduler, trial, 5, sign * 0.1) == TrialScheduler.CONTINUE  # in its grace period
+    assert report(scheduler, trial, 10, sign * 0.87) == TrialScheduler.CONTINUE
+    assert report(scheduler, trial, 20, sign * 0.5) == TrialScheduler.STOP
     alone = Asha("auc", larger, 10, 2, [], lambda number: [])
     alone.on_trial_add(None, trial)
-    assert told(alone, trial, 20, sign * 0.5) == TrialScheduler.CONTINUE
+    assert report(alone, trial, 20, sign * 0.5) == TrialScheduler.CONTINUE
 
 
-def test_a_trial_that_goes_on_has_its_curve_so_far() -> None:
+def test_a_resumed_trial_has_its_earlier_curve() -> None:
     scheduler = Asha("auc", True, 10, 2, [], lambda number: [(10, 0.9)] if number == 0 else [])
     first, second = Trial("a", {"job": job(0)}), Trial("b", {"job": job(1)})
     scheduler.on_trial_add(None, first)
     scheduler.on_trial_add(None, second)
-    assert told(scheduler, second, 10, 0.5) == TrialScheduler.STOP
+    assert report(scheduler, second, 10, 0.5) == TrialScheduler.STOP
 
 
-def test_proposals_are_given_out_and_what_goes_wrong_in_the_books_ends_them(tmp_path: Path) -> None:
+def test_an_error_in_the_trial_log_ends_the_proposals(tmp_path: Path) -> None:
     jobs = iter([job(3), None, job(4)])
     ended: list[tuple[int, bool]] = []
 
@@ -74,7 +74,7 @@ def test_proposals_are_given_out_and_what_goes_wrong_in_the_books_ends_them(tmp_
     assert ended == [(3, False), (4, True)]
     assert isinstance(proposals.failure, OSError)
     assert proposals.suggest("d") == Searcher.FINISHED
-    # Tune's own state holds nothing of ours.
+    # Tune stores no state of the searcher.
     assert proposals.__getstate__() == {}
     proposals.save(str(tmp_path / "state"))
     assert (tmp_path / "state").read_bytes() == b""

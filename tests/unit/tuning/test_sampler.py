@@ -1,4 +1,4 @@
-"""Proposals follow from the seed, the trial's number and what earlier trials came to, and from nothing else."""
+"""Samplers: a proposal depends only on the seed, the trial's number and the results of earlier trials."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from raytriever.tuning.sampler import (
-    STARTUP,
+    STARTUP_TRIALS,
     GridSampler,
     OptunaSampler,
     PastTrial,
@@ -30,7 +30,7 @@ def space() -> SearchSpace:
 
 
 def came_to(point: Point) -> float:
-    """Better the nearer the temperature is to 0.02, and with mw."""
+    """Return a value that is best for the loss mw and a temperature of 0.02."""
     return -abs(point["loss.temperature"] - 0.02) * 10 + (0.1 if point["loss.loss"] == "mw" else 0.0)
 
 
@@ -39,12 +39,12 @@ def swept(sampler: Sampler, trials: int, past: Sequence[PastTrial] = ()) -> list
     while len(done) < trials:
         point = sampler.propose(len(done), done)
         assert point is not None
-        done.append(PastTrial(point, came_to(point), done=True))
+        done.append(PastTrial(point, came_to(point), has_ended=True))
     return done
 
 
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
-def test_a_sweep_that_goes_on_proposes_what_it_would_have_proposed(space: SearchSpace, searcher: str) -> None:
+def test_a_resumed_sweep_proposes_the_same_points(space: SearchSpace, searcher: str) -> None:
     whole = swept(build_sampler(searcher, space, seed=3), 16)
     # A new process knows nothing but what was written down.
     again = swept(build_sampler(searcher, space, seed=3), 16, whole[:9])
@@ -53,7 +53,7 @@ def test_a_sweep_that_goes_on_proposes_what_it_would_have_proposed(space: Search
 
 
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
-def test_points_lie_in_the_space_and_none_comes_twice(space: SearchSpace, searcher: str) -> None:
+def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str) -> None:
     points = [one.point for one in swept(build_sampler(searcher, space, seed=0), 20)]
     assert all(point["loss.loss"] in ("infonce", "mw") for point in points)
     assert all(0.005 <= point["loss.temperature"] <= 0.5 for point in points)
@@ -64,23 +64,27 @@ def test_points_lie_in_the_space_and_none_comes_twice(space: SearchSpace, search
         assert 4 <= sum(point["loss.temperature"] < 0.05 for point in points) <= 16
 
 
-def test_optuna_learns_from_what_it_is_told(space: SearchSpace) -> None:
+def test_optuna_learns_from_past_trials(space: SearchSpace) -> None:
     done = swept(OptunaSampler(space, seed=1), 40)
-    first, last = done[:STARTUP], done[-STARTUP:]
+    first, last = done[:STARTUP_TRIALS], done[-STARTUP_TRIALS:]
     assert sum(one.value or 0.0 for one in last) > sum(one.value or 0.0 for one in first)
-    # Told the opposite, it proposes something else.
-    other = [PastTrial(one.point, -(one.value or 0.0), done=True) for one in done]
+    # With opposite values, it proposes other points.
+    other = [PastTrial(one.point, -(one.value or 0.0), has_ended=True) for one in done]
     assert OptunaSampler(space, seed=1).propose(40, other) != OptunaSampler(space, seed=1).propose(40, done)
 
 
-def test_optuna_hears_of_failed_trials_and_of_those_under_way(space: SearchSpace) -> None:
+def test_optuna_gets_failed_and_running_trials(space: SearchSpace) -> None:
     done = swept(OptunaSampler(space, seed=2), 14)
-    failed = [*done[:-2], PastTrial(done[-2].point, None, done=True), PastTrial(done[-1].point, None, done=False)]
+    failed = [
+        *done[:-2],
+        PastTrial(done[-2].point, None, has_ended=True),
+        PastTrial(done[-1].point, None, has_ended=False),
+    ]
     assert OptunaSampler(space, seed=2).propose(14, failed) is not None
 
 
 @pytest.mark.parametrize("searcher", ["grid", "random", "optuna"])
-def test_a_space_of_few_points_is_tried_whole_and_then_over(searcher: str) -> None:
+def test_a_small_space_is_tried_completely(searcher: str) -> None:
     small = parse_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
     sampler = build_sampler(searcher, small, seed=0)
     done = swept(sampler, 4)
@@ -95,6 +99,6 @@ def test_a_grid_is_tried_in_order() -> None:
     assert [sampler.propose(n, []) for n in range(3)] == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
 
 
-def test_a_random_point_does_not_hang_on_earlier_ones(space: SearchSpace) -> None:
+def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
     sampler = RandomSampler(space, seed=5)
     assert sampler.propose(7, []) == sampler.propose(7, swept(sampler, 7))

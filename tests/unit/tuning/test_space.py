@@ -1,4 +1,4 @@
-"""Search spaces: grids, names and files, and what is refused of them in one line that names file and key."""
+"""Search spaces of names and files, their grids, and errors that name the file and the key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(tmp_path: Path):
     return write
 
 
-def test_a_grid_holds_every_combination_once_the_last_dimension_first(written) -> None:
+def test_a_grid_holds_every_combination_once_the_last_dimension_fastest(written) -> None:
     points = parse_search_space(written(FILE)).grid()
     assert len(points) == 12
     assert len({tuple(point.values()) for point in points}) == 12
@@ -37,7 +37,7 @@ def test_a_grid_holds_every_combination_once_the_last_dimension_first(written) -
     assert points[-1] == {"loss.loss": "lsepair", "loss.distribution_weight": 0.01, "loss.temperature": 0.1}
 
 
-def test_a_log_range_is_even_in_the_logarithm_and_keeps_its_ends() -> None:
+def test_a_log_range_is_uniform_in_the_logarithm_and_keeps_its_ends() -> None:
     [one] = parse_space(
         {"training": {"learning_rate": {"low": 1e-5, "high": 1e-3, "scale": "log", "grid": 3}}}, "f"
     ).dimensions
@@ -48,7 +48,7 @@ def test_a_log_range_is_even_in_the_logarithm_and_keeps_its_ends() -> None:
     assert all(isinstance(value, int) for value in whole.values)
 
 
-def test_the_named_dimensions_are_spaces_of_settings_there_are() -> None:
+def test_the_named_dimensions_are_existing_settings() -> None:
     space = parse_search_space(",".join(NAMED))
     assert [short_name(one.key) for one in space.dimensions] == list(NAMED) or len(space.dimensions) == len(NAMED)
     for one in space.dimensions:
@@ -56,7 +56,7 @@ def test_the_named_dimensions_are_spaces_of_settings_there_are() -> None:
     assert len(parse_search_space("loss,lambda,temperature").grid()) == 12
 
 
-def test_what_a_space_is_written_as_is_read_back() -> None:
+def test_a_space_is_read_as_written() -> None:
     space = parse_search_space("loss,lambda,temperature,warmup")
     assert parse_space(space.to_dict(), "again") == space
 
@@ -70,7 +70,7 @@ def test_what_a_space_is_written_as_is_read_back() -> None:
         ("loss: {loss: [mw, mv]}", ": loss.loss", "unknown value 'mv'"),
         ("loss: {temperature: [0.1, warm]}", ": loss.temperature", "temperature is 'warm'; give a number"),
         ("loss: {temperature: [0.1, -1]}", ": loss.temperature", "-1.0 is out of range"),
-        ("loss: {temperature: [0.1, 1e-1]}", ": loss.temperature", "0.1 stands there twice"),
+        ("loss: {temperature: [0.1, 1e-1]}", ": loss.temperature", "0.1 is listed twice"),
         ("loss: {temperature: 0.1}", ": loss.temperature", "holds 0.1; give a list of values"),
         ("loss: {temperature: {low: 0.5, high: 0.1}}", ": loss.temperature", "low 0.5 is not below high 0.1"),
         ("loss: {temperature: {low: 0.5}}", ": loss.temperature", "has no 'high'"),
@@ -80,7 +80,7 @@ def test_what_a_space_is_written_as_is_read_back() -> None:
         ("loss: {temperature: {low: 0.1, high: 0.5, grid: one}}", ": loss.temperature.grid", "holds 'one'"),
         ("loss: {temperature: {low: warm, high: 0.5}}", ": loss.temperature.low", "give a number"),
         ("loss: {distribution_weight: {low: 0, high: 1, scale: log}}", ": loss.distribution_weight", "no logarithm"),
-        ("loss: {loss: {low: 1, high: 2}}", ": loss.loss", "has no range"),
+        ("loss: {loss: {low: 1, high: 2}}", ": loss.loss", "cannot have a range"),
         ("training: {batch_size: [16, 16.5]}", ": training.batch_size", "batch_size is 16.5; give a whole number"),
         ("training: {num_workers: [1, 2]}", ": training.num_workers", "cannot be searched"),
         ("data: {dataset: [a, b]}", ": data.dataset", "cannot be searched"),
@@ -89,7 +89,7 @@ def test_what_a_space_is_written_as_is_read_back() -> None:
         ("{}", "", "holds nothing to search"),
     ],
 )
-def test_a_file_that_is_wrong_is_told_by_file_and_key(written, text: str, key: str, said: str) -> None:
+def test_an_error_names_the_file_and_the_key(written, text: str, key: str, said: str) -> None:
     file = written(text)
     with pytest.raises(ConfigError) as told:
         parse_search_space(file)
@@ -99,7 +99,7 @@ def test_a_file_that_is_wrong_is_told_by_file_and_key(written, text: str, key: s
     assert "\n" not in line
 
 
-def test_a_file_that_cannot_be_opened_is_told_with_a_remedy(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_reported_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "circle.yaml").symlink_to("circle.yaml")
     for name, line in (
         (f"{'n' * 300}.yaml", "the name is too long; give a shorter name"),
@@ -111,13 +111,13 @@ def test_a_file_that_cannot_be_opened_is_told_with_a_remedy(tmp_path: Path) -> N
         assert str(told.value) == f"{tmp_path / name}: {line}"
 
 
-@pytest.mark.parametrize(("given", "said"), [("los", "did you mean 'loss'"), ("loss,loss", "stands there twice")])
-def test_a_name_that_is_wrong_is_told(given: str, said: str) -> None:
+@pytest.mark.parametrize(("given", "said"), [("los", "did you mean 'loss'"), ("loss,loss", "is listed twice")])
+def test_a_wrong_name_is_reported(given: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_search_space(given)
 
 
-def test_a_range_without_a_grid_is_not_for_grids() -> None:
+def test_a_grid_needs_values_for_every_range() -> None:
     space: SearchSpace = parse_space({"loss": {"temperature": {"low": 0.1, "high": 0.5}}}, "f")
     with pytest.raises(ConfigError, match=r"loss\.temperature has a range and no values for a grid"):
         space.grid()

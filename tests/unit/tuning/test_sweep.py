@@ -1,4 +1,4 @@
-"""A sweep's books, its table and its figures."""
+"""Trial log, table and figures of a sweep."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def trials() -> list[Trial]:
     ]
 
 
-def test_the_best_is_the_first_of_the_highest_and_of_losses_the_lowest(trials: list[Trial]) -> None:
+def test_the_best_trial_has_the_highest_metric_or_the_lowest_loss(trials: list[Trial]) -> None:
     best = find_best(trials, METRIC)
     assert best is not None
     assert best.number == 2
-    # The lowest dev loss is a trial's that was stopped: it counts for nothing.
+    # The trial with the lowest dev loss was stopped, so it does not count.
     lowest = find_best(trials, "dev_loss")
     assert lowest is not None
     assert lowest.number == 4
@@ -48,7 +48,7 @@ def test_the_best_is_the_first_of_the_highest_and_of_losses_the_lowest(trials: l
     assert find_best([nan], METRIC) is None
 
 
-def test_what_is_written_is_read_back_and_a_torn_file_is_told(trials: list[Trial], tmp_path: Path) -> None:
+def test_trials_are_read_as_written_and_a_torn_file_is_reported(trials: list[Trial], tmp_path: Path) -> None:
     assert read_trials(tmp_path) == []
     write_trials(tmp_path, trials, METRIC)
     assert read_trials(tmp_path) == trials
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_back_and_a_torn_file_is_told(trials: list[Trial
         read_trials(tmp_path)
 
 
-def test_the_table_has_the_best_first_and_says_what_became_of_the_others(trials: list[Trial]) -> None:
+def test_the_table_lists_the_best_trial_first_and_the_status_of_the_others(trials: list[Trial]) -> None:
     assert [trial.number for trial in rank_trials(trials, METRIC)] == [2, 4, 0, 1, 3]
     rows = sweep_rows(trials, METRIC, lambda key: key.split(".")[1])
     assert rows[0] == ["trial", "loss", "temperature", "nDCG@10", "dev loss", "steps", "seconds", "status"]
@@ -72,15 +72,15 @@ def test_the_table_has_the_best_first_and_says_what_became_of_the_others(trials:
     assert "the loss \\| is NaN" in page[-1]
 
 
-def test_the_figures_are_drawn_and_are_a_function_of_the_trials(trials: list[Trial], tmp_path: Path) -> None:
+def test_the_same_trials_give_the_same_figures(trials: list[Trial], tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        place = tmp_path / folder
-        save_parallel(place / "parallel.png", trials, METRIC, "nDCG@10", str)
+        target = tmp_path / folder
+        save_parallel(target / "parallel.png", trials, METRIC, "nDCG@10", str)
         for by in (None, "loss.loss"):
-            path = place / f"response-{by}.png"
+            path = target / f"response-{by}.png"
             save_response(path, trials, METRIC, "nDCG@10", "loss.temperature", by, str, log=True)
         curves = {0: [(10, 0.5), (20, 0.6)], 1: [(10, 0.4), (20, 0.3)]}
-        save_trial_curves(place / "curves.png", trials, curves, "dev batch AUC")
+        save_trial_curves(target / "curves.png", trials, curves, "dev batch AUC")
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert len(files) == 8
     for name in files:
@@ -91,7 +91,7 @@ def test_the_figures_are_drawn_and_are_a_function_of_the_trials(trials: list[Tri
     assert not (tmp_path / "none.png").exists()
 
 
-def test_a_logarithmic_axis_tells_plain_numbers(tmp_path: Path) -> None:
+def test_a_logarithmic_axis_shows_plain_numbers(tmp_path: Path) -> None:
     trials = [Trial(n, {"loss.temperature": 0.003 * 2**n}, "finished", {METRIC: 0.5 + n / 100}) for n in range(9)]
     save_response(tmp_path / "many.png", trials, METRIC, "nDCG@10", "loss.temperature", None, str, log=True)
     drawn = (tmp_path / "many.svg").read_text()

@@ -10,21 +10,22 @@ from raytriever.config import Config, check_config, to_dict
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.protocol import Protocol
 from raytriever.options import check_options, did_you_mean
+from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, settings_text
 from raytriever.tuning.ray.training_data import trial_config
 from raytriever.tuning.sampler import GridSampler, build_sampler
-from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, DEV_LOSS, SearchConfig, SearchSpace, parse_search_space
+from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, SearchConfig, SearchSpace, parse_search_space
 
-# These decide how a sweep is carried out, or how far, and may differ where it goes on.
+# Settings of the execution, which may differ when a sweep is resumed.
 _MAY_CHANGE = ("trials", "trials_at_once")
 SWEEP = "sweep"
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
-    """What is to be done, with every trial of a grid looked at.
+    """Return the search space and the plan, after a check of every trial of a grid.
 
     Raises:
-        UserError: the space, a metric or the settings of a trial are of no use; it is named.
+        UserError: the space, a metric or the settings of a trial are not valid.
     """
     check_options(search)
     check_config(base)
@@ -37,9 +38,9 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
         if metric == DEV_LOSS and scales:
             remedy = f"give another, such as {BATCH_AUC if flag == '--asha-metric' else 'ndcg_at_10'}"
             raise ConfigError(
-                f"{DEV_LOSS} is of another scale in each trial, because {scales[0]} is searched", flag, remedy
+                f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched", flag, remedy
             )
-    watched_metric(base, search)  # here only to be refused
+    watched_metric(base, search)  # only for its checks
     sampler = build_sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS
     if not any(one.is_range for one in space.dimensions):
@@ -56,7 +57,11 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
 
 
 def watched_metric(base: Config, search: SearchConfig) -> str | None:
-    """What trials are stopped by, as it is told at looks; None where none is stopped."""
+    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early.
+
+    Raises:
+        ConfigError: the metric is unknown, or is not measured during training.
+    """
     if not search.asha:
         return None
     if search.asha_metric in (BATCH_AUC, DEV_LOSS):
@@ -67,11 +72,11 @@ def watched_metric(base: Config, search: SearchConfig) -> str | None:
         raise ConfigError(f"unknown metric {search.asha_metric!r}", "--asha-metric", remedy)
     if not base.validation.sources(base.training.best_metric, base.data.dev_split):
         remedy = f"give --eval-datasets own, or --asha-metric {BATCH_AUC}"
-        raise ConfigError(f"{search.asha_metric} is not measured while training", "--asha-metric", remedy)
+        raise ConfigError(f"{search.asha_metric} is not measured during training", "--asha-metric", remedy)
     return DEV + search.asha_metric
 
 
 def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:
-    """All that decides what the trials of a sweep are."""
+    """Return all settings that decide the trials of a sweep, by section."""
     sweep = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
     return {**to_dict(base), SWEEP: {**sweep, "search_space": space.to_dict()}}

@@ -36,20 +36,20 @@ from raytriever.tuning.ray.tuner import run_trials
 from raytriever.tuning.space import SearchConfig, SearchSpace
 from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials
 
-COORDINATORS = 2  # logical processors that a session has beside the workers it is asked for
+COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a person is told at the end.
+    """Result of a sweep.
 
     Args:
         path: the sweep's directory.
-        trials: all of them.
-        metric: what the best is best by.
-        best: None where no trial finished.
-        rows: of the best one, on the test split: metrics by system.
-        is_new: whether this call did anything.
+        trials: all trials.
+        metric: metric that decides which trial is the best.
+        best: the best trial; None if no trial finished.
+        rows: metrics of the best trial on the test split, by system.
+        is_new: False if an earlier call had already finished the sweep.
     """
 
     path: Path
@@ -61,70 +61,72 @@ class SweepResult:
 
     @property
     def failed(self) -> list[Trial]:
-        """Those that failed."""
+        """The failed trials."""
         return [trial for trial in self.trials if trial.status == FAILED]
 
 
 def run_sweep(
-    base: Config, search: SearchConfig, output: Path, run_name: str, fresh: bool, say: Callable[[str], None]
+    base: Config, search: SearchConfig, output: Path, run_name: str, fresh: bool, log: Callable[[str], None]
 ) -> SweepResult:
-    """Make all trials there are to be, and measure the best one; `say` hears a line at every turn.
+    """Run all trials of a sweep, and evaluate the best one on the test split.
 
     Args:
-        base: settings of all trials, save for what is searched.
-        search: what is searched, and how.
+        base: settings of all trials, except for those that are searched.
+        search: search space, searcher and number of trials.
         output: the sweep's directory.
         run_name: at the tracker.
-        fresh: whether what an earlier sweep left there is removed.
+        fresh: whether an earlier sweep in the directory is removed.
+        log: called with lines about the progress.
 
     Raises:
-        UserError: something a user can mend; trials that fail are told in what is returned.
+        UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise nothing; they
+            are in the result.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     space, plan = plan_sweep(base, search)
     run = _open_directory(base, search, space, output, fresh)
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
     best = find_best(trials, plan.metric)
-    over = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
-    if over and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
-        send_pending(output, tracking_uri(), say)
+    has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
+    if has_ended and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
+        send_pending(output, tracking_uri(), log)
         return SweepResult(output, trials, plan.metric, best, rows, is_new=False)
 
     check_uri(tracking_uri())
     check_cluster()
-    material = SweepData(say)
-    material.make_ready(base, space)
+    data = SweepData(log)
+    data.prepare(base, space)
     server = MlflowServer(tracking_uri())
     run.begin(_dump(sweep_settings(base, search, space)))
     tracker = Spool.open(server, output, run_name)
     with closing(tracker):
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
-        tracker.describe(sweep_settings(base, search, space), material.record(), tags)
+        tracker.describe(sweep_settings(base, search, space), data.record(), tags)
         workers = base.training.workers[1]
-        wanted = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))
-        with ray_session(wanted - COORDINATORS):
-            plan = replace(plan, at_once=search.trials_at_once or _places(workers))
-            conductor = TrialManager(output, plan, material, trials, tracker, run_name, say)
+        requested = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))
+        with ray_session(requested - COORDINATORS):
+            plan = replace(plan, at_once=search.trials_at_once or _count_slots(workers))
+            manager = TrialManager(output, plan, data, trials, tracker, run_name, log)
             try:
-                if conductor.left:
-                    run_trials(conductor, plan, search, material)
+                if manager.remaining:
+                    run_trials(manager, plan, search, data)
             finally:
-                conductor.close()
-        trials = conductor.trials
+                manager.close()
+        trials = manager.trials
         best, rows = find_best(trials, plan.metric), {}
         if best is not None:
-            folder = conductor.folder_of(best.number)
+            folder = manager.folder_of(best.number)
             config = trial_config(base, dict(best.settings))
-            rows = evaluate_best(output, best, config, folder, tracker, run_name, say, began)
+            rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
         write_sweep(output, trials, space, plan.metric, watched_metric(base, search), tracker)
     return SweepResult(output, trials, plan.metric, best, rows, is_new=True)
 
 
 def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, output: Path, fresh: bool) -> RunDirectory:
-    """The sweep's directory; see `RunDirectory.open`."""
+    """Return the sweep's directory; raise `ConfigError` if it holds a run that is no sweep."""
     run = RunDirectory.open(output, sweep_settings(base, search, space), fresh)
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
-        raise ConfigError("holds a run and no sweep", f"--output {output}", "give another directory")
+        raise ConfigError("holds a training run, not a sweep", f"--output {output}", "give another directory")
     return run
 
 
@@ -132,6 +134,6 @@ def _dump(settings: dict[str, Any]) -> str:
     return yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True)
 
 
-def _places(workers: int) -> int:
-    """How many trials of so many workers the cluster has room for, or would make; a trial waits where it has none."""
+def _count_slots(workers: int) -> int:
+    """Return how many trials the cluster has resources for, or would start nodes for; at least 1."""
     return max(1, (count_gpus() or int(ray.cluster_resources().get("CPU", 0))) // workers)

@@ -17,17 +17,17 @@ from raytriever.training.refresh.config import check_refresh
 from raytriever.tuning.ray.trial import TrialJob
 from raytriever.tuning.space import Point, SearchSpace
 
-MADE_READY = ("data", "model")
+SECTIONS = ("data", "model")  # whose settings decide the data that trials can share
 
 
 def trial_config(base: Config, point: Point) -> Config:
-    """The settings of a trial, held to their declarations and to each other; raises `ConfigError`."""
+    """Return the checked settings of a trial; raise `ConfigError` if one is not valid or contradicts another."""
     layer: dict[str, dict[str, object]] = {}
     for key, value in point.items():
         section, _, name = key.partition(".")
         layer.setdefault(section, {})[name] = value
     if "training.epochs" in point and "training.max_steps" not in point:
-        layer["training"]["max_steps"] = None  # epochs that are searched are not to give way
+        layer["training"]["max_steps"] = None  # searched epochs must not be overridden by it
     config = override(base, layer)
     check_config(config)
     build_loss(config.loss)
@@ -36,31 +36,31 @@ def trial_config(base: Config, point: Point) -> Config:
 
 @dataclass
 class SweepData:
-    """Opened data sets and negatives tables, by what decides them.
+    """Opened data sets and negatives tables of a sweep, by the settings that decide them.
 
     Args:
-        say: hears of data sets and negatives.
+        log: called with lines about data sets and negatives.
     """
 
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
     _stages: dict[Hashable, tuple[OpenStage, str]] = field(default_factory=dict)
     _indexes: LexicalIndexes = field(default_factory=LexicalIndexes)
 
-    def make_ready(self, base: Config, space: SearchSpace) -> None:
-        """Open whatever any trial may ask for.
+    def prepare(self, base: Config, space: SearchSpace) -> None:
+        """Open the data of all trials that the space allows.
 
         Raises:
-            UserError: something a user can mend.
+            UserError: a data set, a model or the settings of a trial are not usable.
         """
-        sets = [one for one in space.dimensions if one.section in MADE_READY]
-        values = [[one.high] if one.is_range else one.values for one in sets]
+        searched = [one for one in space.dimensions if one.section in SECTIONS]
+        values = [[one.high] if one.is_range else one.values for one in searched]
         for combination in itertools.product(*values):
-            point = {one.key: value for one, value in zip(sets, combination, strict=True)}
+            point = {one.key: value for one, value in zip(searched, combination, strict=True)}
             self._open(trial_config(base, point))
 
     def job(self, number: int, config: Config, folder: str) -> TrialJob:
-        """What a trial is given; raises `UserError` where there is nothing to learn from with its settings."""
+        """Return the description of a trial; raise `UserError` if its settings leave no training examples."""
         stage, table = self._stages[_key(config)]
         data, training = config.data, config.training
         material = replace(stage.material, config=data, batch_size=training.batch_size, seed=training.seed)
@@ -71,12 +71,12 @@ class SweepData:
         return TrialJob(number, config, places, stage.dev_sets, table, total_steps, folder)
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
-        """Return the settings of a trial as they are used, for the tracker."""
+        """Return the resolved settings of a trial, for the tracker."""
         stage, _ = self._stages[_key(config)]
         return resolved_config(config, stage.description)
 
     def record(self) -> DatasetRecord:
-        """The data set that all trials are compared on, for the tracker."""
+        """Return the data set that all trials are compared on, for the tracker."""
         stage, _ = next(iter(self._stages.values()))
         dataset = stage.material.datasets[0]
         return DatasetRecord(dataset.name, stage.stage.config.data.dataset, dataset.digest, dataset.counts())
@@ -85,21 +85,21 @@ class SweepData:
         key = _key(config)
         if key in self._stages:
             return
-        opened, _ = open_run(Curriculum(config), self.say)
+        opened, _ = open_run(Curriculum(config), self.log)
         [stage] = opened.stages
-        # Tables are of documents, whatever encoder reads them.
+        # Tables hold documents, so they do not depend on the encoder.
         name = repr(_rows(config))
         if name not in self.tables:
-            self.tables[name] = find_negatives(stage, self._indexes.of, self.say)
-        stage.material.train(self.tables[name])  # here only to be refused
+            self.tables[name] = find_negatives(stage, self._indexes.of, self.log)
+        stage.material.train(self.tables[name])  # only for its checks
         self._stages[key] = (stage, name)
 
 
 def _rows(config: Config) -> Sequence[Hashable]:
-    """What decides which rows and which negatives there are."""
+    """Return the settings that decide the rows and the negatives."""
     data = config.data
-    found = data.negatives_per_query > 0
-    return (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix, found)
+    has_negatives = data.negatives_per_query > 0
+    return (data.datasets, data.train_split, data.dev_split, data.negatives_table, data.negatives_mix, has_negatives)
 
 
 def _key(config: Config) -> Hashable:

@@ -31,21 +31,21 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.tracking.steps import read_curve
 
-# What a trial reports to Tune in the end: how it ended, its figures, or why it failed.
+# Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """What a trial is given.
+    """Description of one trial.
 
     Args:
-        number: of the trial.
+        number: of the trial, from 0.
         config: all its settings.
-        places: where its data sets stand prepared.
-        dev_sets: what its checkpoints are evaluated on, where they are.
-        negatives: which of the sweep's negatives tables it draws from.
-        total_steps: after which it ends at the latest.
+        places: paths of its prepared data sets.
+        dev_sets: data sets on which its checkpoints are evaluated; empty if they are not.
+        negatives: name of its table among the sweep's negatives tables.
+        total_steps: training ends after at most this many steps.
         folder: its run directory.
     """
 
@@ -68,37 +68,37 @@ class TrialEvent:
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What all trials of a sweep share.
+    """Values that all trials of a sweep share.
 
     Args:
         queue: event queue of the driver.
-        workplace: of the driver.
-        beside: trials that share a node's cores.
-        reported: what Tune hears of at every look; nothing where no trial is stopped early.
-        metrics: whether the whole corpus is searched in the end, or the dev loss suffices.
+        driver: working directory and locks of the driver.
+        trials_per_node: number of trials that share a node's cores.
+        watched_metric: metric that is reported to Tune at each validation; None if no trial is stopped early.
+        searches_corpus: whether a trial searches the whole corpus at its end; otherwise its dev loss suffices.
     """
 
     queue: EventQueue
-    workplace: DriverContext
-    beside: int
-    reported: str | None
-    searches: bool
+    driver: DriverContext
+    trials_per_node: int
+    watched_metric: str | None
+    searches_corpus: bool
 
 
-def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], around: SweepContext) -> None:
-    """Train, measure, and report how it ended; what Tune stops ends by `SystemExit` within.
+def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:
+    """Train, evaluate, and report the end to Tune. A trial that Tune stops ends here by `SystemExit`.
 
     Args:
         config: `{"job": TrialJob}`.
         tables: negatives tables by name.
-        around: see `SweepContext`.
+        context: see `SweepContext`.
     """
     job: TrialJob = config["job"]
-    around.workplace.enter()
+    context.driver.enter()
     folder = Path(job.folder)
-    told = max((step for step, _ in read_curve(folder, "loss")), default=0)
-    reporter = _TrialReporter(job.number, around)
-    end: dict[str, Any]
+    logged_step = max((step for step, _ in read_curve(folder, "loss")), default=0)
+    reporter = _TrialReporter(job.number, context)
+    result: dict[str, Any]
     try:
         train_on_cluster(
             job.config,
@@ -107,27 +107,27 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
             job.total_steps,
             folder,
             reporter.on_event,
-            told,
+            logged_step,
             job.dev_sets,
             here=job.config.training.workers[1] == 1,
-            beside=around.beside,
+            beside=context.trials_per_node,
         )
-        end = {ENDED: True, METRICS: _measured(job) if around.searches else {}}
-    except UserError as mistake:
-        end = {ENDED: False, REASON: str(mistake)}
-    except Exception as error:  # a defect, which is not to end the other trials
+        result = {ENDED: True, METRICS: _evaluate(job) if context.searches_corpus else {}}
+    except UserError as error:
+        result = {ENDED: False, REASON: str(error)}
+    except Exception as error:  # a defect, which must not end the other trials
         (folder / "error.txt").write_text(traceback.format_exc())
         first = str(error).strip().split("\n")[0]
-        end = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
+        result = {ENDED: False, REASON: f"{type(error).__name__}: {first} (see {folder / 'error.txt'})"}
     reporter.close()
-    tune.report(end)
+    tune.report(result)
 
 
 class _TrialReporter:
     """Sends a trial's events to the driver, and reports its validations to Tune."""
 
-    def __init__(self, number: int, around: SweepContext) -> None:
-        self._number, self._queue, self._watched = number, around.queue, around.reported
+    def __init__(self, number: int, context: SweepContext) -> None:
+        self._number, self._queue, self._watched = number, context.queue, context.watched_metric
 
     def on_event(self, event: Event) -> None:
         """Send an event. At a checkpoint and at a validation, return after the driver has stored all events."""
@@ -153,23 +153,23 @@ class _TrialReporter:
         self._queue.flush(TrialEvent(self._number, None))
 
 
-def _measured(job: TrialJob) -> dict[str, float]:
-    """The dev split's figures, by a process that holds what it takes."""
+def _evaluate(job: TrialJob) -> dict[str, float]:
+    """Return the metrics on the dev split, computed by a process that has reserved the resources."""
     if job.config.training.workers[1] == 1:
-        return measure_on_dev(job)
-    # The workers' places are free again; those of the trial, to which its tasks are bound by default, hold nothing.
-    task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(measure_on_dev)
-    found: dict[str, float] = ray.get(task.remote(job, DriverContext()))
-    return found
+        return evaluate_on_dev(job)
+    # The workers' resources are free again. The trial's own placement group, the default for its tasks, holds none.
+    task = ray.remote(num_cpus=1, num_gpus=min(1, count_gpus()), scheduling_strategy="DEFAULT")(evaluate_on_dev)
+    metrics: dict[str, float] = ray.get(task.remote(job, DriverContext()))
+    return metrics
 
 
-def measure_on_dev(job: TrialJob, workplace: DriverContext | None = None) -> dict[str, float]:
-    """The metrics of a trial's model on the dev split of its first data set, the whole corpus searched."""
-    if workplace is not None:
-        workplace.enter()
+def evaluate_on_dev(job: TrialJob, driver: DriverContext | None = None) -> dict[str, float]:
+    """Search the whole corpus of a trial's first data set, and return the metrics on its dev split."""
+    if driver is not None:
+        driver.enter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(job.places[0], [job.config.data.dev_split])
     model = ModelConfig(model=str(Path(job.folder) / "model"))
     retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)
-    found = DenseSystem(dataset, model, retriever).evaluate(job.config.data.dev_split, Protocol())
-    return {name: float(value) for name, value in found.metrics.items()}
+    evaluation = DenseSystem(dataset, model, retriever).evaluate(job.config.data.dev_split, Protocol())
+    return {name: float(value) for name, value in evaluation.metrics.items()}

@@ -25,30 +25,39 @@ from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import DriverContext, count_gpus
 from raytriever.cluster.train.fit import FitThread
 from raytriever.tracking.steps import read_curve
+from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, TrialManager
 from raytriever.tuning.ray.planning import watched_metric
 from raytriever.tuning.ray.training_data import SweepData
 from raytriever.tuning.ray.trial import STEP, SweepContext, TrialJob, run_trial
-from raytriever.tuning.space import DEV_LOSS, SearchConfig
+from raytriever.tuning.space import SearchConfig
 from raytriever.tuning.trial_log import FINISHED, STOPPED
 
-NEVER = 10**9  # steps
 Curve = Sequence[tuple[int, float]]
+NO_STEP_LIMIT = 10**9
+MAX_FAILURES = 3  # restarts of a trial whose process died; it resumes from its checkpoint
+_RAY_TUNE = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # log files for every trial
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # of a state that is never restored
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the last report of a trial holds its end, not the watched metric
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # it prints even with `verbose=0`
+}
 
 
 class TrialProposals(Searcher):
-    """Gives out the trials of a sweep.
+    """Tune's searcher: proposes the trials of a sweep.
 
     Args:
-        next_job: the next trial; None where earlier ones must end first. Raises StopIteration when there are no more.
-        ended: hears of a trial that is over: its number, what it reported last, whether its process died too often.
+        next_job: returns the next trial, or None if earlier ones must end first. Raises StopIteration after the last.
+        on_end: called at the end of a trial with its number, its last result, and whether its process died too often.
     """
 
     def __init__(
-        self, next_job: Callable[[], TrialJob | None], ended: Callable[[int, dict[str, Any] | None, bool], None]
+        self, next_job: Callable[[], TrialJob | None], on_end: Callable[[int, dict[str, Any] | None, bool], None]
     ) -> None:
         super().__init__()
-        self._next_job, self._ended = next_job, ended
+        self._next_job, self._on_end = next_job, on_end
         self._numbers: dict[str, int] = {}
         self.failure: Exception | None = None
 
@@ -66,39 +75,39 @@ class TrialProposals(Searcher):
         return {"job": job}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """See `Searcher`; what goes wrong is kept in `failure`, because Tune would log it and go on."""
+        """See `Searcher`. An error is stored in `failure`, because Tune would log it and continue."""
         try:
-            self._ended(self._numbers[trial_id], result, error)
+            self._on_end(self._numbers[trial_id], result, error)
         except Exception as failure:
             self.failure = self.failure or failure
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: see the head of this file."""
+        """Write no state: see the docstring of this file."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: see the head of this file."""
+        """Write no state: see the docstring of this file."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 @dataclass(frozen=True)
-class _Earlier:
-    """A trial of an earlier call, as far as the scheduler looks."""
+class _EarlierTrial:
+    """A trial of an earlier call, with the one attribute that the scheduler reads."""
 
     trial_id: str
 
 
 class Asha(AsyncHyperBandScheduler):
-    """Asynchronous successive halving (Li et al., 2020) that remembers the trials of earlier calls.
+    """Asynchronous successive halving (Li et al., 2020) that includes the trials of earlier calls.
 
     Args:
-        metric, larger: what trials are compared by, and whether more of it is better.
-        grace: steps before which no trial is stopped.
-        factor: one in so many goes on at each rung.
-        earlier: the curves of trials that are over.
-        curve_of: the curve of a trial that goes on, by its number.
+        metric, larger: metric that trials are compared by, and whether larger values are better.
+        grace: no trial is stopped before this step.
+        factor: one in this many trials continues at each rung.
+        earlier: curves of trials that have ended.
+        curve_of: returns the curve of a resumed trial by its number.
     """
 
     def __init__(
@@ -111,37 +120,37 @@ class Asha(AsyncHyperBandScheduler):
         curve_of: Callable[[int], Curve],
     ) -> None:
         mode = "max" if larger else "min"
-        super().__init__(STEP, metric, mode, max_t=NEVER, grace_period=grace, reduction_factor=factor)
+        super().__init__(STEP, metric, mode, max_t=NO_STEP_LIMIT, grace_period=grace, reduction_factor=factor)
         self._curve_of = curve_of
-        for number, points in enumerate(earlier):
-            self._replay(_Earlier(f"earlier-{number}"), points)
+        for number, curve in enumerate(earlier):
+            self._replay(_EarlierTrial(f"earlier-{number}"), curve)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """See `TrialScheduler`."""
         self._replay(trial, self._curve_of(trial.config["job"].number))
 
-    def _replay(self, trial: Any, points: Curve) -> None:
+    def _replay(self, trial: Any, curve: Curve) -> None:
         super().on_trial_add(None, trial)
-        for step, value in points:
+        for step, value in curve:
             super().on_trial_result(None, trial, {STEP: step, self._metric: value})
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: see the head of this file."""
+        """Write no state: see the docstring of this file."""
         Path(checkpoint_path).touch()
 
 
 class SweepStopper(Stopper):
-    """Stops every trial once it is told to."""
+    """Stops all trials after a call of `stop`."""
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._is_stopped = threading.Event()
 
-    def tell(self) -> None:
-        """From now on."""
-        self._told.set()
+    def stop(self) -> None:
+        """Stop all trials from now on."""
+        self._is_stopped.set()
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """See `Stopper`."""
@@ -149,47 +158,40 @@ class SweepStopper(Stopper):
 
     def stop_all(self) -> bool:
         """See `Stopper`."""
-        return self._told.is_set()
+        return self._is_stopped.is_set()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
-# A trial whose process dies is begun again so often, and goes on from its checkpoint.
-DEATHS = 3
-_RAY_TUNE = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # files of its own for every trial
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # of a state that nothing goes on from
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the last report of a trial tells how it ended, not how far it is
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",  # which prints even where it is told not to
-}
+def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, data: SweepData) -> None:
+    """Run the remaining trials. An interruption stops them.
 
-
-def run_trials(conductor: TrialManager, plan: SweepPlan, search: SearchConfig, material: SweepData) -> None:
-    """Run all trials that are left; an interruption stops them and comes back at once."""
-    workers, stop = plan.base.training.workers[1], SweepStopper()
+    Raises:
+        Exception: the trial log or the events could not be written, or Tune failed.
+    """
+    workers, stopper = plan.base.training.workers[1], SweepStopper()
     nodes = sum(node["Alive"] for node in ray.nodes())
     for name, value in _RAY_TUNE.items():
         os.environ.setdefault(name, value)
-    with open_event_queue(conductor.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
-        around = SweepContext(
+    with open_event_queue(manager.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
+        context = SweepContext(
             events.queue,
             DriverContext(),
             math.ceil(plan.at_once / nodes),
             watched_metric(plan.base, search),
             plan.metric != DEV_LOSS,
         )
-        proposals = TrialProposals(conductor.next_job, conductor.ended)
-        trainable = tune.with_parameters(run_trial, tables=material.tables, around=around)
+        searcher = TrialProposals(manager.next_job, manager.record_end)
+        trainable = tune.with_parameters(run_trial, tables=data.tables, context=context)
         tuner = tune.Tuner(
-            tune.with_resources(trainable, tune.PlacementGroupFactory([_bundle(workers)])),
+            tune.with_resources(trainable, tune.PlacementGroupFactory([_resources(workers)])),
             tune_config=tune.TuneConfig(
-                search_alg=proposals,
-                scheduler=_scheduler(conductor, search, around.reported) if around.reported else None,
-                num_samples=conductor.left,
+                search_alg=searcher,
+                scheduler=_scheduler(manager, search, context.watched_metric) if context.watched_metric else None,
+                num_samples=manager.remaining,
                 max_concurrent_trials=plan.at_once,
-                # A group's processes end with the trial's, so that none is left when it is stopped.
+                # With several workers, the trial's process ends with the trial, so that a stop leaves no worker behind.
                 reuse_actors=workers == 1,
                 trial_name_creator=lambda trial: str(trial.trial_id),
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
@@ -197,34 +199,34 @@ def run_trials(conductor: TrialManager, plan: SweepPlan, search: SearchConfig, m
             run_config=tune.RunConfig(
                 name="sweep",
                 storage_path=state,
-                stop=stop,
-                failure_config=tune.FailureConfig(max_failures=DEATHS),
+                stop=stopper,
+                failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
                 verbose=0,
             ),
         )
         fit = FitThread(tuner.fit)
         fit.start()
         try:
-            with activity(lambda seconds: f"{conductor.state()}: {seconds:.0f} s"):
+            with activity(lambda seconds: f"{manager.status()}: {seconds:.0f} s"):
                 fit.wait(events.has_failed)
         finally:
-            conductor.leave()
-            fit.end(stop.tell)
-    if failure := fit.failure or proposals.failure:
+            manager.stop_recording_ends()
+            fit.end(stopper.stop)
+    if failure := fit.failure or searcher.failure:
         raise failure
 
 
-def _bundle(workers: int) -> dict[str, float]:
-    """What a trial's own process takes: all it trains on, or of several workers, who take it themselves, nothing."""
+def _resources(workers: int) -> dict[str, float]:
+    """Return the resources of a trial's own process. Several workers reserve theirs; the trial needs none."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
     return {"CPU": 1.0, "GPU": 1.0} if count_gpus() else {"CPU": 1.0}
 
 
-def _scheduler(conductor: TrialManager, search: SearchConfig, watched: str) -> Asha:
+def _scheduler(manager: TrialManager, search: SearchConfig, watched: str) -> Asha:
     def curve_of(number: int) -> list[tuple[int, float]]:
-        return read_curve(conductor.folder_of(number), watched)
+        return read_curve(manager.folder_of(number), watched)
 
-    over = [trial.number for trial in conductor.trials if trial.status in (FINISHED, STOPPED)]
-    earlier = [curve_of(number) for number in over]
+    ended = [trial.number for trial in manager.trials if trial.status in (FINISHED, STOPPED)]
+    earlier = [curve_of(number) for number in ended]
     return Asha(watched, watched != DEV_LOSS, search.asha_grace, search.asha_factor, earlier, curve_of)

@@ -1,4 +1,4 @@
-"""What a checkpoint was worth, as the driver hears of it when later steps are done."""
+"""Validation events, which arrive after events of later steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytriever.tracking.tracker import Backlog, Point
 
 
 class Kept:
-    """A tracker that keeps points beside the run."""
+    """Tracker that stores points in the run directory."""
 
     def __init__(self, folder: Path) -> None:
         self.steps = StepLog(folder)
@@ -27,7 +27,7 @@ class Kept:
         return Backlog()
 
 
-def test_it_is_told_at_its_own_step_once_and_shown_without_its_parts(
+def test_a_validation_is_logged_once_at_its_own_step_without_its_data_sets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = {"dev/ndcg_at_10": 0.5, "dev/auc": 0.75, "dev/other/auc": 0.5, "evaluation_seconds": 3.0}
@@ -35,7 +35,7 @@ def test_it_is_told_at_its_own_step_once_and_shown_without_its_parts(
         for step in range(1, 5):
             recorder.record(StepEvent(step, {"loss": 1 / step, "learning_rate": 0.1}))
         recorder.record(ValidationEvent(2, measured))
-        recorder.record(ValidationEvent(2, {**measured, "dev/auc": 0.9}))  # a group of workers that began again
+        recorder.record(ValidationEvent(2, {**measured, "dev/auc": 0.9}))  # a worker group that was restarted
         recorder.record(StepEvent(5, {"loss": 0.1, "learning_rate": 0.1}))
     assert "step 2: dev ndcg_at_10 0.5000, auc 0.7500\n" in capsys.readouterr().err
     assert [step for step, _ in read_curve(tmp_path, "loss")] == [1, 2, 3, 4, 5]

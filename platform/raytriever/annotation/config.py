@@ -23,37 +23,39 @@ class AnnotationConfig:
 
     candidates: str = option(
         BM25,
-        f"how candidates are found, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs",
+        f"sources of candidates, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs",
         reads=CANDIDATES,
         form="NAME,PATH",
     )
-    depth: int = option(20, "most passages of a query from each of them", minimum=1)
+    depth: int = option(20, "largest number of passages of a query from each source", minimum=1)
     passages_per_prompt: int = option(
-        20, "candidates judged for relevance in one request; more become several requests", minimum=1
+        20, "candidates in one request for relevance; more candidates need several requests", minimum=1
     )
-    passage_characters: int = option(
-        2000, "characters of a passage that the model is shown; longer ones are cut", minimum=50
-    )
+    passage_characters: int = option(2000, "characters of a passage in the prompt; longer passages are cut", minimum=50)
     max_queries: int | None = option(
-        None, "queries annotated, at most; those chosen are the same ones, whatever the data set's order", minimum=1
+        None,
+        "largest number of queries to annotate; the selection does not depend on the order of the data set",
+        minimum=1,
     )
     prompts: str = option(
         "",
-        "a folder of prompts that replace those of the same name (docs/how-to/annotate.md)",
+        "folder of prompts that replace the built-in prompts of the same name (docs/how-to/annotate.md)",
         reads=PROMPTS,
         form="DIR",
     )
-    temperature: float = option(0.0, "of the model's draws; 0 for its likeliest answer", minimum=0, maximum=2)
-    max_tokens: int = option(1024, "tokens of one answer, at most; a model that thinks aloud needs more", minimum=16)
-    repairs: int = option(1, "times a model is asked again after an invalid answer, with the error", minimum=0)
+    temperature: float = option(
+        0.0, "sampling temperature of the model; 0 gives its most likely answer", minimum=0, maximum=2
+    )
+    max_tokens: int = option(1024, "largest number of tokens in one answer; a reasoning model needs more", minimum=16)
+    repairs: int = option(1, "times that a request is repeated with the error after an invalid answer", minimum=0)
     agreed: str = option(
         "human",
-        "source of a positive that both the data set and the model name: human, for groups that begin with a human "
+        "source of a positive that the data set and the model agree on: human, so that a group begins with a human "
         "positive, or llm",
         choices=("human", "llm"),
     )
     max_failed: float = option(
-        0.1, "share of the queries that may end without an annotation before the job stops", minimum=0, maximum=1
+        0.1, "largest share of queries without an annotation; the job stops if it is exceeded", minimum=0, maximum=1
     )
 
     @property
@@ -67,22 +69,27 @@ class ServiceConfig:
     """Which language model is asked where, how patiently, and for how much money."""
 
     endpoint: str = option("", "address of an OpenAI-compatible service, such as http://localhost:8000/v1")
-    llm: str = option("", "the model's name there")
+    llm: str = option("", "name of the model at the service")
     key_variable: str = option(
-        "OPENAI_API_KEY", "the environment variable that holds the key; unset means a service that wants none"
+        "OPENAI_API_KEY",
+        "environment variable that holds the key; leave the variable unset if the service needs no key",
     )
-    in_flight: int = option(16, "requests under way at once", minimum=1, maximum=4096)
-    timeout: float = option(120.0, "seconds within which a request must be answered", above=0)
-    retries: int = option(6, "times a request is sent again after a temporary failure, with growing pauses", minimum=0)
+    in_flight: int = option(16, "number of parallel requests", minimum=1, maximum=4096)
+    timeout: float = option(120.0, "timeout of a request in seconds", above=0)
+    retries: int = option(
+        6, "times that a request is sent again after a temporary failure, with growing pauses", minimum=0
+    )
     longest_wait: float = option(
-        60.0, "seconds between two of them, at most, unless the service asks for more", above=0, needs="retries"
+        60.0, "longest pause between two retries in seconds, unless the service asks for more", above=0, needs="retries"
     )
-    price_in: float = option(0.0, "price of a million tokens that the model reads", minimum=0)
-    price_out: float = option(0.0, "price of a million tokens that it writes", minimum=0)
+    price_in: float = option(0.0, "price of a million input tokens", minimum=0)
+    price_out: float = option(0.0, "price of a million output tokens", minimum=0)
     budget: float | None = option(
-        None, "most that the job may cost in all its runs, in the currency of the prices", above=0
+        None, "largest cost of the job over all its runs, in the currency of the prices", above=0
     )
-    budget_tokens: int | None = option(None, "tokens that the job may use in all its runs, read and written", minimum=1)
+    budget_tokens: int | None = option(
+        None, "largest number of input and output tokens of the job over all its runs", minimum=1
+    )
 
     @property
     def base(self) -> str:

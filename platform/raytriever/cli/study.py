@@ -23,7 +23,7 @@ MOST_SEEDS = 100
 def main(words: list[str]) -> None:
     """Parse, study, print."""
     if words[:1] == [study_ood.OOD]:
-        study_ood.main(words)
+        study_ood.main(words[1:])
         return
     arguments = _parser().parse(words)
     name, scale, output = arguments.study, arguments.scale, Path(arguments.output)

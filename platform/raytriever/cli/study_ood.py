@@ -58,7 +58,6 @@ def _parser() -> Parser:
         prog=f"study {OOD}",
         description="Measure the gap between queries and passages, and its cost for approximate indexes.",
     )
-    parser.add_argument("study", metavar=OOD, help="name of this study")
     parser.add_argument(
         "--output",
         type=path_type(OUTPUT, "--output"),

@@ -22,26 +22,26 @@ def pool_size(given: Any) -> str:
 class EncodeConfig:
     """Which side of a data set becomes embeddings, how they are kept, and who encodes."""
 
-    side: str = option("passage", "which texts are encoded, and by which tower", choices=("passage", "query"))
+    side: str = option("passage", "texts to encode, and the tower that encodes them", choices=("passage", "query"))
     dtype: str = option(
         "fp32",
-        "how embeddings are kept: 4, 2 or 1 bytes a component; see docs/how-to/encode.md",
+        "number format of the stored embeddings, 4, 2 or 1 bytes per component; see docs/how-to/encode.md",
         choices=("fp32", "fp16", "int8"),
     )
     batch_tokens: int | None = option(
-        None, "tokens the encoder takes at a time, padding included; by default what suits the device", minimum=1
+        None, "tokens of a batch with padding (default: chosen for the device)", minimum=1
     )
     actors: str | None = option(
         None,
-        "how many actors of a Ray cluster encode, the fewest and the most; by default one a GPU where there are "
-        "several or a cluster is joined, else this process",
+        "number of Ray actors that encode, or the smallest and the largest number (default: one per GPU if there are "
+        "several GPUs or a cluster, else none: this process encodes)",
         reads=pool_size,
         form="N|MIN:MAX",
     )
     actor_gpus: float | None = option(
-        None, "GPUs of an actor, a fraction where several share one; by default 1 where there are any", minimum=0
+        None, "GPUs of an actor, a fraction if several actors share one (default: 1 if there is a GPU)", minimum=0
     )
-    actor_cpus: int = option(1, "cores of an actor, and the threads it computes with", minimum=1)
+    actor_cpus: int = option(1, "CPU cores of an actor, and its number of threads", minimum=1)
 
 
 def check_encode(config: EncodeConfig) -> None:

@@ -41,19 +41,19 @@ class ExportConfig:
     formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(
         None,
-        "a directory of jobs/evaluate.py, whose figures and thresholds the model card shows",
+        "directory of jobs/evaluate.py whose metrics and thresholds go into the model card",
         reads=EVALUATION,
         form="DIR",
     )
     licence: str | None = option(
         None,
-        "an SPDX identifier of the hub, such as apache-2.0, for the model card",
+        "SPDX identifier such as apache-2.0, for the model card",
         reads=read_licence,
         form="NAME",
     )
     push_to_hub: str | None = option(
         None,
-        "upload it as OWNER/NAME too, private at first; HF_TOKEN says who you are",
+        "also upload the model to the hub, as a private repository; HF_TOKEN holds your token",
         reads=read_repository,
         form="OWNER/NAME",
     )

@@ -31,28 +31,32 @@ class ModelConfig:
 
     model: str = option("minilm", "the encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
-    pooling: str | None = option(None, "how token states become one embedding", choices=POOLINGS)
-    similarity: str | None = option(None, "cosine normalises embeddings, dot leaves them raw", choices=SIMILARITIES)
-    towers: str | None = option(None, "one encoder for queries and passages, or one each (as DPR)", choices=TOWERS)
-    query_prefix: str | None = option(None, "text put before every query")
-    passage_prefix: str | None = option(None, "text put before every passage")
-    query_length: int | None = option(None, "longest query in tokens, longer ones are cut", minimum=3)
-    passage_length: int | None = option(None, "longest passage in tokens, longer ones are cut", minimum=3)
+    pooling: str | None = option(None, "pooling of token states into one embedding", choices=POOLINGS)
+    similarity: str | None = option(None, "cosine normalises embeddings, dot does not", choices=SIMILARITIES)
+    towers: str | None = option(
+        None, "one encoder for queries and passages, or one encoder each (as in DPR)", choices=TOWERS
+    )
+    query_prefix: str | None = option(None, "text in front of every query")
+    passage_prefix: str | None = option(None, "text in front of every passage")
+    query_length: int | None = option(None, "largest number of tokens of a query; longer queries are cut", minimum=3)
+    passage_length: int | None = option(
+        None, "largest number of tokens of a passage; longer passages are cut", minimum=3
+    )
     truncate_dim: int | None = option(
-        None, "how many first components of an embedding are kept; for encoders of nested embeddings", minimum=1
+        None, "number of first components of an embedding to keep, for Matryoshka encoders", minimum=1
     )
     lora_rank: int = option(0, "rank of LoRA adapters; 0 trains the whole encoder", minimum=0)
     lora_alpha: float | None = option(
-        None, "adapters count alpha / rank times; by default 2", above=0, needs="lora_rank"
+        None, "the output of adapters is multiplied by alpha / rank (default: 2 x rank)", above=0, needs="lora_rank"
     )
     lora_dropout: float = option(0.0, "dropout in front of the adapters", minimum=0, maximum=0.9, needs="lora_rank")
     lora_targets: str = option(
         "",
-        "layers that get adapters, such as `query,value`; without it, every linear layer of the blocks",
+        "layers that get adapters, such as `query,value` (default: every linear layer of the blocks)",
         needs="lora_rank",
     )
     activation_checkpointing: bool = option(
-        False, "keep only the inputs of the blocks and compute the rest again in backward: less memory, more time"
+        False, "keep only the inputs of the blocks and recompute the rest in backward: less memory, more time"
     )
 
 

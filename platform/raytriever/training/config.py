@@ -57,54 +57,60 @@ class TrainingConfig:
     """How long, how fast and on how many workers a run trains."""
 
     batch_size: int = option(64, "queries of one step, over all workers", minimum=1)
-    max_steps: int | None = option(None, "optimiser steps; wins over --epochs", minimum=1)
-    epochs: float | None = option(None, "times the training examples are seen", above=0, needs="!max_steps")
-    learning_rate: float = option(5e-5, "AdamW's highest learning rate", above=0)
+    max_steps: int | None = option(None, "optimiser steps; overrides --epochs", minimum=1)
+    epochs: float | None = option(None, "passes over the training examples", above=0, needs="!max_steps")
+    learning_rate: float = option(5e-5, "peak learning rate of AdamW", above=0)
     warmup_steps: int = option(10, "steps over which the learning rate rises from 0", minimum=0)
-    weight_decay: float = option(0.01, "AdamW's weight decay", minimum=0)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm", above=0)
-    dropout: float = option(0.0, "the encoder's dropout while it trains", minimum=0, maximum=0.9)
+    weight_decay: float = option(0.01, "weight decay of AdamW", minimum=0)
+    max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0)
+    dropout: float = option(0.0, "dropout of the encoder during training", minimum=0, maximum=0.9)
     precision: str | None = option(
-        None, "arithmetic of the encoder; by default bf16 where the hardware has it", choices=PRECISIONS
+        None, "number format of the encoder; default: bf16 if the hardware supports it", choices=PRECISIONS
     )
     num_workers: int | str = option(
         1,
-        "training processes; MIN:MAX follows the cluster's size",
+        "training processes; MIN:MAX follows the size of the cluster",
         reads=worker_count,
         form="N|MIN:MAX",
     )
     strategy: str = option(
-        "ddp", "how workers share a model: copies, or DeepSpeed's ZeRO in stages 0 to 3", choices=STRATEGIES
+        "ddp",
+        "distribution of the model: a copy on each worker (ddp), or DeepSpeed ZeRO stage 0 to 3",
+        choices=STRATEGIES,
     )
     offload_optimizer: bool = option(
         False,
-        "keep the optimiser's state in the processor's memory, with zero1, zero2 or zero3",
+        "keep the state of the optimiser in CPU memory, with zero1, zero2 or zero3",
         needs="strategy=zero1|zero2|zero3",
     )
     grad_cache_chunk: int | None = option(
         None,
-        "texts encoded at a time (gradient caching); default: what fits a GPU",
+        "texts per pass (gradient caching); default: as many as fit on a GPU",
         minimum=1,
     )
     grad_cache_tokens: int | None = option(
-        None, "the same in tokens, padding included: texts of like length are encoded together", minimum=1
+        None, "the same in tokens with padding: texts of similar length are encoded together", minimum=1
     )
-    seed: int = option(0, "fixes data order, draws and dropout", minimum=0, maximum=2**32 - 1)
+    seed: int = option(0, "random seed of data order, sampling and dropout", minimum=0, maximum=2**32 - 1)
     eval_steps: int = option(20, "steps between two validations", minimum=1)
     dev_batches: int = option(4, "global batches of the dev split in one validation", minimum=1)
     best_metric: str = option(
         DEV_LOSS,
-        "chooses the best checkpoint, such as ndcg_at_10",
+        "metric of the best checkpoint, such as ndcg_at_10",
         reads=metric_name,
         form="METRIC",
     )
-    patience: int = option(5, "validations without a better --best-metric after which training stops", minimum=1)
-    min_delta: float = option(0.0, "how much better it must be to count for --patience", minimum=0)
-    checkpoint_steps: int | None = option(
-        None, "steps between two checkpoints; by default one at each validation, and always a best one", minimum=1
+    patience: int = option(
+        5, "stop training after this many validations without an improvement of --best-metric", minimum=1
     )
-    checkpoint_minutes: float = option(10.0, "minutes after which there is a checkpoint at the latest", above=0)
-    keep: int = option(1, "newest checkpoints to keep, next to the best", minimum=1)
+    min_delta: float = option(0.0, "smallest change of --best-metric that counts as an improvement", minimum=0)
+    checkpoint_steps: int | None = option(
+        None,
+        "steps between two checkpoints (default: one at each validation); the best checkpoint is always written",
+        minimum=1,
+    )
+    checkpoint_minutes: float = option(10.0, "largest number of minutes between two checkpoints", above=0)
+    keep: int = option(1, "newest checkpoints to keep, besides the best one", minimum=1)
 
     @property
     def workers(self) -> tuple[int, int]:

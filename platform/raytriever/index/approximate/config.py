@@ -17,19 +17,19 @@ _GRAPHS = f"index={'|'.join(GRAPHS)}"
 class IndexConfig:
     """Which index, and how it is built and asked. What is not given suits the corpus or the kind."""
 
-    index: str = option("hnsw", "what is built; flat is exact", choices=INDEXES)
+    index: str = option("hnsw", "kind of index; flat is exact", choices=INDEXES)
     effort: int | None = option(
         None,
-        "lists probed (ivf, ivfpq; default: 16) or documents held by a walk (graphs; default: 64)",
+        "lists to search (ivf, ivfpq; default: 16), or candidates kept during the search of a graph (default: 64)",
         minimum=1,
         needs="index!=flat",
     )
     lists: int | None = option(
-        None, "lists of an inverted file; by default 4 sqrt(documents)", minimum=1, needs="index=ivf|ivfpq"
+        None, "lists of an inverted file (default: 4 sqrt(documents))", minimum=1, needs="index=ivf|ivfpq"
     )
     code_bytes: int | None = option(
         None,
-        "bytes of a document's code, a divisor of the width (ivfpq); by default a quarter of it",
+        "bytes of the code of a document, a divisor of the width (ivfpq; default: a quarter of the width)",
         minimum=1,
         needs="index=ivfpq",
     )
@@ -38,20 +38,20 @@ class IndexConfig:
     )
     build_beam: int | None = option(
         None,
-        "documents held by a walk while a graph is built (default: 200)",
+        "candidates kept during a search while a graph is built (default: 200)",
         minimum=2,
         maximum=100_000,
         needs=_GRAPHS,
     )
     nearest: int | None = option(
         None,
-        "documents of a training query (roargraph; default: 100)",
+        "nearest documents of each training query (roargraph; default: 100)",
         minimum=2,
         maximum=10_000,
         needs="index=roargraph",
     )
     training_split: str | None = option(
-        None, "the split whose queries a graph is built from (roargraph; default: train)", needs="index=roargraph"
+        None, "split whose queries build the graph (roargraph; default: train)", needs="index=roargraph"
     )
 
     def value(self, name: str) -> int:

@@ -35,50 +35,51 @@ class RefreshConfig:
     """When hard negatives are mined anew with the encoder as it is, from where in its ranking, and by how many."""
 
     refresh_every: int | None = option(
-        None, "steps between two refreshes of the hard negatives, by the encoder as it is then", minimum=1
+        None, "steps between two refreshes of the hard negatives with the current encoder", minimum=1
     )
     refresh_mode: str = option(
         ASYNC,
-        "async: training continues meanwhile; sync: it waits; rolling: a share of the corpus is re-encoded",
+        "async: training continues during a refresh; sync: it waits; rolling: only a share of the corpus is encoded",
         choices=MODES,
         needs="refresh_every",
     )
     refresh_share: float = option(
         0.25,
-        "share of the corpus that a rolling refresh re-encodes, each time another",
+        "share of the corpus that a rolling refresh encodes again, a different share each time",
         above=0,
         maximum=1,
         needs="refresh_mode=rolling",
     )
     refresh_pool: int | str = option(
         1,
-        "how many processes re-encode at a time; the fewest and the most",
+        "number of processes that encode, or the smallest and the largest number",
         reads=worker_count,
         form="N|MIN:MAX",
         needs="refresh_every",
     )
     refresh_negatives: int = option(
         30,
-        "negatives that a refresh keeps for a query, of which each epoch draws --negatives-per-query",
+        "negatives that a refresh keeps for each query; each epoch samples --negatives-per-query of them",
         minimum=1,
         needs="refresh_every",
     )
     refresh_ranks: str = option(
         "",
-        "ranks they are taken from, the first counted and the last not",
+        "ranks of these negatives in the search results, first included and last excluded",
         reads=rank_range,
         form="A:B",
         needs="refresh_every",
     )
-    refresh_max_score: float | None = option(
-        None, "candidates that score higher are no negatives", needs="refresh_every"
-    )
+    refresh_max_score: float | None = option(None, "remove candidates with a higher score", needs="refresh_every")
     refresh_absolute_margin: float | None = option(
-        None, "how far below the lowest score of a positive a negative must be", minimum=0, needs="refresh_every"
+        None,
+        "distance that a negative must keep below the lowest score of a positive",
+        minimum=0,
+        needs="refresh_every",
     )
     refresh_relative_margin: float | None = option(
         None,
-        "the same as a share of that score's size: 0.05 keeps what scores at most 95 % of it",
+        "the same as a share of that score: 0.05 keeps candidates with at most 95 % of it",
         minimum=0,
         needs="refresh_every",
     )

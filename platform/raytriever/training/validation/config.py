@@ -19,19 +19,19 @@ class ValidationConfig:
 
     eval_datasets: str = option(
         "",
-        "dev data to retrieve from, separated by commas: `own`, or a data set's PATH, each with #SPLIT where it is not "
-        "--dev-split; where --best-metric asks for it, `own` by default",
+        "data sets to search at each validation, separated by commas: `own`, or a PATH; add #SPLIT for a split other "
+        "than --dev-split (default: `own` if --best-metric needs it)",
         reads=DEV_DATASETS,
         form="PATH#SPLIT",
     )
     eval_corpus: int | None = option(
         None,
-        "documents of each dev corpus next to the judged ones, half by BM25 and half drawn; default: all",
+        "documents of each corpus besides the judged ones, half found by BM25 and half random (default: all)",
         minimum=0,
         needs=_EVALUATED,
     )
     eval_behind: int = option(
-        2, "evaluations that may be waited for before training waits for one of them", minimum=1, needs=_EVALUATED
+        2, "validations that may be unfinished before training waits for one of them", minimum=1, needs=_EVALUATED
     )
 
     def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:

@@ -1,1 +1,1 @@
-"""Studies: the trainings behind a table of a paper, their results, claims and pages."""
+"""Studies of papers: the trainings behind a table, their results, claims and pages."""

@@ -1,8 +1,8 @@
 """Claims of a paper, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
-A claim is a function of the figures alone, so a page cannot say more than its table shows. A difference counts where
-a test finds it at p < 0.05 and no seed has it the other way round (`studies.results`). A mean over data sets has the
-error of a mean of independent means. A spread is tested over the seeds, so one seed decides nothing about it."""
+A claim is a function of the results alone, so a page cannot say more than its table shows. A difference counts if a
+test gives p < 0.05 and it has the same sign in every seed (`studies.results`). A mean over data sets has the error of
+a mean of independent means. A spread is tested over the seeds, so one seed decides nothing about it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.metrics.significance import LEVEL, paired_t_test
-from raytriever.studies.results import ABOVE, BELOW, NOISE, Comparison, StudyResults, sureness
+from raytriever.studies.results import ABOVE, BELOW, NOISE, Comparison, StudyResults, format_outcome
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the figures say of a claim.
+    """Verdict on a claim.
 
     Args:
         word: one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_MEASURED`.
-        because: the figures, in a sentence.
+        because: the compared values, in a sentence.
     """
 
     word: str
@@ -38,12 +38,12 @@ Judge = Callable[[StudyResults], Verdict]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper.
+    """Claim of a paper.
 
     Args:
-        text: as the paper says it, or shorter.
-        source: where it stands there, as `section 5.2`.
-        judge: a pure function of the figures; `above`, `alike`, `best` and `smallest` make most.
+        text: the sentence of the paper, or a shorter one.
+        source: its section, table or figure, as `section 5.2`.
+        judge: pure function of the results; `above`, `alike`, `best` and `smallest` return most of them.
     """
 
     text: str
@@ -51,52 +51,56 @@ class Claim:
     judge: Judge
 
     def verdict(self, results: StudyResults) -> Verdict:
-        """What the figures say; `NOT_MEASURED` where a row, data set or metric it speaks of is not among them."""
+        """Return the verdict; `NOT_MEASURED` if a row, data set or metric of the claim is missing."""
         try:
             return self.judge(results)
         except KeyError as error:
-            return Verdict(NOT_MEASURED, f"there is no figure of {error}")
+            return Verdict(NOT_MEASURED, f"there is no result of {error}")
 
 
 def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
-    """One row is above another in each metric on each data set (all that have both rows where none is named)."""
+    """Claim that one row is above another in each metric on each data set (by default all that have both rows)."""
 
     def judge(results: StudyResults) -> Verdict:
-        told, outcomes = [], []
+        comparisons, outcomes = [], []
         for dataset, metric in _cells(results, (better, worse), metrics, datasets):
             one = results.compare(better, worse, dataset, metric)
             outcomes.append(one.outcome)
-            told.append(f"{dataset} {metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}")
+            comparisons.append(f"{dataset} {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
         return Verdict(
-            _verdict_on_outcomes(outcomes, wanted=ABOVE, against=BELOW), f"{better} - {worse}: " + "; ".join(told)
+            _verdict_on_outcomes(outcomes, wanted=ABOVE, against=BELOW),
+            f"{better} - {worse}: " + "; ".join(comparisons),
         )
 
     return judge
 
 
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
-    """Two rows differ by at most `within` in each metric on each data set; not where more, and that is no noise."""
+    """Claim that two rows differ by at most `within` in each metric on each data set.
+
+    It does not hold if a difference is larger and not noise.
+    """
 
     def judge(results: StudyResults) -> Verdict:
-        told, outcomes = [], []
+        comparisons, outcomes = [], []
         for dataset, metric in _cells(results, (row, other), metrics, datasets):
             one = results.compare(row, other, dataset, metric)
             near = abs(one.difference) <= within
             outcomes.append(ABOVE if near else NOISE if one.outcome == NOISE else BELOW)
-            told.append(f"{dataset} {metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}")
-        because = f"{row} - {other}, alike where within {within:g}: " + "; ".join(told)
+            comparisons.append(f"{dataset} {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
+        because = f"{row} - {other}, alike where within {within:g}: " + "; ".join(comparisons)
         return Verdict(_verdict_on_outcomes(outcomes, wanted=ABOVE, against=BELOW), because)
 
     return judge
 
 
 def best(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
-    """A row is above every other one (or every one of `among`) in each metric on each data set."""
+    """Claim that a row is above every other row (or every row of `among`) in each metric on each data set."""
     return _first(row, metrics, datasets, among, ABOVE, BELOW)
 
 
 def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
-    """A row is below every other one (or every one of `among`) in each metric on each data set."""
+    """Claim that a row is below every other row (or every row of `among`) in each metric on each data set."""
     return _first(row, metrics, datasets, among, BELOW, ABOVE)
 
 
@@ -104,16 +108,20 @@ def _first(
     row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], wanted: str, against: str
 ) -> Judge:
     def judge(results: StudyResults) -> Verdict:
-        told, outcomes = [], []
+        comparisons, outcomes = [], []
         others = [one for one in among or results.rows if one != row]
         for dataset, metric in _cells(results, (row, *others), metrics, datasets):
-            found = {one: results.compare(row, one, dataset, metric) for one in others}
-            outcomes += [one.outcome for one in found.values()]
-            by_difference = sorted(found, key=lambda one: found[one].difference)
+            by_row = {one: results.compare(row, one, dataset, metric) for one in others}
+            outcomes += [one.outcome for one in by_row.values()]
+            by_difference = sorted(by_row, key=lambda one: by_row[one].difference)
             nearest = by_difference[0 if wanted == ABOVE else -1]
-            one = found[nearest]
-            told.append(f"{dataset} {metric} {one.difference:+.4f} to {nearest} {sureness(one.p, one.outcome)}")
-        return Verdict(_verdict_on_outcomes(outcomes, wanted, against), f"{row} to the nearest: " + "; ".join(told))
+            one = by_row[nearest]
+            comparisons.append(
+                f"{dataset} {metric} {one.difference:+.4f} to {nearest} {format_outcome(one.p, one.outcome)}"
+            )
+        return Verdict(
+            _verdict_on_outcomes(outcomes, wanted, against), f"{row} to the nearest: " + "; ".join(comparisons)
+        )
 
     return judge
 
@@ -121,16 +129,16 @@ def _first(
 def _cells(
     results: StudyResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Data sets and metrics to be looked at; raises `KeyError` where a named one, or all of them, lack a row."""
-    found = [
+    """Return the data sets and metrics to compare; raises `KeyError` if a named one, or each one, lacks a row."""
+    cells = [
         (dataset, metric)
         for dataset in datasets or results.datasets
         for metric in metrics
         if datasets or all(results.has(row, dataset, metric) for row in rows)
     ]
-    if not found:
+    if not cells:
         raise KeyError(f"{' and '.join(rows)} on one data set")
-    return found
+    return cells
 
 
 def _verdict_on_outcomes(outcomes: Sequence[str], wanted: str, against: str) -> str:
@@ -142,16 +150,16 @@ def _verdict_on_outcomes(outcomes: Sequence[str], wanted: str, against: str) -> 
 def mean_difference(
     results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = ()
 ) -> Comparison:
-    """`row` - `other`, averaged over data sets of equal weight.
+    """Compare `row` - `other` on average over data sets of equal weight.
 
     Args:
-        results: what was measured.
-        row, other: labels.
-        metric: that is averaged.
-        datasets: all that have both rows where none is named.
+        results: results of the study.
+        row, other: labels of the rows.
+        metric: metric to average.
+        datasets: names of the data sets; empty for all that have both rows.
 
     Raises:
-        KeyError: a data set lacks a row, or none has both.
+        KeyError: a data set lacks a row, or no data set has both.
     """
     used = list(datasets) or [one for one in results.datasets if all(results.has(r, one, metric) for r in (row, other))]
     if not used:
@@ -167,54 +175,60 @@ def mean_difference(
 
 
 def above_on_average(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
-    """One row's mean over data sets is above another's, in each metric."""
+    """Claim that the mean of a row over the data sets is above that of another row, in each metric."""
 
     def judge(results: StudyResults) -> Verdict:
-        found = {metric: mean_difference(results, better, worse, metric, datasets) for metric in metrics}
-        told = "; ".join(
-            f"{metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}" for metric, one in found.items()
+        by_metric = {metric: mean_difference(results, better, worse, metric, datasets) for metric in metrics}
+        comparisons = "; ".join(
+            f"{metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}" for metric, one in by_metric.items()
         )
         return Verdict(
-            _verdict_on_increase([one.outcome for one in found.values()]),
-            f"{better} - {worse}, mean over data sets: {told}",
+            _verdict_on_increase([one.outcome for one in by_metric.values()]),
+            f"{better} - {worse}, mean over data sets: {comparisons}",
         )
 
     return judge
 
 
 def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: float = 0.01) -> Judge:
-    """A row's mean over data sets is at most `within` below another's in each metric; not where it is surely lower."""
+    """Claim that the mean of a row over the data sets is at most `within` below that of another, in each metric.
+
+    It does not hold if the mean is lower by more and not by noise.
+    """
 
     def judge(results: StudyResults) -> Verdict:
-        outcomes, told = [], []
+        outcomes, comparisons = [], []
         for metric in metrics:
             one = mean_difference(results, row, other, metric)
             outcomes.append(ABOVE if one.difference >= -within else NOISE if one.outcome == NOISE else BELOW)
-            told.append(f"{metric} {one.difference:+.4f} {sureness(one.p, one.outcome)}")
-        because = f"{row} - {other}, mean over data sets, at par down to {-within:g}: {'; '.join(told)}"
+            comparisons.append(f"{metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
+        because = f"{row} - {other}, mean over data sets, not worse down to {-within:g}: {'; '.join(comparisons)}"
         return Verdict(_verdict_on_increase(outcomes), because)
 
     return judge
 
 
 def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> Judge:
-    """Rows are above another one in more than half of all cells (row, data set, metric); not where below in so many."""
+    """Claim that rows are above another one in more than half of all cells (row, data set, metric).
+
+    It does not hold if they are below in more than half of the cells.
+    """
 
     def judge(results: StudyResults) -> Verdict:
-        both = [
+        cells = [
             results.compare(row, worse, dataset, metric)
             for row in better
             for dataset in results.datasets
             for metric in metrics
             if all(results.has(one, dataset, metric) for one in (row, worse))
         ]
-        if not both:
+        if not cells:
             raise KeyError(f"{' and '.join((*better, worse))} on one data set")
-        up, down = (sum(one.outcome == outcome for one in both) for outcome in (ABOVE, BELOW))
-        higher = sum(one.difference > 0 for one in both)
-        word = HELD if 2 * up > len(both) else DID_NOT if 2 * down > len(both) else WITHIN_NOISE
+        up, down = (sum(one.outcome == outcome for one in cells) for outcome in (ABOVE, BELOW))
+        higher = sum(one.difference > 0 for one in cells)
+        word = HELD if 2 * up > len(cells) else DID_NOT if 2 * down > len(cells) else WITHIN_NOISE
         because = (
-            f"{', '.join(better)} against {worse}: higher in {higher} of {len(both)} cells, significantly in {up}; "
+            f"{', '.join(better)} against {worse}: higher in {higher} of {len(cells)} cells, significantly in {up}; "
             f"significantly lower in {down}"
         )
         return Verdict(word, because)
@@ -223,55 +237,63 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> J
 
 
 def second_at_worst(row: str, among: Sequence[str], metrics: Sequence[str]) -> Judge:
-    """At most one of the others is above a row, in each metric on each data set; not where two surely are."""
+    """Claim that at most one other row is above a row, in each metric on each data set.
+
+    It does not hold if two others are above by more than noise.
+    """
 
     def judge(results: StudyResults) -> Verdict:
-        outcomes, told = [], []
+        outcomes, comparisons = [], []
         others = [one for one in among if one != row]
         for dataset in results.datasets:
             for metric in metrics:
                 if not all(results.has(one, dataset, metric) for one in (row, *others)):
                     continue
-                found = [results.compare(row, one, dataset, metric) for one in others]
-                higher = sum(one.difference < 0 for one in found)
-                surely = sum(one.outcome == BELOW for one in found)
-                outcomes.append(ABOVE if higher <= 1 else BELOW if surely >= 2 else NOISE)
-                told.append(f"{dataset} {metric} place {higher + 1}")
+                against = [results.compare(row, one, dataset, metric) for one in others]
+                higher = sum(one.difference < 0 for one in against)
+                significant = sum(one.outcome == BELOW for one in against)
+                outcomes.append(ABOVE if higher <= 1 else BELOW if significant >= 2 else NOISE)
+                comparisons.append(f"{dataset} {metric} rank {higher + 1}")
         if not outcomes:
             raise KeyError(f"{' and '.join(among)} on one data set")
-        return Verdict(_verdict_on_increase(outcomes), f"{row}: {'; '.join(told)}")
+        return Verdict(_verdict_on_increase(outcomes), f"{row}: {'; '.join(comparisons)}")
 
     return judge
 
 
 def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: Sequence[str] = ()) -> Judge:
-    """Between its rows, one setting each, a metric spreads less (largest less smallest) than between the others'."""
+    """Claim that a metric varies less among `rows` than among `others` (largest minus smallest value).
+
+    Each row is one setting.
+    """
 
     def judge(results: StudyResults) -> Verdict:
-        everyone = (*rows, *others)
-        used = list(datasets) or [one for one in results.datasets if all(results.has(r, one, metric) for r in everyone)]
+        compared = (*rows, *others)
+        used = list(datasets) or [one for one in results.datasets if all(results.has(r, one, metric) for r in compared)]
         if not used:
-            raise KeyError(f"{' and '.join(everyone)} by {metric} on one data set")
-        outcomes, told = [], []
+            raise KeyError(f"{' and '.join(compared)} by {metric} on one data set")
+        outcomes, comparisons = [], []
         for dataset in used:
             narrow, wide = (_spread(results, some, dataset, metric) for some in (rows, others))
             p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
-            sure = p < LEVEL and len(set(np.sign(wide - narrow).tolist())) == 1
-            outcomes.append((ABOVE if (wide > narrow).all() else BELOW) if sure else NOISE)
-            told.append(f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {sureness(p, outcomes[-1])}")
-        return Verdict(_verdict_on_increase(outcomes), f"spread of {metric}: {'; '.join(told)}")
+            is_significant = p < LEVEL and len(set(np.sign(wide - narrow).tolist())) == 1
+            outcomes.append((ABOVE if (wide > narrow).all() else BELOW) if is_significant else NOISE)
+            comparisons.append(
+                f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {format_outcome(p, outcomes[-1])}"
+            )
+        return Verdict(_verdict_on_increase(outcomes), f"spread of {metric}: {'; '.join(comparisons)}")
 
     return judge
 
 
 def every(*judges: Judge) -> Judge:
-    """All of several claims at once."""
+    """Claim that all of several claims hold."""
 
     def judge(results: StudyResults) -> Verdict:
-        found = [one(results) for one in judges]
-        words = {one.word for one in found}
+        verdicts = [one(results) for one in judges]
+        words = {one.word for one in verdicts}
         word = DID_NOT if DID_NOT in words else HELD if words == {HELD} else WITHIN_NOISE
-        return Verdict(word, " | ".join(one.because for one in found))
+        return Verdict(word, " | ".join(one.because for one in verdicts))
 
     return judge
 
@@ -281,8 +303,11 @@ def _by_seed(results: StudyResults, row: str, other: str, dataset: str, metric: 
 
 
 def _squared_error(results: StudyResults, row: str, other: str, dataset: str, metric: str) -> float:
-    """The squared standard error of a difference: over queries, of each one's mean over the seeds; over seeds where the
-    metric has no value a query."""
+    """Return the squared standard error of a difference.
+
+    It is taken over queries, on the mean of each query over the seeds. A metric without values by query is taken over
+    seeds.
+    """
     ours, theirs = (results.per_query(one, dataset, metric) for one in (row, other))
     if ours is None or theirs is None:
         values = _by_seed(results, row, other, dataset, metric)

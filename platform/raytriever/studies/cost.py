@@ -1,10 +1,10 @@
-"""What a study would cost at the paper's size, before anything is opened: steps, operations, hours.
+"""Cost of a study at the size of the paper, estimated before any data is opened: steps, operations, hours.
 
-Arithmetic is counted as `training/monitoring/throughput.py` counts it, 6 operations a weight of the blocks and token
-and 12 a layer, width and pair of tokens, at full lengths: no text is longer, most are shorter. Two rates turn it into
+Operations are counted as in `training/monitoring/throughput.py`: 6 for each token and weight of the blocks, and 12 for
+each layer, width and pair of tokens. All texts are assumed to have the longest length; most are shorter. Two rates give
 hours. One was measured: MiniLM trained on SQuAD in bf16 on 2 CPU cores (`benchmarks/results/train-2026-11-21.json`).
-The other was not: 30 % of the bf16 peak of an H100, as docs/explanation/cluster-costs.md assumes. Measuring, which
-encodes every corpus once, comes on top.
+The other is assumed: 30 % of the bf16 peak of an H100 (docs/explanation/cluster-costs.md). The evaluation, which
+encodes every corpus once, is not included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from raytriever.config.settings import Config
 from raytriever.studies.definition import Arm, Study
 from raytriever.training.monitoring.throughput import peak_flops
 
-# Blocks and width of the encoders that studies name; nothing is fetched only to be counted.
+# Blocks and width of the encoders that studies name, so that no model is downloaded for an estimate.
 ENCODERS = {
     "minilm": (6, 384),
     "nreimers/MiniLM-L6-H384-uncased": (6, 384),
@@ -28,20 +28,20 @@ ENCODERS = {
     "sentence-transformers/all-mpnet-base-v2": (12, 768),
     "BAAI/bge-base-en-v1.5": (12, 768),
 }
-LENGTHS = 64, 256  # of queries and passages, where a recipe leaves them to the encoder's own files
-# Examples a second of that benchmark, and the mean lengths of its queries and passages, cut at 128.
+LENGTHS = 64, 256  # tokens of queries and passages, if a recipe sets no length
+# Examples per second in that benchmark, and the mean lengths of its queries and passages, truncated to 128 tokens.
 MEASURED_RATE, MEASURED_LENGTHS, MEASURED_ENCODER = 39.70007388182485, (13.0, 117.0), "minilm"
 GPU, GPU_SHARE = "NVIDIA H100", 0.3
 
 
 @dataclass(frozen=True)
 class ArmCost:
-    """What training one arm once takes.
+    """Cost of one training of an arm.
 
     Args:
-        name: of the arm.
-        steps: at most.
-        operations: of the encoder, forward and backward.
+        name: name of the arm.
+        steps: largest number of steps.
+        operations: operations of the encoder, forward and backward.
     """
 
     name: str
@@ -51,12 +51,12 @@ class ArmCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a study takes.
+    """Cost of a study.
 
     Args:
-        arms: each once.
-        gpu_hours: of all arms and seeds on one GPU, assumed.
-        cpu_hours: on the 2 cores whose rate was measured.
+        arms: cost of one training of each arm.
+        gpu_hours: hours of all arms and seeds on one GPU, at the assumed rate.
+        cpu_hours: hours of all arms and seeds on 2 CPU cores, at the measured rate.
     """
 
     arms: tuple[ArmCost, ...]
@@ -65,31 +65,34 @@ class Cost:
 
 
 def cost_of(study: Study, seeds: int) -> Cost:
-    """Count a study.
+    """Estimate the cost of a study.
 
     Raises:
-        ValueError: the recipe names an encoder that is not among `ENCODERS`, or epochs of an unknown number of queries.
+        ValueError: the recipe names an encoder that is not in `ENCODERS`, or epochs without a number of queries.
     """
     arms = tuple(_arm_cost(arm) for arm in study.arms if arm.curriculum is not None)
-    whole = seeds * sum(arm.operations for arm in arms)
+    operations = seeds * sum(arm.operations for arm in arms)
     peak = peak_flops(GPU, "bf16")
     assert peak is not None
     query, passage = MEASURED_LENGTHS
-    rate = MEASURED_RATE * (_text(MEASURED_ENCODER, query) + _text(MEASURED_ENCODER, passage))
-    return Cost(arms, whole / (GPU_SHARE * peak) / 3600, whole / rate / 3600)
+    rate = MEASURED_RATE * (
+        _operations_of_text(MEASURED_ENCODER, query) + _operations_of_text(MEASURED_ENCODER, passage)
+    )
+    return Cost(arms, operations / (GPU_SHARE * peak) / 3600, operations / rate / 3600)
 
 
 def cost_text(study: Study, seeds: int, cost: Cost) -> str:
-    """The setting, the arms, and what they take, for the person."""
+    """Return a text with the settings, the arms, and their cost."""
     width = max(len(arm.name) for arm in cost.arms)
     lines = [f"{study.title}: {study.source}, {len(cost.arms)} trainings x {seeds} seeds", *study.heading]
     settings = {arm.name: arm.curriculum.all_stages for arm in study.arms if arm.curriculum is not None}
     for arm in cost.arms:
-        told = "; ".join(_setting(part.config) for part in settings[arm.name])
-        lines.append(f"  {arm.name:<{width}}  {arm.steps:>9,} steps  {arm.operations:.1e} operations  {told}")
+        text = "; ".join(_format_settings(part.config) for part in settings[arm.name])
+        lines.append(f"  {arm.name:<{width}}  {arm.steps:>9,} steps  {arm.operations:.1e} operations  {text}")
     lines.append(
-        f"all seeds, at full lengths, training alone: {cost.gpu_hours:,.1f} GPU hours at {GPU_SHARE:.0%} of an H100's "
-        f"bf16 peak (assumed, not measured); {cost.cpu_hours:,.0f} hours at the rate measured on 2 CPU cores"
+        f"all seeds, at the longest lengths, without evaluation: {cost.gpu_hours:,.1f} GPU hours at "
+        f"{GPU_SHARE:.0%} of an H100's bf16 peak (assumed, not measured); "
+        f"{cost.cpu_hours:,.0f} hours at the rate measured on 2 CPU cores"
     )
     return "\n".join(lines)
 
@@ -102,8 +105,8 @@ def _arm_cost(arm: Arm) -> ArmCost:
         own = _steps(arm, config)
         steps += own
         data, model = config.data, config.model
-        query = _text(model.model, model.query_length or LENGTHS[0])
-        passage = _text(model.model, model.passage_length or LENGTHS[1])
+        query = _operations_of_text(model.model, model.query_length or LENGTHS[0])
+        passage = _operations_of_text(model.model, model.passage_length or LENGTHS[1])
         group = query + (data.positives_per_query + data.negatives_per_query) * passage
         operations += own * config.training.batch_size * group
     return ArmCost(arm.name, steps, operations)
@@ -114,19 +117,19 @@ def _steps(arm: Arm, config: Config) -> int:
     if training.max_steps is not None:
         return training.max_steps
     if arm.queries is None:
-        raise ValueError(f"{arm.name}: its recipe does not tell how many queries an epoch has")
+        raise ValueError(f"{arm.name}: its recipe does not give the number of queries of an epoch")
     return math.ceil((training.epochs or 1.0) * arm.queries / training.batch_size)
 
 
-def _text(encoder: str, length: float) -> float:
-    """Operations of one text, forward and backward."""
+def _operations_of_text(encoder: str, length: float) -> float:
+    """Return the operations of one text, forward and backward."""
     if encoder not in ENCODERS:
-        raise ValueError(f"{encoder!r} is not among the encoders that can be counted")
+        raise ValueError(f"{encoder!r} is not among the encoders of known size")
     layers, width = ENCODERS[encoder]
     return 6 * 12 * layers * width**2 * length + 12 * layers * width * length**2
 
 
-def _setting(config: Config) -> str:
+def _format_settings(config: Config) -> str:
     data, model, training, loss = config.data, config.model, config.training, config.loss
     length = f"{training.max_steps:,} steps" if training.max_steps else f"{training.epochs or 1.0:g} epochs"
     return (

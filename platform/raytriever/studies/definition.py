@@ -1,7 +1,8 @@
-"""A study: the trainings behind one table of a paper, what each is measured on, and what the paper says of it.
+"""Definition of a study: the trainings behind one table of a paper, their evaluation data, and the paper's claims.
 
-A recipe of `recipes/studies/` makes one: a function of `(scale, data_root, folder)` that may write the data sets it
-cuts below `folder`, whole or not at all, and finds them there when called again. At `full` it writes and reads nothing.
+A recipe of `studies.recipes` builds it: a function of `(scale, data_root, folder)`. The recipe may write subsets of
+data sets below `folder`. Each is written completely or not at all, and used again by the next call. At `full` a recipe
+writes and reads nothing.
 """
 
 from __future__ import annotations
@@ -13,25 +14,24 @@ from raytriever.config.curriculum import NAME, Curriculum
 from raytriever.studies.claims import Claim
 
 SMOKE, SMALL, FULL = "smoke", "small", "full"
-SCALES = (SMOKE, SMALL, FULL)
-# Figures that no ranking decides: of a training (told of a data set it was for), and of the query-document gap.
+# Metrics that do not come from a ranking: of the training, and of the query-document gap.
 STEPS_TO_BEST, OOD = "steps_to_best", "ood"
 LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores"  # kinds of figures
 
 
 @dataclass(frozen=True)
 class MeasuredDataset:
-    """A data set that a training is measured on.
+    """Data set that an arm is measured on.
 
     Args:
-        name: in tables; one name means one data set and split throughout a study.
+        name: name in tables; in one study, one name means one data set and split.
         dataset: path, URI or name.
-        split: the judged split.
-        metrics: as `evaluate --metrics` names them: `auc`, `mrr_at_10`, `ndcg_at_10`, `accuracy_at_20` ...
-        level: the grade from which on a document is relevant.
-        drop_own: whether a document with the query's own id is left out.
-        extras: figures of another kind: `steps_to_best`, of the training; `ood`, for `mmd2`,
-            `query_positive_l2` and `candidates_ratio` of `retrieval/ood_*`.
+        split: judged split.
+        metrics: metrics as `evaluate --metrics` names them: `auc`, `mrr_at_10`, `ndcg_at_10`, `accuracy_at_20` ...
+        level: lowest grade of a relevant document.
+        drop_own: whether a document with the id of the query is left out.
+        extras: further metrics: `steps_to_best` of the training; `ood` for `mmd2`, `query_positive_l2` and
+            `candidates_ratio` of `studies.ood`.
     """
 
     name: str
@@ -45,20 +45,19 @@ class MeasuredDataset:
 
 @dataclass(frozen=True)
 class Arm:
-    """One training, or an encoder as it is.
+    """One training, or one encoder that is not trained.
 
     Args:
-        name: of its directory and its run at the tracker; each its own.
-        row: the row of the table that it fills, alone or with others on other data sets.
+        name: unique name of its directory and its run at the tracker.
+        row: row of the table; arms that are measured on different data sets may share one.
         datasets: the data sets it is measured on.
-        curriculum: how it is trained; the seed of the study takes the place of each `training.seed`. None for what is
-            not trained.
-        model: what is measured where nothing is trained: `bm25`, or an encoder as `--model` names it.
-        lengths: longest query and passage, in tokens, that such an encoder reads; its own where none are named.
-        block: of rows among which the best is printed bold, as the sizes of an encoder.
-        at: where it stands in figures: numbers (the x of curves) and words (the name of a curve, or of a panel).
-        paper: the paper's figures by `(data set, metric)`, as fractions where ours are.
-        queries: training queries of its data, at `full`, where the data itself is not opened to be counted.
+        curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
+        model: system to measure if nothing is trained: `bm25`, or an encoder as `--model` names it.
+        lengths: longest query and passage of an untrained encoder, in tokens; None for its own limits.
+        block: group of rows among which the best is printed bold, for example the size of the encoder.
+        coordinates: position in figures: numbers (x of a curve) and words (name of a curve or a panel).
+        paper: results of the paper by `(data set, metric)`, in the units of ours (mostly fractions).
+        queries: number of training queries at `full`, where the data is not opened.
     """
 
     name: str
@@ -68,24 +67,24 @@ class Arm:
     model: str = ""
     lengths: tuple[int, int] | None = None
     block: str = ""
-    at: Mapping[str, float | str] = field(default_factory=dict)
+    coordinates: Mapping[str, float | str] = field(default_factory=dict)
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
     queries: int | None = None
 
     @property
     def label(self) -> str:
-        """The row as claims and results call it: `BLOCK ROW`."""
+        """Name of the row in claims and results: `BLOCK ROW`."""
         return f"{self.block} {self.row}".strip()
 
 
 @dataclass(frozen=True)
 class PaperFigures:
-    """A table or the points of a figure as the paper prints them, shown whole beside ours.
+    """Table of a paper, or the points of a figure, as printed there.
 
     Args:
-        title: `Table 1 of Optimizing What Matters`.
-        columns: the first over the rows' names.
-        rows: as printed.
+        title: title, for example `Table 1 of Optimizing What Matters`.
+        columns: titles of the columns; the first one is above the names of the rows.
+        rows: rows as printed.
     """
 
     title: str
@@ -95,16 +94,17 @@ class PaperFigures:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page.
+    """Figure of the page.
 
     Args:
-        kind: `lines` (a metric over `at[x]`, a curve for each `at[by]`, a panel for each `at[panel]`), `gains` (each
-            row minus the first baseline, by data set), `curves` (dev loss or `metric` by step, a curve an arm), `roc`,
-            or `scores` (histograms of positives and best non-positives; the first seed of each row).
-        name: of its file.
-        metric: that is drawn.
-        datasets: those drawn; all where none is named.
-        x, by, panel: names of `Arm.at`.
+        kind: kind of figure. `lines`: a metric over `coordinates[x]`, with a curve for each `coordinates[by]` and a
+            panel for each `coordinates[panel]`. `gains`: each row minus the first baseline, by data set. `curves`: dev
+            loss or `metric` by step, with a curve for each arm. `roc`: ROC curves. `scores`: histograms of positives
+            and best non-positives, of the first seed of each row.
+        name: name of its file.
+        metric: metric to draw.
+        datasets: names of the data sets to draw; empty for all.
+        x, by, panel: keys of `Arm.coordinates`.
     """
 
     kind: str
@@ -118,20 +118,23 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Study:
-    """All of it; a recipe that contradicts itself raises `ValueError`.
+    """Arms, claims and figures of one table of a paper.
 
     Args:
-        name: on the command line.
-        title: of the page.
-        source: the table of the paper that it is about.
-        arms: in the order of the table.
-        seeds: of each training, 0 to seeds - 1, where the command names no other number.
-        baselines: names of one row or two; in each block that has them, marks are `+` and `-` against the first, `◆`
-            and `◇` against the second.
-        heading: what is to be known of the data: what was cut, and how.
-        paper: the paper's own tables.
-        claims: what it says of them.
+        name: name on the command line.
+        title: title of the page.
+        source: table of the paper.
+        arms: arms in the order of the table.
+        seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
+        baselines: one or two rows that the others are compared with. In each block that has them, marks are `+` and
+            `-` against the first, `◆` and `◇` against the second.
+        heading: lines about the training and the data, printed above the table.
+        paper: tables of the paper.
+        claims: claims of the paper.
         drawings: figures.
+
+    Raises:
+        ValueError: the recipe contradicts itself.
     """
 
     name: str
@@ -148,9 +151,7 @@ class Study:
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
         if len(set(names)) < len(names) or not all(NAME.fullmatch(name) for name in names):
-            raise ValueError(
-                f"{self.name}: arms want names of their own, of letters, digits, '.', '_' and '-': {names}"
-            )
+            raise ValueError(f"{self.name}: arms need unique names of letters, digits, '.', '_' and '-': {names}")
         cells = [(arm.label, one.name) for arm in self.arms for one in arm.datasets]
         if len(set(cells)) < len(cells):
             raise ValueError(f"{self.name}: two arms fill the same row on the same data set")

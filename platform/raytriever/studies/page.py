@@ -1,8 +1,8 @@
-"""Tables and page of a study (`study.md`): figures, marks of significance, the paper's tables, verdicts on claims.
+"""Tables and page of a study (`study.md`): results, marks of significance, tables of the paper, verdicts on claims.
 
-Figures are times 100, with deviation over seeds. Rows of a block (the sizes of an encoder) have a table of their own,
-and p-values are corrected over its data sets. Up to `WIDE` data sets are columns; more data sets are rows, in one
-table per metric, as in `evaluation.paper_table`."""
+Metrics are printed times 100, with their deviation over seeds. Each block of rows (for example one size of encoder)
+has its own table, and p-values are corrected over its data sets. Up to `WIDE` data sets are columns; more data sets
+are rows, in one table per metric, as in `evaluation.paper_table`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,28 @@ from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.results import ABOVE, BELOW, NOISE, StudyResults
 from raytriever.terminal import markdown_table
 
+# Metrics that are not printed times 100: their decimals and titles.
+PLAIN = {
+    "steps_to_best": (0, "steps"),
+    "mmd2": (4, "MMD²"),
+    "query_positive_l2": (4, "l2"),
+    "candidates_ratio": (2, "Candidates, x"),
+}
+_RULE = (
+    "*Held*: every comparison agrees with the claim, by the paired t-test over queries (p < 0.05) and in each seed. "
+    "*Did not hold*: at least one comparison shows the opposite by the same rule. *Within noise*: anything else.\n"
+)
+Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
+
 
 @dataclass(frozen=True)
 class Block:
     """Rows that are compared with each other.
 
     Args:
-        name: printed over them; empty where a study has one block.
-        rows: labels in the results, and the names in print.
-        baselines: labels of the rows that the others are marked against, at most two.
+        name: title printed above them; empty if the study has one block.
+        rows: printed names of the rows, by their labels in the results.
+        baselines: labels of at most two rows that the others are compared with.
     """
 
     name: str
@@ -38,8 +51,11 @@ class Block:
 
 
 def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, str], str]:
-    """Marks by row, data set and metric; p-values of one row, baseline and metric corrected over the data sets."""
-    found: dict[tuple[str, str, str], str] = {}
+    """Return the marks by row, data set and metric.
+
+    The p-values of one row, baseline and metric are corrected over the data sets.
+    """
+    block_marks: dict[tuple[str, str, str], str] = {}
     for baseline, marks in zip(block.baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
         for row in block.rows:
             for metric in dict.fromkeys(name for dataset in results.datasets for name in metrics_of(results, dataset)):
@@ -50,8 +66,8 @@ def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, 
                 for (dataset, one), p in zip(tests.items(), corrected, strict=True):
                     if p < LEVEL and one.outcome != NOISE:
                         key = (row, dataset, metric)
-                        found[key] = found.get(key, "") + marks[one.outcome == BELOW]
-    return found
+                        block_marks[key] = block_marks.get(key, "") + marks[one.outcome == BELOW]
+    return block_marks
 
 
 def best_of_block(results: StudyResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
@@ -61,60 +77,50 @@ def best_of_block(results: StudyResults, block: Block, metrics: Collection[str])
     after Holm's correction over the data sets. It is the second if it is so above each of the rest.
 
     Args:
-        results: what was measured.
-        block: the rows that are compared.
-        metrics: the metrics for which more is better.
+        results: results of the study.
+        block: rows to compare.
+        metrics: metrics of which a higher value is better.
 
     Returns:
         By data set and metric the best row, or the best and the second.
     """
     best: dict[tuple[str, str], list[str]] = {}
     for metric in metrics:
-        there = {one: [row for row in block.rows if results.has(row, one, metric)] for one in results.datasets}
-        means = {(one, row): results.mean(row, one, metric) for one, rows in there.items() for row in rows}
+        measured = {one: [row for row in block.rows if results.has(row, one, metric)] for one in results.datasets}
+        means = {(one, row): results.mean(row, one, metric) for one, rows in measured.items() for row in rows}
         ordered = {
             one: [row for _, row in sorted(((-means[one, row], row) for row in rows), key=itemgetter(0))]
-            for one, rows in there.items()
+            for one, rows in measured.items()
         }
-        for place in (0, 1):
+        for rank in (0, 1):
             tests: dict[str, float] = {}
             for one, rows in ordered.items():
-                others = rows[place + 1 :]
-                if others and len(best.get((one, metric), ())) == place:
-                    found = [results.compare(rows[place], other, one, metric) for other in others]
-                    tests[one] = max(each.p if each.outcome == ABOVE else 1.0 for each in found)
+                others = rows[rank + 1 :]
+                if others and len(best.get((one, metric), ())) == rank:
+                    comparisons = [results.compare(rows[rank], other, one, metric) for other in others]
+                    tests[one] = max(each.p if each.outcome == ABOVE else 1.0 for each in comparisons)
             for one, p in zip(tests, holm(list(tests.values())), strict=True):
                 if p < LEVEL:
-                    best.setdefault((one, metric), []).append(ordered[one][place])
+                    best.setdefault((one, metric), []).append(ordered[one][rank])
     return best
 
 
 def metrics_of(results: StudyResults, dataset: str) -> list[str]:
-    """All figures that any row has on a data set, in their order."""
-    found = [one for (_, name), found in results.cells.items() if name == dataset for one in found]
-    return list(dict.fromkeys(metric for one in found for metric in one.metrics))
-
-
-# What is printed as it is and not as a share of one hundred, and in how many decimals.
-PLAIN = {
-    "steps_to_best": (0, "steps"),
-    "mmd2": (4, "MMD²"),
-    "query_positive_l2": (4, "l2"),
-    "candidates_ratio": (2, "Candidates, x"),
-}
-Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
+    """Return the names of all metrics that any row has on a data set, in their order."""
+    rows = [one for (_, name), seeds in results.cells.items() if name == dataset for one in seeds]
+    return list(dict.fromkeys(metric for one in rows for metric in one.metrics))
 
 
 def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
-    """The tables of a study.
+    """Return the tables of a study.
 
     Args:
-        results: what was measured.
-        blocks: all rows.
-        paper: the paper's figures, in the units of ours.
-        caption: what the reader has to know of the measuring.
+        results: results of the study.
+        blocks: blocks with all rows.
+        paper: results of the paper, in the units of ours.
+        caption: source and scale of the study.
     """
-    seeds = max(len(found) for found in results.cells.values())
+    seeds = max(len(cell) for cell in results.cells.values())
     tables = []
     for block in blocks:
         cells = [
@@ -126,22 +132,22 @@ def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, c
         marks = marks_of_block(results, block)
         best = best_of_block(results, block, dict.fromkeys(metric for _, metric in cells if metric not in PLAIN))
         columns = {cell: _column(results, block, *cell, paper, marks, best.get(cell, ())) for cell in cells}
-        told = _caption(block, caption, seeds, bool(paper), bool(marks))
-        tables += _arranged(columns, block, told)
+        text = _caption(block, caption, seeds, bool(paper), bool(marks))
+        tables += _arrange(columns, block, text)
         if average := _averages(results, block, cells):
             _append(tables, average, cells)
     return tables
 
 
 def title_of(metric: str) -> str:
-    """A figure's name in print."""
+    """Return the printed name of a metric."""
     return {"steps_to_best": "Steps to best"}.get(metric) or (
         PLAIN[metric][1] if metric in PLAIN else metric_title(metric)
     )
 
 
 def value_text(metric: str, value: float) -> str:
-    """A figure in print."""
+    """Return the printed value of a metric; `-` if it is not finite."""
     if not np.isfinite(value):
         return "-"
     return f"{value:,.{PLAIN[metric][0]}f}" if metric in PLAIN else f"{100 * value:.2f}"
@@ -156,18 +162,23 @@ def _column(
     marks: Mapping[tuple[str, str, str], str],
     best: Sequence[str],
 ) -> list[Figure]:
-    """One figure a row."""
-    there = {row: results.has(row, dataset, metric) for row in block.rows}
-    shown = {row: value_text(metric, results.mean(row, dataset, metric)) if there[row] else "-" for row in block.rows}
+    """Return the figure of each row."""
+    is_measured = {row: results.has(row, dataset, metric) for row in block.rows}
+    shown = {
+        row: value_text(metric, results.mean(row, dataset, metric)) if is_measured[row] else "-" for row in block.rows
+    }
     figures = []
     for row, text in shown.items():
-        place = best.index(row) if row in best else None
-        behind = _behind(results, row, dataset, metric, paper.get((row, dataset, metric))) if there[row] else ""
-        figures.append(Figure(text, place, marks.get((row, dataset, metric), ""), behind))
+        rank = best.index(row) if row in best else None
+        suffix = ""
+        if is_measured[row]:
+            suffix = _suffix(results, row, dataset, metric, paper.get((row, dataset, metric)))
+        figures.append(Figure(text, rank, marks.get((row, dataset, metric), ""), suffix))
     return figures
 
 
-def _behind(results: StudyResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
+def _suffix(results: StudyResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
+    """Return deviation and result of the paper, printed after a value."""
     deviation = results.deviation(row, dataset, metric)
     parts = [f"± {value_text(metric, deviation)}"] if np.isfinite(deviation) else []
     if paper is not None:
@@ -175,13 +186,13 @@ def _behind(results: StudyResults, row: str, dataset: str, metric: str, paper: f
     return " ".join(parts)
 
 
-def _arranged(columns: Mapping[tuple[str, str], list[Figure]], block: Block, caption: str) -> list[PaperTable]:
+def _arrange(columns: Mapping[tuple[str, str], list[Figure]], block: Block, caption: str) -> list[PaperTable]:
     datasets = list(dict.fromkeys(dataset for dataset, _ in columns))
     metrics = list(dict.fromkeys(metric for _, metric in columns))
     names = unique_names(list(block.rows.values()))
     if len(datasets) <= WIDE:
         groups = [(one, sum(dataset == one for dataset, _ in columns)) for one in datasets]
-        rows = [(name, [column[place] for column in columns.values()]) for place, name in enumerate(names)]
+        rows = [(name, [column[index] for column in columns.values()]) for index, name in enumerate(names)]
         return [PaperTable(caption, groups, ["", *(title_of(metric) for _, metric in columns)], rows)]
     return [
         PaperTable(
@@ -195,11 +206,11 @@ def _arranged(columns: Mapping[tuple[str, str], list[Figure]], block: Block, cap
 
 
 def _averages(results: StudyResults, block: Block, cells: Sequence[tuple[str, str]]) -> dict[str, list[Figure]] | None:
-    """By metric a figure a row: the means over data sets; None where a row or a metric is not on all of them."""
+    """Return the mean of each row over the data sets, by metric; None if a row or metric is missing on one of them."""
     datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
     metrics = [metric for metric in dict.fromkeys(metric for _, metric in cells) if metric not in PLAIN]
-    whole = all(results.has(row, one, metric) for row in block.rows for one in datasets for metric in metrics)
-    if len(datasets) < 2 or not metrics or not whole:
+    is_complete = all(results.has(row, one, metric) for row in block.rows for one in datasets for metric in metrics)
+    if len(datasets) < 2 or not metrics or not is_complete:
         return None
     return {
         metric: [
@@ -211,13 +222,13 @@ def _averages(results: StudyResults, block: Block, cells: Sequence[tuple[str, st
 
 
 def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells: Sequence[tuple[str, str]]) -> None:
-    """Put the averages behind the data sets of the block that was arranged last."""
+    """Append the averages to the tables of the last block."""
     if tables[-1].groups:
         last = tables[-1]
         last.groups.append((AVERAGE, len(average)))
         last.columns.extend(title_of(metric) for metric in average)
-        for place, (_, figures) in enumerate(last.rows):
-            figures.extend(column[place] for column in average.values())
+        for index, (_, figures) in enumerate(last.rows):
+            figures.extend(column[index] for column in average.values())
         return
     metrics = list(dict.fromkeys(metric for _, metric in cells))
     for metric, table in zip(metrics, tables[-len(metrics) :], strict=True):
@@ -226,35 +237,35 @@ def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells
 
 
 def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:
-    told = f"{block.name}. {caption}" if block.name else caption
-    told += " Metrics x 100." + (f" {BEST_RULE}" if len(block.rows) > 1 else "")
+    text = f"{block.name}. {caption}" if block.name else caption
+    text += " Metrics x 100." + (f" {BEST_RULE}" if len(block.rows) > 1 else "")
     if seeds > 1:
-        told += f" Bold and underlined hold in every seed. Means and standard deviations over {seeds} seeds."
+        text += f" Bold and underlined hold in every seed. Means and standard deviations over {seeds} seeds."
     if paper:
-        told += " In brackets the paper's figure."
+        text += " The result of the paper is in brackets."
     if marked:
         signs = zip(block.baselines, "+◆", "-◇", strict=False)
-        told += " " + "; ".join(
+        text += " " + "; ".join(
             f"{better} and {worse}: above and below {block.rows[one]}" for one, better, worse in signs
         )
-        told += ", by the two-sided paired t-test over queries at p < 0.05 after Holm's correction over data sets" + (
+        text += ", by the two-sided paired t-test over queries at p < 0.05 after Holm's correction over data sets" + (
             ", in all seeds." if seeds > 1 else "."
         )
-    return told
+    return text
 
 
 @dataclass(frozen=True)
 class StudyPage:
-    """What stands on the page.
+    """Content of the page.
 
     Args:
-        title: its heading.
-        lines: what was done: source, scale, data.
-        tables: ours.
-        claims: with what the figures say of them.
-        trainings: a line of titles and a line a training.
-        paper: the paper's own tables, by title: a line of titles, then its rows.
-        figures: captions by path, as seen from the page.
+        title: heading of the page.
+        lines: source, scale and data of the study.
+        tables: tables of our results.
+        claims: claims of the paper and the verdicts on them.
+        trainings: row of titles, and one row for each training.
+        paper: tables of the paper, by title: a row of titles, then the other rows.
+        figures: captions by path, relative to the page.
     """
 
     title: str
@@ -267,15 +278,18 @@ class StudyPage:
 
 
 def page_text(page: StudyPage) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     parts = [f"# {page.title}\n", "".join(f"{line}  \n" for line in page.lines), markdown(page.tables)]
     if page.claims:
-        parts.append("## What the table says of the paper's claims\n")
+        parts.append("## Claims of the paper, tested on the table\n")
         parts.append(
             markdown_table(
                 [
-                    ["claim", "in the paper", "here", "figures"],
-                    *([claim.text, claim.source, f"**{told.word}**", told.because] for claim, told in page.claims),
+                    ["claim", "in the paper", "verdict", "values"],
+                    *(
+                        [claim.text, claim.source, f"**{verdict.word}**", verdict.because]
+                        for claim, verdict in page.claims
+                    ),
                 ]
             )
         )
@@ -289,9 +303,3 @@ def page_text(page: StudyPage) -> str:
         parts.append("## Trainings\n")
         parts.append(markdown_table(page.trainings))
     return "\n".join(parts)
-
-
-_RULE = (
-    "*Held*: every comparison came out so, by the paired t-test over queries (p < 0.05) and in each seed. *Did not "
-    "hold*: one came out the other way by the same rule. *Within noise*: anything else.\n"
-)

@@ -23,16 +23,16 @@ _QUERIES = (["int64"], (None,))
 
 
 def read_seed_metrics(folder: Path, model: str, dataset: str, seed: int, extras: Mapping[str, float]) -> SeedMetrics:
-    """The figures of a model on a data set, with values a query, and of the AUC pseudo-values.
+    """Read the metrics of a model on a data set, with values by query, and pseudo-values of the AUC.
 
     Args:
-        folder: an evaluation directory of one data set.
-        model, dataset: their names there.
-        seed: the model was trained with.
-        extras: further figures, that were measured otherwise.
+        folder: evaluation directory of one data set.
+        model, dataset: their names in this directory.
+        seed: seed that the model was trained with.
+        extras: further metrics that do not come from the evaluation.
 
     Raises:
-        StorageError: it is torn or changed.
+        StorageError: a file was torn or changed.
     """
     results, remedy = read_results(folder), f"remove {folder}; it is measured again"
     path = folder / "per_query" / f"{dataset}.json"
@@ -40,30 +40,34 @@ def read_seed_metrics(folder: Path, model: str, dataset: str, seed: int, extras:
         metrics = results["models"][model][dataset]
         values = read_per_query(path, remedy)["models"][model]["metrics"]
     except (KeyError, FileNotFoundError) as error:
-        raise StorageError(f"holds nothing of {model} on {dataset}", str(folder), remedy) from error
-    per_query = {name: np.array(held, np.float64) for name, held in values.items()}  # null becomes NaN
+        raise StorageError(f"has no results of {model} on {dataset}", str(folder), remedy) from error
+    per_query = {name: np.array(column, np.float64) for name, column in values.items()}  # null becomes NaN
     if AUC in metrics:
         pools, count = read_pools(folder, model, dataset), int(results["about"][dataset]["queries"])
         per_query[AUC] = auc_pseudo_values(
-            pools.positives, pools.negatives, _named(pools.positive_queries), _named(pools.negative_queries), count
+            pools.positives,
+            pools.negatives,
+            _require_queries(pools.positive_queries),
+            _require_queries(pools.negative_queries),
+            count,
         )
-    figures = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
-    return SeedMetrics(seed, figures | dict(extras), per_query)
+    means = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
+    return SeedMetrics(seed, means | dict(extras), per_query)
 
 
 def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:
-    """The pooled scores that an evaluation kept; raises `StorageError`."""
+    """Read the pooled scores of an evaluation; raises `StorageError` if the file was torn or changed."""
     path, remedy = folder / "scores" / f"{dataset}.{model}.npz", f"remove {folder}; it is measured again"
     sides = ("positives", "negatives")
     kinds = dict.fromkeys(sides, SCORES_KIND) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
     with disk_errors(path, reading=True):
-        kept = read_arrays(path, kinds, remedy)
+        arrays = read_arrays(path, kinds, remedy)
     for side in sides:
-        if len(kept[side]) != len(kept[f"{side[:-1]}_queries"]):
-            raise StorageError(f"is torn or changed: not every one of its {side} has a query", str(path), remedy)
-    return ScoredPools(**kept)
+        if len(arrays[side]) != len(arrays[f"{side[:-1]}_queries"]):
+            raise StorageError(f"is torn or changed: some of its {side} have no query", str(path), remedy)
+    return ScoredPools(**arrays)
 
 
-def _named(queries: ndarray | None) -> ndarray:
-    assert queries is not None  # an evaluation always tells them
+def _require_queries(queries: ndarray | None) -> ndarray:
+    assert queries is not None  # an evaluation always stores them
     return queries

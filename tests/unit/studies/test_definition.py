@@ -33,8 +33,8 @@ def study(*arms: Arm, baselines: tuple[str, ...] = ()) -> Study:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: study(arm("a"), arm("a", row="b")), "arms want names of their own"),
-        (lambda: study(arm("a b")), "arms want names of their own"),
+        (lambda: study(arm("a"), arm("a", row="b")), "arms need unique names"),
+        (lambda: study(arm("a b")), "arms need unique names"),
         (lambda: study(arm("a"), arm("b", row="a")), "fill the same row on the same data set"),
         (lambda: study(arm("a", datasets=())), "measured on nothing"),
         (lambda: study(arm("a", curriculum=None)), "lacks a curriculum or a model"),
@@ -77,7 +77,7 @@ def test_costs_add_up_over_stages_epochs_and_seeds() -> None:
     by_epochs = override(base, {"training": {"max_steps": None, "epochs": 2.0}})
     staged = arm("a", curriculum=Curriculum(base, (Stage("one", base), Stage("two", by_epochs))), queries=640)
     assert cost_of(study(staged), 1).arms[0].steps == 10 + 20
-    with pytest.raises(ValueError, match="does not tell how many queries"):
+    with pytest.raises(ValueError, match="does not give the number of queries"):
         cost_of(study(replace(staged, queries=None)), 1)
     with pytest.raises(ValueError, match="is not among the encoders"):
         cost_of(study(arm("a", curriculum=Curriculum(replace(base, model=ModelConfig("other"))))), 1)

@@ -27,7 +27,7 @@ from raytriever.studies.claims import (
     smallest,
 )
 from raytriever.studies.page import Block, StudyPage, best_of_block, marks_of_block, page_text, study_tables
-from raytriever.studies.results import ABOVE, BELOW, NOISE, SeedMetrics, StudyResults, sureness
+from raytriever.studies.results import ABOVE, BELOW, NOISE, SeedMetrics, StudyResults, format_outcome
 from raytriever.studies.results_reader import read_seed_metrics
 
 QUERIES = 40
@@ -134,7 +134,7 @@ def test_the_table_has_deviations_marks_and_the_papers_figures() -> None:
     average = np.mean([rows.mean("MW", one, "ndcg_at_10") for one in ("one", "two")])
     assert cells[3].rstrip(" |") == f"{100 * average:.2f}"
     assert "over 2 seeds" in text
-    assert "In brackets the paper's figure" in text
+    assert "The result of the paper is in brackets" in text
     assert r"$\pm$" in latex([table])
 
 
@@ -286,5 +286,5 @@ def test_small_and_large_values_stand_apart(tmp_path: Path) -> None:
 
 
 def test_what_was_not_tested_is_told_without_a_p_value() -> None:
-    assert sureness(0.0123, ABOVE) == f"(p 0.012, {ABOVE})"
-    assert sureness(float("nan"), NOISE) == f"({NOISE})"
+    assert format_outcome(0.0123, ABOVE) == f"(p 0.012, {ABOVE})"
+    assert format_outcome(float("nan"), NOISE) == f"({NOISE})"

@@ -48,7 +48,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             _row(weight),
             measured,
             _trained(scale, data, weight),
-            at={"lambda": weight},
+            coordinates={"lambda": weight},
             queries=data.queries,
         )
         for weight in weights

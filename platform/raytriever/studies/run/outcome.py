@@ -197,14 +197,18 @@ def _draw_lines(
     for dataset in drawing.datasets or results.datasets:
         panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
         for arm in study.arms:
-            if drawing.x in arm.at and results.has(arm.label, dataset, drawing.metric):
-                title = f"{drawing.panel} = {arm.at[drawing.panel]}" if drawing.panel in arm.at else ""
+            if drawing.x in arm.coordinates and results.has(arm.label, dataset, drawing.metric):
+                title = (
+                    f"{drawing.panel} = {arm.coordinates[drawing.panel]}" if drawing.panel in arm.coordinates else ""
+                )
                 values = (
                     results.mean(arm.label, dataset, drawing.metric),
                     results.deviation(arm.label, dataset, drawing.metric),
                 )
                 curves = panels.setdefault(title, {})
-                curves.setdefault(str(arm.at.get(drawing.by, "")), []).append((float(arm.at[drawing.x]), *values))
+                curves.setdefault(str(arm.coordinates.get(drawing.by, "")), []).append(
+                    (float(arm.coordinates[drawing.x]), *values)
+                )
         if panels:
             name = _file_name(drawing, dataset, len(drawing.datasets or results.datasets))
             drawn: dict[str, dict[str, Points]] = {title: dict(curves) for title, curves in panels.items()}

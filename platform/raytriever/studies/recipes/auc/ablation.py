@@ -40,7 +40,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
                 row,
                 (data.with_metrics(ABLATION_METRICS),),
                 build_curriculum(scale, LOSSES[loss], data, settings=settings),
-                at={"loss": loss, "batch": f"{loss} {batches[batch]}", "hard negatives": hard[negatives]},
+                coordinates={"loss": loss, "batch": f"{loss} {batches[batch]}", "hard negatives": hard[negatives]},
                 # The paper's figure stands only where the setting is its own.
                 paper={(data.name, name): figure for name, figure in zip(ABLATION_METRICS, figures, strict=True)}
                 if scale == FULL
@@ -48,7 +48,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
                 queries=data.queries,
             )
         )
-    rows = {loss: [arm.row for arm in arms if arm.at["loss"] == loss] for loss in LOSSES}
+    rows = {loss: [arm.row for arm in arms if arm.coordinates["loss"] == loss] for loss in LOSSES}
     return Study(
         name="mw-ablation",
         title="Learning rate, batch and hard negatives under MW and contrastive loss",

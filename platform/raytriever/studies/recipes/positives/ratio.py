@@ -46,7 +46,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
                 _row(name, size, most),
                 measured,
                 Curriculum(config),
-                at={"objective": name, "G": size, "M": most},
+                coordinates={"objective": name, "G": size, "M": most},
                 paper={key: value / 100 for key, value in RATIO.get((name, size, most), {}).items()}
                 if scale == FULL
                 else {},

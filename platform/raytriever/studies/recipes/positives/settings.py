@@ -154,7 +154,7 @@ def training_set(
     if scale == FULL:
         return whole_dataset(data_root, on, "NQ" if on == NQ else DEV, queries=_QUERIES[on])
     if scale == SMOKE:
-        return pydocs_subset(folder, PACKAGES, groups=True, cut=cut and _as(cut, Subset(48, 16, 48, 300)))
+        return pydocs_subset(folder, PACKAGES, groups=True, subset=cut and _as(cut, Subset(48, 16, 48, 300)))
     return pack_subset(data_root, folder, "nfcorpus-filtered", _as(cut, _NFCORPUS) if cut else _NFCORPUS, "NFCorpus")
 
 

@@ -1,4 +1,4 @@
-"""Averages, majorities and spreads: what holds, what does not, and what nobody can tell."""
+"""Claims about averages, majorities and spreads: held, did not hold, and within noise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NDCG = ("ndcg_at_10",)
 
 
 def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> StudyResults:
-    """A mean a seed for each row and data set; queries differ from row to row by chance."""
+    """Return results with one mean per seed for each row and data set; queries of the rows differ by chance."""
     found = {}
     for place, (cell, values) in enumerate(means.items()):
         drawn = np.random.default_rng(place).normal(0, deviation, queries)
@@ -58,7 +58,7 @@ def _two_sided(z: float) -> float:
     return float(2 * norm.sf(z))
 
 
-def test_a_seed_the_other_way_round_makes_an_average_noise() -> None:
+def test_a_seed_with_the_opposite_sign_makes_an_average_noise() -> None:
     agree = results({("a", "x"): [0.6, 0.6], ("b", "x"): [0.5, 0.55]})
     differ = results({("a", "x"): [0.6, 0.5], ("b", "x"): [0.4, 0.55]})
     assert above_on_average("a", "b", NDCG)(agree).word == HELD
@@ -66,7 +66,7 @@ def test_a_seed_the_other_way_round_makes_an_average_noise() -> None:
     assert above_on_average("a", "b", NDCG)(differ).word == WITHIN_NOISE
 
 
-def test_no_worse_is_held_by_a_hair_and_by_more_but_not_by_less() -> None:
+def test_no_worse_holds_within_the_margin_and_above_it_but_not_below() -> None:
     cells = {("a", "x"): [0.5], ("b", "x"): [0.505], ("c", "x"): [0.6]}
     assert no_worse_on_average("a", "b", NDCG)(results(cells)).word == HELD
     assert no_worse_on_average("c", "a", NDCG)(results(cells)).word == HELD
@@ -81,17 +81,17 @@ def test_a_majority_is_more_than_half_of_the_cells() -> None:
     half = {key: value for key, value in cells.items() if key[1] != "x"}
     assert mostly_above(("a",), "b", NDCG)(results(half)).word == WITHIN_NOISE
     with pytest.raises(KeyError):
-        mostly_above(("a",), "nobody", NDCG)(results(half))
+        mostly_above(("a",), "missing", NDCG)(results(half))
 
 
-def test_second_at_worst_counts_those_above() -> None:
+def test_second_at_worst_counts_the_rows_above() -> None:
     cells = {(name, "x"): [value] for name, value in (("a", 0.5), ("b", 0.6), ("c", 0.4))}
     assert second_at_worst("a", ("a", "b", "c"), NDCG)(results(cells)).word == HELD
     assert second_at_worst("c", ("a", "b", "c"), NDCG)(results(cells)).word == DID_NOT
     assert second_at_worst("c", ("a", "b", "c"), NDCG)(results(cells, deviation=3.0)).word == WITHIN_NOISE
 
 
-def test_spreads_are_tested_over_seeds_and_by_one_seed_nothing_is_told() -> None:
+def test_spreads_are_tested_over_seeds_and_one_seed_is_noise() -> None:
     def rows(seeds: list[float]) -> dict[tuple[str, str], list[float]]:
         near = {("a", "x"): [0.5 + 0.001 * s for s in seeds], ("b", "x"): [0.51 + 0.002 * s for s in seeds]}
         wide = {("c", "x"): [0.5 + 0.001 * s for s in seeds], ("d", "x"): [0.6 + 0.003 * s for s in seeds]}

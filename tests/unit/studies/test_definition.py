@@ -1,4 +1,4 @@
-"""A study that contradicts itself is refused where it is made, and what it costs is counted before it is begun."""
+"""Definition of a study, which refuses contradictions, and the estimate of its cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "train-2026-11-
 
 
 def arm(name: str, **other: Any) -> Arm:
-    """Ten steps of MiniLM in batches of 64."""
+    """Return an arm with ten steps of MiniLM in batches of 64."""
     config = override(Config(), {"training": {"max_steps": 10}, "model": {"query_length": 16, "passage_length": 32}})
     return Arm(**{"name": name, "row": name, "datasets": MEASURED, "curriculum": Curriculum(config), **other})
 
@@ -31,7 +31,7 @@ def study(*arms: Arm, baselines: tuple[str, ...] = ()) -> Study:
 
 
 @pytest.mark.parametrize(
-    ("made", "told"),
+    ("build", "message"),
     [
         (lambda: study(arm("a"), arm("a", row="b")), "arms need unique names"),
         (lambda: study(arm("a b")), "arms need unique names"),
@@ -42,9 +42,9 @@ def study(*arms: Arm, baselines: tuple[str, ...] = ()) -> Study:
         (lambda: study(arm("a"), baselines=("CL",)), "baselines"),
     ],
 )
-def test_a_study_that_contradicts_itself_is_refused(made: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        made()
+def test_a_study_that_contradicts_itself_is_refused(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
 
 
 def test_arms_of_one_row_may_be_measured_on_different_data() -> None:
@@ -53,8 +53,7 @@ def test_arms_of_one_row_may_be_measured_on_different_data() -> None:
 
 
 def test_operations_are_counted_as_training_counts_them(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny encoder has two blocks of width 32, a fourth of whose weights the count by blocks leaves out: biases,
-    norms."""
+    """The tiny encoder has two blocks of width 32. A fourth of their weights, biases and norms, is not counted."""
     from transformers import AutoModel
 
     from raytriever.studies import cost as study_cost
@@ -83,13 +82,13 @@ def test_costs_add_up_over_stages_epochs_and_seeds() -> None:
         cost_of(study(arm("a", curriculum=Curriculum(replace(base, model=ModelConfig("other"))))), 1)
 
 
-def test_the_rate_is_the_one_that_was_measured() -> None:
-    told = json.loads(RESULTS.read_text())["bf16: ours, examples a second"]["value"]
-    assert told == MEASURED_RATE
+def test_the_rate_equals_the_benchmark() -> None:
+    rate = json.loads(RESULTS.read_text())["bf16: ours, examples a second"]["value"]
+    assert rate == MEASURED_RATE
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_can_be_counted_at_the_papers_size(name: str, tmp_path: Path) -> None:
+def test_the_cost_of_every_study_is_estimated_at_full(name: str, tmp_path: Path) -> None:
     whole = study_recipe(name)("full", None, tmp_path / "data")
     cost = cost_of(whole, whole.seeds)
     assert cost.gpu_hours > 0

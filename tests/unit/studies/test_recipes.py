@@ -1,4 +1,4 @@
-"""The twelve studies at full, which reads nothing: their settings, and the papers' claims held against the papers."""
+"""Settings of the twelve studies at full, which reads nothing, and their claims tested on the papers' own results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_at_full(name: str) -> Study:
 
 
 def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | None = None) -> StudyResults:
-    """The paper's own figures as if they had been measured: queries that differ, two seeds that agree."""
+    """Return the results of the paper as if they had been measured, with different queries and two equal seeds."""
     noise = np.random.default_rng(0).normal(0, 1e-3, QUERIES)
     printed = dict(more or {})
     for arm in study.arms:
@@ -56,7 +56,7 @@ def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_claims_without_figures_say_so(name: str) -> None:
+def test_claims_without_results_are_not_measured(name: str) -> None:
     for claim in open_at_full(name).claims:
         assert claim.verdict(StudyResults({})).word == NOT_MEASURED
 
@@ -82,7 +82,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_claims_judge_the_papers_own_figures(name: str) -> None:
+def test_claims_hold_on_the_results_of_their_papers(name: str) -> None:
     study = open_at_full(name)
     results = as_printed(study)
     told = [claim.verdict(results) for claim in study.claims]
@@ -90,7 +90,7 @@ def test_claims_judge_the_papers_own_figures(name: str) -> None:
     assert words[: len(PRINTED[name])] == PRINTED[name], told
 
 
-def test_claims_of_multi_positive_on_the_papers_own_figures() -> None:
+def test_claims_of_multi_positive_on_the_results_of_the_paper() -> None:
     study = open_at_full("multi-positive")
     # What looks exchanged in Table 3 is not compared with, but it belongs to its averages.
     doubtful = {
@@ -109,7 +109,7 @@ def test_claims_of_multi_positive_on_the_papers_own_figures() -> None:
     }
 
 
-def test_claims_turn_with_the_figures() -> None:
+def test_verdicts_change_with_the_results() -> None:
     study = open_at_full("variants")
     results = as_printed(study)
     worst, best = results.cells["LSEPair_maxP", "NQ"], results.cells["LSEPair", "NQ"]
@@ -117,7 +117,7 @@ def test_claims_turn_with_the_figures() -> None:
     assert study.claims[0].verdict(exchanged).word == DID_NOT
 
 
-def test_averages_follow_from_the_columns_of_the_tables_that_are_whole() -> None:
+def test_averages_follow_from_the_columns_of_complete_tables() -> None:
     for place, figures in enumerate(((0.51, 0.29, 0.25), (0.54, 0.30, 0.27), (0.61, 0.37, 0.32))):
         rows = [auc_tables.ZERO_SHOT[name, "CL"][place] for name in auc_tables.ZERO_SHOT_SETS]
         assert np.mean(rows, axis=0) == pytest.approx(figures, abs=0.006)
@@ -126,7 +126,7 @@ def test_averages_follow_from_the_columns_of_the_tables_that_are_whole() -> None
     assert len(auc_tables.ZERO_SHOT_SETS) == len(positives_tables.BEIR) == 14
 
 
-def test_figures_that_stand_in_two_tables_agree() -> None:
+def test_results_printed_in_two_tables_agree() -> None:
     tables = positives_tables
     lsepair = dict(zip(tables.HOMOGENEOUS_COLUMNS, tables.HOMOGENEOUS["LSEPair"], strict=True))
     assert tuple(lsepair[column] for column in tables.BUDGET_COLUMNS) == tables.BUDGET[4, "100 %"]
@@ -136,7 +136,7 @@ def test_figures_that_stand_in_two_tables_agree() -> None:
     assert all(more > fewer for more, fewer in pairwise(mrr))
 
 
-def test_a_data_root_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_a_missing_data_root_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data-root"):
         study_recipe("mw-in-domain")(SMALL, None, tmp_path)
     with pytest.raises(ConfigError, match="no folder nfcorpus-filtered"):

@@ -1,4 +1,4 @@
-"""What the figures of a study say: comparisons over queries and seeds, claims, the table, the page."""
+"""Results of a study: comparisons over queries and seeds, claims, the table, the page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_difference_counts_over_queries_and_in_every_seed(
     assert results({"ours": ours, "theirs": theirs}).compare("ours", "theirs", "one", "ndcg_at_10").outcome == outcome
 
 
-def test_what_is_not_trained_is_compared_with_every_seed() -> None:
+def test_an_untrained_row_is_compared_with_every_seed() -> None:
     both = results({"ours": [0.6, 0.4, 0.6], "before": [0.5]})
     assert both.compare("ours", "before", "one", "ndcg_at_10").outcome == NOISE
     assert (
@@ -85,7 +85,9 @@ def test_what_is_not_trained_is_compared_with_every_seed() -> None:
         ([90.0, 10.0, 60.0], [50.0] * 3, NOISE),
     ],
 )
-def test_what_no_query_has_is_tested_over_seeds(ours: list[float], theirs: list[float], outcome: str) -> None:
+def test_metrics_without_values_by_query_are_tested_over_seeds(
+    ours: list[float], theirs: list[float], outcome: str
+) -> None:
     rows = {
         (row, "one"): [found(0.5, seed, steps=steps) for seed, steps in enumerate(values)]
         for row, values in (("ours", ours), ("theirs", theirs))
@@ -113,14 +115,14 @@ NDCG = ("ndcg_at_10",)
         (above("high", "low", NDCG, ("one", "gone")), NOT_MEASURED),
     ],
 )
-def test_claims_say_what_the_figures_say(judge: Judge, word: str) -> None:
+def test_verdicts_follow_from_the_results(judge: Judge, word: str) -> None:
     rows = results({"high": [0.6, 0.6], "near": [0.5999, 0.6001], "low": [0.5, 0.5]}, ("one", "two"))
     verdict = Claim("it is so", "section 1", judge).verdict(rows)
     assert verdict.word == word
     assert verdict.because
 
 
-def test_the_table_has_deviations_marks_and_the_papers_figures() -> None:
+def test_the_table_has_deviations_marks_and_results_of_the_paper() -> None:
     rows = results({"CL": [0.5, 0.5], "MW": [0.6, 0.62], "near": [0.5001, 0.4999]}, ("one", "two"))
     block = Block("", {row: row for row in rows.rows}, ["CL"])
     [table] = study_tables(rows, [block], {("MW", "one", "ndcg_at_10"): 0.45}, "Table 1")
@@ -185,7 +187,7 @@ def test_bold_is_above_every_other_row_in_every_seed() -> None:
     assert "A column without bold has no significant best. Bold and underlined hold in every seed." in table.caption
 
 
-def test_many_data_sets_stand_below_each_other() -> None:
+def test_many_data_sets_are_rows() -> None:
     names = [f"set-{number}" for number in range(5)]
     rows = results({"CL": [0.5], "MW": [0.6]}, names)
     [table] = study_tables(rows, [Block("Base", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 2")
@@ -194,7 +196,7 @@ def test_many_data_sets_stand_below_each_other() -> None:
     assert table.caption.startswith("nDCG@10. Base. Table 2")
 
 
-def test_a_row_that_was_not_measured_somewhere_has_a_dash() -> None:
+def test_a_row_without_a_data_set_has_a_dash() -> None:
     cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).cells)
     del cells["MW", "two"]
     [table] = study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
@@ -202,7 +204,7 @@ def test_a_row_that_was_not_measured_somewhere_has_a_dash() -> None:
     assert len(table.groups) == 2  # and so there is no average
 
 
-def test_steps_are_printed_as_they_are() -> None:
+def test_steps_are_not_printed_times_100() -> None:
     cells = {("CL", "one"): [found(0.5, steps=1250.0)], ("MW", "one"): [found(0.5, steps=2000.0)]}
     text = markdown(study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 5"))
     assert "Steps to best" in text
@@ -210,7 +212,7 @@ def test_steps_are_printed_as_they_are() -> None:
     assert "**2,000**" not in text
 
 
-def test_the_page_tells_each_claim_with_its_verdict() -> None:
+def test_the_page_shows_each_claim_with_its_verdict() -> None:
     rows = results({"CL": [0.5], "MW": [0.6]})
     claim = Claim("MW is higher | much", "section 5.2", above("MW", "CL", NDCG))
     tables = study_tables(rows, [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
@@ -266,7 +268,7 @@ def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> 
         read_seed_metrics(tmp_path, "mw", "set", 3, {})
 
 
-def test_curves_over_what_was_varied_are_drawn_twice_alike(tmp_path: Path) -> None:
+def test_curves_over_a_setting_are_drawn_identically_twice(tmp_path: Path) -> None:
     panels = {"G = 4": {"joint": [(1.0, 0.2, 0.01), (2.0, 0.3, float("nan"))]}, "G = 8": {"joint": [(1.0, 0.1, 0.02)]}}
     for name in ("first", "second"):
         save_lines(tmp_path / name / "ratio.png", panels, "M", "MRR@10")
@@ -276,7 +278,7 @@ def test_curves_over_what_was_varied_are_drawn_twice_alike(tmp_path: Path) -> No
     assert b"G = 8" in (tmp_path / "first" / "ratio.svg").read_bytes()
 
 
-def test_small_and_large_values_stand_apart(tmp_path: Path) -> None:
+def test_small_and_large_values_are_spaced_evenly(tmp_path: Path) -> None:
     points = [(weight, 0.5, 0.01) for weight in (0.0, 0.001, 0.1)]
     save_lines(tmp_path / "lambda.png", {"": {"": points}}, "lambda", "MMD²")
     drawn = (tmp_path / "lambda.svg").read_text()
@@ -285,6 +287,6 @@ def test_small_and_large_values_stand_apart(tmp_path: Path) -> None:
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], rel=0.02)
 
 
-def test_what_was_not_tested_is_told_without_a_p_value() -> None:
+def test_an_untested_outcome_has_no_p_value() -> None:
     assert format_outcome(0.0123, ABOVE) == f"(p 0.012, {ABOVE})"
     assert format_outcome(float("nan"), NOISE) == f"({NOISE})"

@@ -1,4 +1,4 @@
-"""The studies as they are made of the packs, and of docstrings alone: data that can be trained and measured on."""
+"""Studies at small (packs) and at smoke (docstrings): their data can be used for training and measuring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def check(study: Study) -> None:
-    """Every training has queries to train on and to look at, none of which is measured; every data set can be read."""
+    """Check that training and validation queries exist and are not measured, and that every data set can be read."""
     opened: dict[str, dict[str, set[str]]] = {}
     for arm in study.arms:
         for one in arm.datasets:
@@ -40,7 +40,7 @@ def check(study: Study) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STUDIES)
-def test_smoke_is_made_of_docstrings_alone(name: str, tmp_path: Path) -> None:
+def test_smoke_uses_docstrings_only(name: str, tmp_path: Path) -> None:
     study = study_recipe(name)(SMOKE, None, tmp_path / "data")
     check(study)
     assert study.seeds == 1
@@ -50,7 +50,7 @@ def test_smoke_is_made_of_docstrings_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.data
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STUDIES)
-def test_small_is_made_of_packs(name: str, data_packs: Path, tmp_path: Path) -> None:
+def test_small_uses_packs(name: str, data_packs: Path, tmp_path: Path) -> None:
     study = study_recipe(name)(SMALL, data_packs, tmp_path / "data")
     check(study)
     assert study.seeds == 3

@@ -1,7 +1,7 @@
 """The studies of the papers' tables, one file each, imported only when a study runs.
 
-Each file has `study(scale, data_root, folder) -> Study` (`studies.definition`): `data_root` is the folder of the data
-packs or None, `folder` is where data sets that the study cuts may be written.
+Each file has `study(scale, data_root, folder) -> Study` (`studies.definition`). `data_root` is the folder of the data
+packs or None. The study may write subsets of data sets to `folder`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Paper 003, Figure 8: the weight lambda of the distribution regulariser, and what approximate search makes of it.
+"""Figure 8 of the out-of-distribution paper: the weight lambda of the distribution regulariser, and approximate search.
 
-Measured are retrieval by exact search; how far queries and passages are apart (MMD^2, the mean squared distance of a
-query and its positives); and how many candidates HNSW looks at for queries, over those for passages held out of the
-corpus, both at recall@10 of 0.95. The paper shows curves and prints no figure; its encoders are coCondenser and
-RetroMAE, fine-tuned by MS MARCO's official settings, which it does not repeat.
+The study measures retrieval by exact search, the distance of queries and passages (MMD^2, and the mean distance of a
+query and its positives), and the candidates that HNSW scores for queries, divided by those for held-out passages, both
+at recall@10 of 0.95. The paper shows curves and prints no numbers. Its encoders are coCondenser and RetroMAE,
+fine-tuned with the official settings of MS MARCO, which it does not repeat.
 
-`full`: `msmarco` with the settings of `multi-positive` for one positive, bert-base-uncased in the place of coCondenser.
-`small`: MiniLM on a part of SQuAD. `smoke`: docstrings.
+`full`: `msmarco` with the settings of `multi-positive` for one positive, and bert-base-uncased instead of coCondenser.
+`small`: MiniLM on a subset of SQuAD. `smoke`: docstrings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             f"lambda-{weight:g}",
             _row(weight),
             measured,
-            _trained(scale, data, weight),
+            _curriculum(scale, data, weight),
             coordinates={"lambda": weight},
             queries=data.queries,
         )
@@ -66,7 +66,11 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         arms=tuple(arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_row(0.0),),
-        heading=(about, "InfoNCE and lambda times the mean squared distance of a query and its passages.", *data.lines),
+        heading=(
+            about,
+            "Loss: InfoNCE plus lambda times the mean squared distance of a query and its passages.",
+            *data.lines,
+        ),
         claims=_claims(scale),
         drawings=tuple(
             Drawing("lines", name, name, x="lambda")
@@ -81,7 +85,7 @@ def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
     return pydocs_subset(folder, STDLIB) if scale == SMOKE else pack_subset(data_root, folder, "squad", _CUT, "SQuAD")
 
 
-def _trained(scale: str, data: StudyDataset, weight: float) -> Curriculum:
+def _curriculum(scale: str, data: StudyDataset, weight: float) -> Curriculum:
     if scale == FULL:
         config = objective_config(scale, "SingleLH", data, Group(8, 1), "human")
         return Curriculum(override(config, {"loss": {"distribution_weight": weight}}))
@@ -100,7 +104,7 @@ def _claims(scale: str) -> tuple[Claim, ...]:
     gap = above(_row(0.0), _row(WEIGHTS[-1]), ("mmd2",))
     small = [weight for weight in WEIGHTS if 0 < weight < 0.05]
     cheaper = every(*(above(_row(0.0), _row(weight), ("candidates_ratio",)) for weight in small))
-    found = [
+    claims = [
         Claim("The larger lambda, the closer are queries and their positives", "Figure 8", closer),
         Claim("The regulariser reduces the MMD of queries and passages", "section 4, Figure 7", gap),
         Claim("Below 0.05 approximate search gets cheaper", "appendix F", cheaper),
@@ -108,5 +112,5 @@ def _claims(scale: str) -> tuple[Claim, ...]:
     ]
     if scale != FULL:
         drifts = above(_row(0.0), UNTRAINED, ("mmd2",))
-        found.append(Claim("InfoNCE alone drives queries and passages apart", "section 2, Figure 3", drifts))
-    return tuple(found)
+        claims.append(Claim("InfoNCE alone drives queries and passages apart", "section 2, Figure 3", drifts))
+    return tuple(claims)

@@ -1,9 +1,9 @@
-"""Hard negatives found once, against those that the encoder finds anew while it learns: sync, async, rolling.
+"""Hard negatives mined once, compared with negatives mined again during training: sync, async, rolling.
 
-The study is ours; what it is held against is a sentence of the handbook chapter (paper 004): moderately stale negatives
-help much over none at all, and asynchronous refreshes cost less than they lose. `full`: MiniLM with the settings of the
-AUC paper and InfoNCE on SQuAD, refreshed every 500 steps. `small`: a part of SQuAD, 120 steps, refreshed every 30.
-`smoke`: docstrings.
+The study is ours. It tests a statement of the handbook chapter *Contrastive learning for retrieval*: moderately stale
+negatives help much more than none, and asynchronous refreshes cost less than they lose. `full`: MiniLM with the
+settings of *Optimizing What Matters* and InfoNCE on SQuAD, refreshed every 500 steps. `small`: a subset of SQuAD, 120
+steps, refreshed every 30. `smoke`: docstrings.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     return Study(
         name="refresh",
         title="Hard negatives that keep up with the encoder",
-        source=f"{SOURCE}, which has no table of it",
+        source=f"{SOURCE}, which has no table of this",
         arms=arms,
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_STATIC, _IN_BATCH),
         heading=(
             describe_training(scale, {"loss": {"temperature": TEMPERATURE}, **length}),
-            f"InfoNCE; static: negatives of BM25, found once; the others begin with these "
-            f"and mine new ones every {every} steps.",
+            f"Loss: InfoNCE. static: negatives of BM25, mined once. The other rows begin with these "
+            f"and mine new negatives every {every} steps.",
             *data.lines,
         ),
         claims=(
             Claim("Stale negatives help over none", "asynchronous refresh", above("async", _IN_BATCH, _METRICS[:2])),
             Claim("Staleness costs little", "asynchronous refresh", alike("async", "sync", _METRICS[:2])),
             Claim(
-                "Refreshed negatives are better than those found once",
+                "Refreshed negatives are better than negatives mined once",
                 "iterative mining",
                 above("sync", _STATIC, _METRICS[:2]),
             ),
@@ -75,6 +75,6 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
 
 def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
     if scale == FULL:
-        place, queries = FULL_SETS["SQuAD"]
-        return whole_dataset(data_root, place, "SQuAD", queries=queries)
+        name, queries = FULL_SETS["SQuAD"]
+        return whole_dataset(data_root, name, "SQuAD", queries=queries)
     return pydocs_subset(folder, STDLIB) if scale == SMOKE else pack_subset(data_root, folder, "squad", _CUT, "SQuAD")

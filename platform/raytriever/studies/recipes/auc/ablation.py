@@ -1,7 +1,8 @@
-"""Paper 001, Tables 3 and 4: learning rate, batch and hard negatives, under contrastive and under MW loss.
+"""Tables 3 and 4 of *Optimizing What Matters*: learning rate, batch and hard negatives, with contrastive and MW loss.
 
-The paper names no data set; here it is SQuAD. `full`: the folder `squad`. `small`: a part of it, with batches of 16 and
-32 in place of 64 and 128, and 1, 3 and 5 hard negatives in place of 3, 5 and 7. `smoke`: four settings on docstrings.
+The paper names no data set; this study uses SQuAD. `full`: the folder `squad`. `small`: a subset of it, with batches of
+16 and 32 instead of 64 and 128, and 1, 3 and 5 hard negatives instead of 3, 5 and 7. `smoke`: four settings on
+docstrings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from raytriever.studies.recipes.auc.settings import FULL_SETS, LOSSES, Layer, bu
 from raytriever.studies.recipes.auc.tables import ABLATION, ABLATION_METRICS, PAPER, ablation_table
 
 _CUT = Subset(train=1_500, dev=128, test=500, documents=2_500)
-# The paper's batches and numbers of hard negatives, and what stands for them at smaller scales.
+# Batches and numbers of hard negatives of the paper, and their replacements at smaller scales.
 _BATCHES = {SMOKE: {64: 4, 128: 8}, FULL: {64: 64, 128: 128}}
 _HARD = {SMOKE: {3: 1, 5: 2}, FULL: {3: 3, 5: 5, 7: 7}}
 _SMALL_BATCHES, _SMALL_HARD = {64: 16, 128: 32}, {3: 1, 5: 3, 7: 5}
@@ -41,7 +42,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
                 (data.with_metrics(ABLATION_METRICS),),
                 build_curriculum(scale, LOSSES[loss], data, settings=settings),
                 coordinates={"loss": loss, "batch": f"{loss} {batches[batch]}", "hard negatives": hard[negatives]},
-                # The paper's figure stands only where the setting is its own.
+                # The result of the paper is printed only if the setting is the same.
                 paper={(data.name, name): figure for name, figure in zip(ABLATION_METRICS, figures, strict=True)}
                 if scale == FULL
                 else {},
@@ -72,8 +73,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
 
 def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
     if scale == FULL:
-        place, queries = FULL_SETS["SQuAD"]
-        return whole_dataset(data_root, place, "SQuAD", queries=queries)
+        name, queries = FULL_SETS["SQuAD"]
+        return whole_dataset(data_root, name, "SQuAD", queries=queries)
     return pydocs_subset(folder, STDLIB) if scale == SMOKE else pack_subset(data_root, folder, "squad", _CUT, "SQuAD")
 
 

@@ -1,7 +1,8 @@
-"""Paper 001, Table 5: steps to the best checkpoint under MW and under contrastive loss.
+"""Table 5 of *Optimizing What Matters*: steps to the best checkpoint with MW and with contrastive loss.
 
-`full`: as `mw-in-domain`, with early stopping. `small`: MiniLM on parts of SNLI, SQuAD and MedQuAD, up to 300 steps
-with a look at the dev loss every 10 and an end after 8 without a better one. `smoke`: docstrings.
+`full`: as `mw-in-domain`, with early stopping. `small`: MiniLM on subsets of SNLI, SQuAD and MedQuAD, up to 300 steps.
+The dev loss is computed every 10 steps, and training stops after 8 validations without a better one. `smoke`:
+docstrings.
 """
 
 from __future__ import annotations

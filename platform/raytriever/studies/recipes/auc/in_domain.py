@@ -1,7 +1,7 @@
-"""Paper 001, Table 1: MW and contrastive loss (CL), each trained and measured on the same data set.
+"""Table 1 of *Optimizing What Matters*: MW and contrastive loss (CL), each trained and measured on the same data set.
 
 `full`: MiniLM and both XLM-R on NLI, NQ, SQuAD and MS MARCO, folders `nli`, `nq`, `squad` and `msmarco` with splits
-`train`, `dev` and `test`. `small`: MiniLM on parts of SQuAD, SciFact and MedQuAD. `smoke`: on docstrings.
+`train`, `dev` and `test`. `small`: MiniLM on subsets of SQuAD, SciFact and MedQuAD. `smoke`: docstrings.
 """
 
 from __future__ import annotations
@@ -64,19 +64,22 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
 
 def _sets(scale: str, data_root: Path | None, folder: Path) -> list[StudyDataset]:
     if scale == FULL:
-        return [whole_dataset(data_root, place, name, queries=count) for name, (place, count) in FULL_SETS.items()]
+        return [
+            whole_dataset(data_root, folder_name, name, queries=count)
+            for name, (folder_name, count) in FULL_SETS.items()
+        ]
     if scale == SMOKE:
         return [pydocs_subset(folder, part) for part in (STDLIB, PACKAGES)]
     return [pack_subset(data_root, folder, name, _CUT, title) for name, title in _PACKS]
 
 
-def _claims(of: str, size: str) -> list[Claim]:
-    better, worse = f"{of}MW", f"{of}CL"
-    found = [
+def _claims(block: str, size: str) -> list[Claim]:
+    better, worse = f"{block}MW", f"{block}CL"
+    claims = [
         Claim(f"{size}: MW notably improves AUC on all data sets", "section 5.2", above(better, worse, ("auc",))),
     ]
     if size == SIZES[-1]:
         text = f"{size}: MW improves all metrics"
-        return [*found, Claim(text, "section 5.2", above(better, worse, METRICS))]
+        return [*claims, Claim(text, "section 5.2", above(better, worse, METRICS))]
     text = f"{size}: MW is at least on par with CL in MRR and nDCG, on average"
-    return [*found, Claim(text, "section 5.2", no_worse_on_average(better, worse, METRICS[1:]))]
+    return [*claims, Claim(text, "section 5.2", no_worse_on_average(better, worse, METRICS[1:]))]

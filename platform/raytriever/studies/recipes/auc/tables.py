@@ -1,13 +1,13 @@
-"""The figures of *Optimizing What Matters: AUC-driven learning for robust neural retrieval*, as it prints them.
+"""Results printed in *Optimizing What Matters: AUC-driven learning for robust neural retrieval*.
 
-What is to be known of them:
-- Table 1: the column "Average" is not the mean of the columns beside it (CL, MiniLM: AUC .85, where .67, .70, .72 and
+Notes:
+- Table 1: the column "Average" is not the mean of the other columns (CL, MiniLM: AUC .85, where .67, .70, .72 and
   .67 average .69), so nothing is compared with it. The columns NLI and MS MARCO of both XLM-R sizes hold the same
-  figures but for one (MW, Large: AUC .88 and .87), which looks like one column printed twice.
-- Table 2: the averages follow from the columns. nDCG of XLM-R-Base with MW on SQuAD is printed as .90 beside an MRR of
-  .52 and looks misprinted; the average printed below it counts it.
-- Tables 3 and 4 name no data set; they are of MiniLM.
-- Table 5 counts steps at batches of 64, 32 and 16 by size of the encoder.
+  values except for one (MW, Large: AUC .88 and .87), which looks like one column printed twice.
+- Table 2: the averages follow from the columns. nDCG of XLM-R-Base with MW on SQuAD is printed as .90 with an MRR of
+  .52 and looks misprinted; the printed average includes it.
+- Tables 3 and 4 name no data set; the encoder is MiniLM.
+- Table 5 counts steps with batches of 64, 32 and 16 by size of the encoder.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ CONVERGENCE: Mapping[tuple[str, str], tuple[int, ...]] = {
 
 
 def in_domain(size: str, loss: str, dataset: str) -> dict[tuple[str, str], float]:
-    """The figures of Table 1 for one training, by `(data set, metric)`; none for a data set that is not in it."""
+    """Return the results of one training in Table 1, by `(data set, metric)`; empty for other data sets."""
     if dataset not in IN_DOMAIN_SETS:
         return {}
     figures = IN_DOMAIN[size, loss][IN_DOMAIN_SETS.index(dataset)]
@@ -108,7 +108,7 @@ def in_domain(size: str, loss: str, dataset: str) -> dict[tuple[str, str], float
 
 
 def zero_shot(size: str, loss: str, datasets: tuple[str, ...]) -> dict[tuple[str, str], float]:
-    """The figures of Table 2 for one training, on those of the data sets that are in it."""
+    """Return the results of one training in Table 2, for the data sets that are in it."""
     return {
         (dataset, metric): figure
         for dataset in datasets
@@ -118,14 +118,14 @@ def zero_shot(size: str, loss: str, datasets: tuple[str, ...]) -> dict[tuple[str
 
 
 def in_domain_table() -> PaperFigures:
-    """Table 1, without its averages."""
+    """Return Table 1 without its averages."""
     columns = ("Model", "Loss", *(f"{one} {title}" for one in IN_DOMAIN_SETS for title in _TITLES))
     rows = tuple((*key, *(f"{figure:.2f}" for triple in row for figure in triple)) for key, row in IN_DOMAIN.items())
     return PaperFigures(f"Table 1 of {PAPER} (its averages do not follow from its columns)", columns, rows)
 
 
 def zero_shot_table() -> PaperFigures:
-    """Table 2."""
+    """Return Table 2."""
     columns = ("Data set", "Loss", *(f"{size} {title}" for size in SIZES for title in _TITLES))
     rows = [(*key, *(f"{figure:.2f}" for triple in row for figure in triple)) for key, row in ZERO_SHOT.items()]
     rows += [("Average", loss, *_ZERO_SHOT_AVERAGES[loss]) for loss in LOSSES]
@@ -133,7 +133,7 @@ def zero_shot_table() -> PaperFigures:
 
 
 def ablation_table() -> PaperFigures:
-    """Tables 3 and 4."""
+    """Return Tables 3 and 4."""
     columns = ("Loss", "lr", "Batch", "Hard negatives", "Precision@10", "Recall@1", "MRR", "nDCG@10", "AUC")
     rows = tuple(
         (loss, rate, str(batch), str(hard), *(f"{figure:.2f}" for figure in row))
@@ -143,6 +143,6 @@ def ablation_table() -> PaperFigures:
 
 
 def convergence_table() -> PaperFigures:
-    """Table 5."""
+    """Return Table 5."""
     rows = tuple((f"{size} ({loss})", *map(str, steps)) for (size, loss), steps in CONVERGENCE.items())
     return PaperFigures(f"Table 5 of {PAPER} (steps at the best checkpoint)", ("Model", *CONVERGENCE_SETS), rows)

@@ -1,9 +1,9 @@
-"""Paper 001, Table 2 and Figure 4: MW and contrastive loss trained on NLI, measured on data sets that neither has seen.
+"""Table 2 and Figure 4 of *Optimizing What Matters*: MW and contrastive loss trained on NLI, measured on unseen data.
 
 `full`: MiniLM and both XLM-R trained on `nli`, measured on thirteen data sets of BEIR and on SQuAD, folders under
-BEIR's names and `squad`. `small`: MiniLM trained on a part of SNLI (its published dev split, a contradiction as the
-hard negative of each premise), measured on parts of SQuAD, SciFact, NFCorpus, HotpotQA, Climate-FEVER, TREC DL 2019 and
-MedQuAD. `smoke`: trained on docstrings of the standard library, measured on those of other packages.
+BEIR's names and `squad`. `small`: MiniLM trained on a subset of SNLI (its published dev split, a contradiction as the
+hard negative of each premise), measured on subsets of SQuAD, SciFact, NFCorpus, HotpotQA, Climate-FEVER, TREC DL 2019
+and MedQuAD. `smoke`: trained on docstrings of the standard library, measured on those of other packages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PACKS = (
     ("trec-dl19-mini", "TREC-DL19-mini"),
     ("medquad", "MedQuAD"),
 )
-# Folders as BEIR's archives call them.
+# Names of the folders in the archives of BEIR.
 _BEIR = {
     "NFCorpus": "nfcorpus",
     "TREC-COVID": "trec-covid",
@@ -96,7 +96,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
 
 
 def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
-    """What is trained on, and what is measured."""
+    """Return the training data, and the data sets to measure on."""
     if scale == FULL:
         name, (place, queries) = "NLI", FULL_SETS["NLI"]
         return whole_dataset(data_root, place, name, queries=queries), [

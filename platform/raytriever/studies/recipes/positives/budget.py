@@ -1,9 +1,10 @@
-"""Paper 002, Table 7: the same number of labels, for more queries or for more positives of each.
+"""Table 7 of *Training dense retrievers with multiple positive passages*: a budget of labels.
 
-Positives that the budget does not pay for are removed from the training data, so a setting may take them for negatives.
-`full`: `msmarco`, and beside it `msmarco-1-of-100`, `msmarco-2-of-50`, `msmarco-3-of-33` and `msmarco-4-of-25`, which
-hold the best positives of a random share of its training queries; 3, 3, 4, 5 and 5 epochs. `small`: parts of NFCorpus,
-a quarter of these epochs. `smoke`: docstrings.
+The same number of labels is used for more queries, or for more positives of each query. Positives outside the budget
+are removed from the training data, so a training may use them as negatives. `full`: `msmarco`, `msmarco-1-of-100`,
+`msmarco-2-of-50`, `msmarco-3-of-33` and `msmarco-4-of-25`, which hold the best positives of a random share of the
+training queries; 3, 3, 4, 5 and 5 epochs. `small`: subsets of NFCorpus, a quarter of these epochs. `smoke`:
+docstrings.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from raytriever.studies.recipes.positives.tables import BUDGET, BUDGET_COLUMNS, 
 
 _WHOLE = (4, "100 %")
 _SHARES = {"100 %": 1.0, "50 %": 1 / 2, "33.3 %": 1 / 3, "25 %": 1 / 4}
-# Section 6.3; the whole set as in section 4.4.
+# Epochs of section 6.3; for the whole set those of section 4.4.
 _EPOCHS = {(4, "100 %"): 3.0, (1, "100 %"): 3.0, (2, "50 %"): 4.0, (3, "33.3 %"): 5.0, (4, "25 %"): 5.0}
 _QUARTER = 0.25
 GROUP = 8
 _LENGTHS = (
-    "Rows: positives of a query, and the share of the queries that has them; 0.75, 0.75, 1, 1.25 and 1.25 epochs, a "
-    "quarter of the paper's."
+    "Rows: positives per query, and the share of the queries with these positives; 0.75, 0.75, 1, 1.25 and 1.25 "
+    "epochs, a quarter of the epochs of the paper."
 )
 
 
@@ -43,12 +44,12 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     """Build the study (see `studies.recipes`)."""
     everything = training_set(scale, data_root, folder)
     metrics = tuple(metric for _, metric in BUDGET_COLUMNS) if scale == FULL else METRICS
-    # All are measured on the whole data set.
+    # All rows are measured on the whole data set.
     measured = hybrid_sets(data_root, metrics)[:1] if scale == FULL else (everything.with_metrics(metrics),)
     arms = []
     for setting, figures in BUDGET.items():
         most, share = setting
-        data = everything if setting == _WHOLE else _part(scale, data_root, folder, setting)
+        data = everything if setting == _WHOLE else _budget_data(scale, data_root, folder, setting)
         config = objective_config(scale, "LSEPair", data, Group(GROUP, most), "llm" if scale == FULL else "all")
         config = override(config, {"data": {"positives_order": "ranked"}, "training": _length(scale, setting)})
         arms.append(
@@ -78,8 +79,8 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     )
 
 
-def _part(scale: str, data_root: Path | None, folder: Path, setting: tuple[int, str]) -> StudyDataset:
-    """The training data of a budget."""
+def _budget_data(scale: str, data_root: Path | None, folder: Path, setting: tuple[int, str]) -> StudyDataset:
+    """Return the training data of a budget."""
     most, share = setting
     if scale == FULL:
         full = training_set(scale, data_root, folder)

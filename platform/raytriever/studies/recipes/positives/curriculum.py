@@ -1,7 +1,8 @@
-"""Paper 002, Table 5: each objective on an LLM's positives first, then InfoNCE on those that people judged.
+"""Table 5 of *Training dense retrievers with multiple positive passages*: a curriculum of two stages.
 
-Section 4.3: a second stage of one epoch, batch and learning rate as before. Beside the table each objective after its
-first stage alone, to tell whether the second brings them closer. `full`: `msmarco`. `small`: a part of NFCorpus,
+Each objective is trained on positives of an LLM first; then InfoNCE is trained on human positives. Section 4.3: the
+second stage has one epoch, with the same batch and learning rate. Further rows show each objective after the first
+stage alone, to test whether the second stage brings them closer. `full`: `msmarco`. `small`: a subset of NFCorpus,
 sources as in `heterogeneous`, 40 steps and then 20. `smoke`: docstrings.
 """
 
@@ -14,7 +15,7 @@ from raytriever.config import Curriculum, Stage, override
 from raytriever.studies.claims import Claim, mostly_above, steadier
 from raytriever.studies.datasets import StudyDataset
 from raytriever.studies.definition import FULL, SMOKE, Arm, Study
-from raytriever.studies.recipes.positives.heterogeneous import STANDS_IN, mixed_measured, mixed_sets
+from raytriever.studies.recipes.positives.heterogeneous import SIMULATED_SOURCES, mixed_measured, mixed_sets
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MULTIPLE,
@@ -44,15 +45,15 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     after, before = list(OBJECTIVES), [f"{name}, {_FIRST}" for name in OBJECTIVES]
     return Study(
         name="curriculum",
-        title="An LLM's positives first, then people's",
+        title="Positives of an LLM first, then human positives",
         source=f"Table 5 of {PAPER}",
         arms=tuple(arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("SingleLH", "Rand1LH"),
         heading=(
             describe_training(scale, group),
-            "Then the second stage: InfoNCE on people's positives" + _second_stage(scale) + ".",
-            *([STANDS_IN] if scale != FULL else []),
+            "Then the second stage: InfoNCE on human positives" + _second_stage(scale) + ".",
+            *([SIMULATED_SOURCES] if scale != FULL else []),
             *lines,
         ),
         paper=(table(5, "after the second stage", MIXED_COLUMNS, CURRICULUM),),
@@ -76,7 +77,7 @@ def _second_stage(scale: str) -> str:
 
 
 def _stages(scale: str, name: str, data: StudyDataset, group: Group) -> tuple[Curriculum, Curriculum]:
-    """The first stage alone, and both."""
+    """Return the curriculum of the first stage alone, and that of both stages."""
     first = objective_config(scale, name, data, group, "llm")
     second = objective_config(scale, "SingleLH", data, group, "human")
     lengths: dict[str, dict[str, Any]] = {FULL: {"epochs": 1.0}, SMOKE: {"max_steps": 2}}

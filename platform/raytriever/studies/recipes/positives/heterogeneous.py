@@ -1,8 +1,9 @@
-"""Paper 002, Table 4: four objectives on groups of one positive that people judged and others that an LLM did.
+"""Table 4 of *Training dense retrievers with multiple positive passages*: human and LLM positives in one group.
 
-`full`: `msmarco`, the human positive first. `small`: a part of NFCorpus, the positive of the highest grade of each
-training query in the place of the human one and the others in that of the LLM's; measured there and on TREC DL 2019's
-passages. `smoke`: docstrings; a sentence's own passage first, its siblings' behind.
+Four objectives are trained on groups of one human positive and further positives of an LLM. `full`: `msmarco`, the
+human positive first. `small`: a subset of NFCorpus; the positive of the highest grade of each training query replaces
+the human one, and the others replace those of the LLM. It is measured on NFCorpus and on the passages of TREC DL 2019.
+`smoke`: docstrings; the own passage of a sentence first, then those of its siblings.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from raytriever.studies.recipes.positives.settings import (
 )
 from raytriever.studies.recipes.positives.tables import HETEROGENEOUS, MIXED_COLUMNS, PAPER, fractions, table
 
-# Of it only what is done with training queries counts; the sizes are those of `positives_settings`.
+# Only `by_llm` is used; the sizes are those of `positives.settings`.
 ONE_HUMAN = Subset(train=0, dev=0, test=0, documents=0, by_llm=True)
-STANDS_IN = "Of each training query the positive of the highest grade stands for a person's, the others for an LLM's."
+SIMULATED_SOURCES = (
+    "For each training query the positive of the highest grade counts as human, and the others as positives of an LLM."
+)
 _PASSAGES = Subset(train=0, dev=0, test=100, documents=5_000)
 
 
@@ -50,19 +53,19 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     lines = [line for one in (data, *others) for line in one.lines]
     return Study(
         name="heterogeneous",
-        title="Objectives for several positives: one human, the others an LLM's",
+        title="Objectives for several positives: one human positive, the others of an LLM",
         source=f"Table 4 of {PAPER}",
         arms=tuple(arms),
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("Rand1LH",),
-        heading=(describe_training(scale, group), *([STANDS_IN] if scale != FULL else []), *lines),
+        heading=(describe_training(scale, group), *([SIMULATED_SOURCES] if scale != FULL else []), *lines),
         paper=(table(4, "human and LLM positives", MIXED_COLUMNS, HETEROGENEOUS),),
         claims=_claims("recall_at_1000" if scale == FULL else "recall_at_100", measured[0].name),
     )
 
 
 def mixed_sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
-    """What is trained on, its positives of both sources, and what is only measured."""
+    """Return the training data, with positives of both sources, and the data sets that are only measured."""
     data = training_set(scale, data_root, folder, ONE_HUMAN)
     if scale in (SMOKE, FULL):
         return data, []
@@ -72,7 +75,7 @@ def mixed_sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyD
 def mixed_measured(
     scale: str, data_root: Path | None, data: StudyDataset, others: list[StudyDataset]
 ) -> tuple[MeasuredDataset, ...]:
-    """What each row is measured on."""
+    """Return the data sets that each row is measured on."""
     if scale == FULL:
         return hybrid_sets(data_root, ("mrr_at_10", "recall_at_1000"))
     return (data.with_metrics(METRICS), *(one.with_metrics(("ndcg_at_10",)) for one in others))

@@ -1,8 +1,9 @@
-"""Paper 002, Tables 2 and 3: five objectives on homogeneous positives, in domain and on data sets they have not seen.
+"""Tables 2 and 3 of *Training dense retrievers with multiple positive passages*: positives of one source.
 
-`full`: trained on the LLM's positives of `nq` and of `msmarco`; what is trained on the latter is measured on fourteen
-data sets of BEIR, too. `small`: trained on a part of NFCorpus, whose grades stand side by side as if one had given
-them, and measured there and on parts of SciFact and Cranfield. `smoke`: docstrings.
+Five objectives are measured in domain and on unseen data sets. `full`: trained on the LLM positives of `nq` and of
+`msmarco`; the encoders trained on `msmarco` are also measured on fourteen data sets of BEIR. `small`: trained on a
+subset of NFCorpus, whose grades are treated as one source, and measured on it and on subsets of SciFact and Cranfield.
+`smoke`: docstrings.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from raytriever.studies.recipes.positives.tables import (
 _UNSEEN = Subset(train=0, dev=0, test=300, documents=1_400)
 _UNSEEN_PACKS = (("scifact", "SciFact"), ("cranfield", "Cranfield"))
 _NDCG = ("ndcg_at_10",)
-# Folders as BEIR's archives call them.
+# Names of the folders in the archives of BEIR.
 _BEIR_FOLDERS = {
     "ArguAna": "arguana",
     "Climate-FEVER": "climate-fever",
@@ -97,14 +98,14 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("SingleLH", "Rand1LH"),
         heading=heading,
-        paper=(table(2, "trained on an LLM's positives", HOMOGENEOUS_COLUMNS, HOMOGENEOUS), beir_table()),
+        paper=(table(2, "trained on positives of an LLM", HOMOGENEOUS_COLUMNS, HOMOGENEOUS), beir_table()),
         claims=_claims(own, unseen),
         drawings=(Drawing("curves", "dev-loss"),),
     )
 
 
 def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
-    """What is trained and measured on, and what is only measured on."""
+    """Return the data set to train and measure on, and those that are only measured on."""
     data = training_set(scale, data_root, folder)
     if scale == SMOKE:
         return data, [pydocs_subset(folder, STDLIB)]
@@ -112,7 +113,10 @@ def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDatase
 
 
 def _full(data_root: Path | None, group: Group) -> tuple[list[Arm], tuple[str, ...], tuple[str, ...]]:
-    """Each objective trained twice; in one row, since it is one row of the paper's table."""
+    """Return the arms, in-domain names and unseen names at full.
+
+    Each objective is trained twice, in one row, because the table of the paper has one row for it.
+    """
     nq, marco = (training_set(FULL, data_root, Path(), on=on) for on in (NQ, MS_MARCO))
     titles = {name: f"{name} (BEIR)" if name == "NQ" else name for name in BEIR}
     unseen = [whole_dataset(data_root, _BEIR_FOLDERS[name], title) for name, title in titles.items()]
@@ -124,16 +128,16 @@ def _full(data_root: Path | None, group: Group) -> tuple[list[Arm], tuple[str, .
         figures = fractions(HOMOGENEOUS_COLUMNS, HOMOGENEOUS[name])
         zero_shot = {(titles[dataset], metric): value for (dataset, metric), value in beir(name, tuple(BEIR)).items()}
         for on, data, measured in ((NQ, nq, on_nq), (MS_MARCO, marco, on_marco)):
-            trained = Curriculum(objective_config(FULL, name, data, group, "llm", on))
+            curriculum = Curriculum(objective_config(FULL, name, data, group, "llm", on))
             paper = {key: value for key, value in figures.items() if (key[0] == "NQ") == (on == NQ)}
             paper |= {} if on == NQ else zero_shot
-            arms.append(Arm(f"{name.lower()}-{on}", name, measured, trained, paper=paper, queries=data.queries))
+            arms.append(Arm(f"{name.lower()}-{on}", name, measured, curriculum, paper=paper, queries=data.queries))
     return arms, ("NQ", *(one.name for one in in_domain)), tuple(titles.values())
 
 
 def _claims(own: tuple[str, ...], unseen: tuple[str, ...]) -> tuple[Claim, ...]:
     top, breadth = ("mrr_at_10",), ("recall_at_100",)
-    at_home = own[:1] if len(own) == 1 else own[1:2]  # MS MARCO dev, where both MRR and Recall are told
+    at_home = own[:1] if len(own) == 1 else own[1:2]  # MS MARCO dev, which has both MRR and Recall
     robust = every(*(above("LSEPair", one, METRICS[:1] if len(own) == 1 else top, at_home) for one in OBJECTIVES[:4]))
     spread = every(above("JointLH", "SingleLH", breadth, at_home), above("SingleLH", "JointLH", top, at_home))
     general = every(*(above_on_average("LSEPair", one, _NDCG, unseen) for one in OBJECTIVES[:4]))

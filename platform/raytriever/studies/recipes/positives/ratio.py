@@ -1,6 +1,7 @@
-"""Paper 002, Figure 1: how many of the passages of a group are positives (G, M).
+"""Figure 1 of *Training dense retrievers with multiple positive passages*: the share of positives in a group.
 
-`full`: `msmarco`. `small`: a part of NFCorpus, batches of 8. `smoke`: docstrings, smaller groups.
+A group has G passages, and at most M of them are positives. `full`: `msmarco`. `small`: a subset of NFCorpus,
+batches of 8. `smoke`: docstrings, smaller groups.
 """
 
 from __future__ import annotations

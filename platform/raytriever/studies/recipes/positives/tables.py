@@ -1,16 +1,17 @@
-"""The figures of *Training dense retrievers with multiple positive passages*, as it prints them.
+"""Results printed in *Training dense retrievers with multiple positive passages*.
 
-What is to be known of them:
-- In the text at hand the heads of Tables 2, 4 and 5 have slipped by a column. Columns are taken in the order of the
-  heads' words, which agrees with what the text says of them: NQ Acc@20 and Acc@100; MS MARCO dev MRR@10, Recall@100 and
+Notes:
+- In our copy of the paper the heads of Tables 2, 4 and 5 are shifted by a column. Columns are read in the order of the
+  words of the heads, which agrees with the text: NQ Acc@20 and Acc@100; MS MARCO dev MRR@10, Recall@100 and
   Recall@1000 (Tables 4 and 5: MRR@10 and Recall@1000); nDCG@10 on DL19 and on DL20; MRR@10 and nDCG@10 on the hybrid
   annotation.
-- Table 3: the averages follow from the columns. Touche and T-COVID look exchanged (.65 and .31, where BEIR's retrievers
-  have them the other way round); they are kept as printed and not compared with.
-- Figure 1 is a picture: of it those figures are known that the text names, and of (G, M) = (8, 4) those of Table 2. The
-  text gives SingleLH 29.88 there and Table 2 29.91.
-- Table 7's first row is LSEPair of Table 2.
-Marks of significance are left out: some of them were lost in the text at hand.
+- Table 3: the averages follow from the columns. Touche and T-COVID look exchanged (.65 and .31; other retrievers on
+  BEIR have them the other way round). They are shown as printed, and nothing is compared with them.
+- Figure 1 is a picture: only the values in the text are known, and for (G, M) = (8, 4) those of Table 2. For
+  SingleLH the text gives 29.88 there and Table 2 29.91.
+- The first row of Table 7 is LSEPair of Table 2.
+
+Marks of significance are left out, because some of them are missing in our copy.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ CURRICULUM: Mapping[str, tuple[float, ...]] = {
     "LSEPair": (33.97, 96.42, 65.35, 64.91, 80.67, 55.70),
 }
 
-# What the text says of Figure 1, by objective, G and M.
+# Values of Figure 1 that the text gives, by objective, G and M.
 RATIO: Mapping[tuple[str, int, int], Mapping[Column, float]] = {
     ("JointLH", 16, 2): {(DEV, "mrr_at_10"): 30.37, (HYBRID, "ndcg_at_10"): 52.43},
     ("JointLH", 16, 4): {(HYBRID, "ndcg_at_10"): 53.87},
@@ -112,7 +113,7 @@ VARIANTS: Mapping[str, tuple[float, ...]] = {
 }
 
 BUDGET_COLUMNS: tuple[Column, ...] = ((DEV, "mrr_at_10"), (DEV, "recall_at_1000"))
-# By positives a query and the share of the queries that has them.
+# By positives per query and the share of the queries with these positives.
 BUDGET: Mapping[tuple[int, str], tuple[float, ...]] = {
     (4, "100 %"): (30.57, 94.82),
     (1, "100 %"): (29.83, 93.60),
@@ -123,19 +124,19 @@ BUDGET: Mapping[tuple[int, str], tuple[float, ...]] = {
 
 
 def fractions(columns: tuple[Column, ...], row: tuple[float, ...]) -> dict[Column, float]:
-    """A printed row by `(data set, metric)`, as fractions."""
+    """Return a printed row by `(data set, metric)`, as fractions."""
     return {column: figure / 100 for column, figure in zip(columns, row, strict=True)}
 
 
 def beir(objective: str, datasets: tuple[str, ...]) -> dict[Column, float]:
-    """Table 3 for one objective, on those of the data sets that are in it and are not doubtful."""
-    place = OBJECTIVES.index(objective)
+    """Return the results of one objective in Table 3, for the data sets that are in it and not exchanged."""
+    column = OBJECTIVES.index(objective)
     known = [name for name in datasets if name in BEIR and name not in _EXCHANGED]
-    return {(name, "ndcg_at_10"): BEIR[name][place] / 100 for name in known}
+    return {(name, "ndcg_at_10"): BEIR[name][column] / 100 for name in known}
 
 
 def table(number: int, about: str, columns: tuple[Column, ...], rows: Mapping[str, tuple[float, ...]]) -> PaperFigures:
-    """A table with an objective a row."""
+    """Return a table with one row for each objective."""
     titles = tuple(f"{dataset} {_TITLES[metric]}" for dataset, metric in columns)
     return PaperFigures(
         f"Table {number} of {PAPER} ({about})",
@@ -145,7 +146,7 @@ def table(number: int, about: str, columns: tuple[Column, ...], rows: Mapping[st
 
 
 def beir_table() -> PaperFigures:
-    """Table 3."""
+    """Return Table 3."""
     rows = {**BEIR, "Average": _BEIR_AVERAGE}
     return PaperFigures(
         f"Table 3 of {PAPER} (nDCG@10, trained on MS MARCO; Touche and T-COVID look exchanged)",
@@ -155,7 +156,7 @@ def beir_table() -> PaperFigures:
 
 
 def ratio_table() -> PaperFigures:
-    """What is known of Figure 1."""
+    """Return the known values of Figure 1."""
     columns = ((DEV, "mrr_at_10"), (HYBRID, "ndcg_at_10"))
     rows = tuple(
         (name, str(size), str(most), *(f"{figures[one]:.2f}" if one in figures else "" for one in columns))
@@ -163,12 +164,12 @@ def ratio_table() -> PaperFigures:
     )
     titles = tuple(f"{dataset} {_TITLES[metric]}" for dataset, metric in columns)
     return PaperFigures(
-        f"Figure 1 of {PAPER}, where its text or Table 2 has figures", ("Objective", "G", "M", *titles), rows
+        f"Figure 1 of {PAPER}, values from its text and Table 2", ("Objective", "G", "M", *titles), rows
     )
 
 
 def budget_table() -> PaperFigures:
-    """Table 7."""
+    """Return Table 7."""
     rows = tuple((str(most), share, *(f"{figure:.2f}" for figure in row)) for (most, share), row in BUDGET.items())
     titles = tuple(_TITLES[metric] for _, metric in BUDGET_COLUMNS)
     return PaperFigures(f"Table 7 of {PAPER} (MS MARCO dev, LSEPair)", ("Positives", "Queries", *titles), rows)

@@ -1,6 +1,7 @@
-"""Paper 002, Table 6: LSEPair over all pairs, and over its hardest or easiest positives and negatives alone.
+"""Table 6 of *Training dense retrievers with multiple positive passages*: variants of LSEPair.
 
-`full`: `nq`. `small`: a part of NFCorpus, by nDCG, MRR and recall, as it has no answers. `smoke`: docstrings.
+LSEPair uses all pairs; its variants use only the hardest or easiest positives and negatives. `full`: `nq`. `small`: a
+subset of NFCorpus, measured by nDCG, MRR and recall, because it has no answers. `smoke`: docstrings.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import Batch, Prefetcher
-from raytriever.training.training_data import Material, tokenisation_of
+from raytriever.training.training_data import TrainingData, tokenisation_of
 
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH = 64, 5, 32, 128
 STEP_SECONDS, STEPS = 0.05, 100
@@ -33,7 +33,7 @@ def batches(dataset: Path) -> Callable[[int], Batch]:
     """The batch of any step, as training makes it from the prepared data set."""
     retriever = load_retriever(ModelConfig("minilm", query_length=QUERY_LENGTH, passage_length=PASSAGE_LENGTH))
     config = DataConfig(dataset=str(dataset), negatives_per_query=NEGATIVES)
-    material = Material.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0)
+    material = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0)
     source = material.train(None)
     return lambda step: source.batch(step, retriever, ALONE)
 
@@ -107,7 +107,7 @@ def padding(dataset: Path = SQUAD) -> dict[str, End]:
     for size, query_length, passage_length in ((64, 64, 256), (64, 32, 128), (256, 64, 256), (256, 32, 128)):
         retriever = load_retriever(ModelConfig("minilm", query_length=query_length, passage_length=passage_length))
         config = DataConfig(dataset=str(dataset))
-        material = Material.open(config.datasets, config, tokenisation_of(retriever), size, seed=0)
+        material = TrainingData.open(config.datasets, config, tokenisation_of(retriever), size, seed=0)
         source = material.train(None)
         slots = tokens = 0
         for step in range(STEPS):

@@ -167,7 +167,7 @@ def told(run: Run, kills: list[float]) -> list[Death]:
         resumed = [
             int(found[1])
             for when, line in run.said
-            if at < when <= first + 1 and (found := re.search(r"continuing after step (\d+)", line))
+            if at < when <= first + 1 and (found := re.search(r"Resumed from checkpoint step-(\d+)", line))
         ]
         deaths.append(Death(at, done, resumed[-1] if resumed else 0, first - at))
     return deaths

@@ -34,8 +34,8 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
 from raytriever.recipes.pydocs import pydocs
-from raytriever.training.loop import Assignment, train
-from raytriever.training.training_data import Material, tokenisation_of
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.training_data import TrainingData, tokenisation_of
 
 DIMS = (256, 128, 64, 32, 16)
 NARROW, WHOLE = 32, 384
@@ -51,11 +51,11 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
     config = pydocs()
     retriever = load_retriever(config.model)
     training = replace(config.training, max_steps=steps, eval_steps=steps, patience=steps)
-    material = Material.open(
+    material = TrainingData.open(
         config.data.datasets, config.data, tokenisation_of(retriever), training.batch_size, training.seed
     )
     train(
-        Assignment(
+        TrainingSetup(
             retriever=retriever,
             train=material.train(None),
             dev=material.dev(),
@@ -66,8 +66,8 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
             device=CPU,
             workers=ALONE,
             folder=folder / "checkpoints",
-            listener=lambda step, measured: None,
-            notice=print,
+            on_metrics=lambda step, measured: None,
+            log=print,
         )
     )
     (folder / "writing").mkdir()

@@ -59,12 +59,12 @@ def ours(precision: str, dataset: Path) -> list[float]:
     from raytriever.training.parallel.grad_cache import Chunk
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.parallel.strategy import build_strategy
-    from raytriever.training.training_data import Material, tokenisation_of
+    from raytriever.training.training_data import TrainingData, tokenisation_of
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
     train_on_cpu(retriever)
     config = DataConfig(dataset=str(dataset), dev_split="dev")
-    source = Material.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
+    source = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
     loss = build_loss(LossConfig(loss="infonce", temperature=0.05))
     objective = Objective(retriever, loss, precision, Chunk(tokens=TOKENS))
     device = torch.device("cpu")

@@ -99,7 +99,7 @@ def measured(device: torch.device, size: Size, precision: str) -> dict[str, End]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    told = throughput.told(work, size.queries, median(times[1:]))
+    told = throughput.rates(work, size.queries, median(times[1:]))
     found = {
         "ours, examples a second": End(told["queries_per_second"], "told", True),
         "ours, tokens a second": End(told["tokens_per_second"], "told", True),

@@ -73,8 +73,8 @@ def bare(steps: int) -> list[float]:
     from raytriever.models.retriever import load_retriever
     from raytriever.models.writer import write_model
     from raytriever.storage import committed_directory
-    from raytriever.training.loop import Assignment, train
-    from raytriever.training.training_data import Material, tokenisation_of
+    from raytriever.training.loop import TrainingSetup, train
+    from raytriever.training.training_data import TrainingData, tokenisation_of
     from raytriever.tuning.ray.training_data import trial_config
     from raytriever.tuning.space import parse_search_space
 
@@ -93,10 +93,10 @@ def bare(steps: int) -> list[float]:
         retriever = load_retriever(config.model)
         prepare_for_training(retriever, config.model, config.training.seed)
         tokenisation = tokenisation_of(retriever)
-        material = Material.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
+        material = TrainingData.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
         told: list[object] = []
         train(
-            Assignment(
+            TrainingSetup(
                 retriever=retriever,
                 train=material.train(None),
                 dev=material.dev(),
@@ -107,8 +107,8 @@ def bare(steps: int) -> list[float]:
                 device=device,
                 workers=ALONE,
                 folder=folder / "checkpoints",
-                listener=lambda step, measured, told=told: told.append((step, dict(measured))),
-                notice=lambda text: None,
+                on_metrics=lambda step, measured, told=told: told.append((step, dict(measured))),
+                log=lambda text: None,
                 data_digest=material.digest(None),
             )
         )

@@ -102,7 +102,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
     assert kept(first) == trained
     assert "stage 1 of 2" not in err
     assert f"stage 2 of 2, human: {HUMAN_STEPS} steps" in err
-    assert "continuing after step" in err
+    assert "Resumed from checkpoint" in err
 
     # The second stage began where the first one ended, and its model is the run's.
     began, between = weights(tiny_encoder), weights(first / "model")

@@ -48,7 +48,7 @@ def test_equal_trainings_lose_no_step(command_line: Callable[..., Any], started:
     assert [process.returncode for process in started[1:]] == [0, 0], ends
     assert sum("is finished; --fresh removes it and trains again" in said for _, said in ends) == 1
     assert sum("waiting for 'raytriever train'" in said for _, said in ends) == 1
-    assert sum("continuing after step" in said for _, said in ends) == 1
+    assert sum("Resumed from checkpoint" in said for _, said in ends) == 1
     assert [step for step, _ in losses(run)] == list(range(1, STEPS + 1))
     assert json.loads((run / "run.json").read_bytes())
     assert json.loads((run / "metrics.json").read_bytes())["after"]

@@ -94,8 +94,8 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     assert again.returncode == 0, again.stderr
     named = [line for line in again.stderr.splitlines() if str(cut) in line]
     assert len(named) == 1, again.stderr
-    assert "an older checkpoint is used" in named[0]
-    assert f"continuing after step {steps[-2]}" in again.stderr
+    assert "newest undamaged checkpoint before it is used" in named[0]
+    assert f"Resumed from checkpoint step-{steps[-2]}" in again.stderr
     assert losses(run) == losses(cli.folder / "peace")
     assert set(losses(run)) == set(range(1, STEPS + 1))
     figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("torn", "peace")]
@@ -126,7 +126,7 @@ def test_workers_that_die_before_any_step_end_the_run_in_one_line(command_line: 
     last, dead = killed_until_the_end(started[0], "RayTrainWorker.run_train_fn")
     # Ray Train met the last death while it looked at its workers, or while it sent them what to run.
     assert last.startswith(("error: after step 0: worker 0 died, ", "error: after step 0: a worker died before "))
-    assert "and so it was again and again without a step between" in last
+    assert "and so did each restart before a new step" in last
     assert 4 <= dead <= 8
 
 
@@ -145,14 +145,14 @@ sys.exit(run("train", sys.argv[1:]))
 @pytest.mark.timeout(900)
 def test_workers_that_die_as_they_start_end_the_run_in_one_line(command_line: Callable, started: list) -> None:
     cli = command_line()
-    words = [sys.executable, "-c", train_with("PLACE_ATTEMPTS", 4), *cli.settings, *SETTINGS, "--output", "run"]
+    words = [sys.executable, "-c", train_with("PLACEMENT_ATTEMPTS", 4), *cli.settings, *SETTINGS, "--output", "run"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         words, cwd=cli.folder, env=cli.environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
     started.append(process)
     last, dead = killed_until_the_end(process, "RayTrainWorker.init_train_context")
-    assert last.startswith("error: a worker died before it could begin; see whether memory is short")
+    assert last.startswith("error: a worker died before it could start training; check the memory of its node")
     assert dead == 5
 
 
@@ -201,7 +201,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
         wait_for(lambda: said().count("2 workers of 1:2") == 2, 200, process)
         reached = max(losses(cli.folder / "run"))
         wait_for(lambda: max(losses(cli.folder / "run")) > reached + 20, 200, process)
-        assert said().count("continuing after step") == 2
+        assert said().count("Resumed from checkpoint") == 2
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     finally:

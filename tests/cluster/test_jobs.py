@@ -246,7 +246,7 @@ def test_a_job_that_is_stopped_leaves_a_run_that_the_same_command_goes_on_with(h
         assert reached < 400
     code, out = head.by_us("train", *words, "--output", "runs/stopped")
     assert code == 0, out
-    assert "continuing after step" in out
+    assert "Resumed from checkpoint" in out
     figures = [json.loads((head.home / "runs" / name / "metrics.json").read_text()) for name in ("stopped", "peace")]
     assert figures[0] == figures[1]
     told = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]

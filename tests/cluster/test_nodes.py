@@ -146,7 +146,7 @@ def test_a_run_over_two_nodes_ends_on_the_one_that_is_left(command_line: Callabl
     cluster.remove_node(taken, allow_graceful=False)
     assert process.wait(300) == 0, said()
     assert "1 worker of 1:2" in said()
-    assert "continuing after step" in said()
+    assert "Resumed from checkpoint" in said()
     one, other = losses(cli.folder / "peace"), losses(cli.folder / "run")
     assert one.keys() == other.keys() == set(range(1, STEPS + 1))
     # As many as share it, a step is the step of one; sums are rounded in another order.
@@ -175,7 +175,7 @@ def test_the_same_command_goes_on_after_the_head_was_killed_and_started_again(
 
     process, said = nodes.run(cli, nodes.cluster(num_cpus=2), "run")
     assert process.wait(300) == 0, said()
-    assert "continuing after step" in said()
+    assert "Resumed from checkpoint" in said()
     assert losses(cli.folder / "run") == losses(cli.folder / "peace")
     figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("peace", "run")]
     assert figures[0] == figures[1]

@@ -113,12 +113,12 @@ def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(comman
         _, err = torn.communicate(timeout=60)
         assert torn.returncode == 130, err
         assert "interrupted; run the same command again to continue" in err
-        assert "continuing after step" in err  # the killed worker's successor
+        assert "Resumed from checkpoint" in err  # the killed worker's successor
 
         again = cli.start("train", *words, "--output", "torn")
         _, err = again.communicate(timeout=200)
         assert again.returncode == 0, err
-        assert "continuing after step" in err
+        assert "Resumed from checkpoint" in err
     finally:
         for process in (whole, torn):
             if process is not None and process.poll() is None:

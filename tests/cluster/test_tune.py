@@ -104,7 +104,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
         assert after[number] == trial
         assert (folder / "trials" / f"{number:03d}" / "metrics.json").stat().st_mtime_ns == marks[number]
         assert f"trial {number:03d} of" not in err
-    assert "continuing after step" in err
+    assert "Resumed from checkpoint" in err
     assert [trial["settings"] for trial in after] == [
         {"loss.loss": loss, "loss.temperature": tau} for loss in ("infonce", "mw") for tau in (0.02, 0.05)
     ]
@@ -173,7 +173,7 @@ def test_a_trial_whose_process_dies_is_begun_again_from_its_checkpoint(command_l
         if process.poll() is None:
             process.kill()
     assert process.returncode == 0, err
-    assert "continuing after step" in err
+    assert "Resumed from checkpoint" in err
     assert [trial["status"] for trial in books(folder)] == ["finished", "finished"]
     for number in range(2):
         assert steps_of(folder / "trials" / f"{number:03d}") == list(range(1, steps + 1))

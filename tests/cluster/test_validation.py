@@ -156,5 +156,5 @@ def test_killed_and_continued_it_is_as_in_peace(command_line: Callable, started:
     _, err = started[1].communicate(timeout=250)
     assert started[1].returncode == 0, err
     assert "failed" not in err
-    assert "continuing after step" in err
+    assert "Resumed from checkpoint" in err
     assert_as_in_peace(cli)

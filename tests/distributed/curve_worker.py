@@ -49,7 +49,7 @@ def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[
     build = loop.build_optimizer
     loop.build_optimizer = lambda module, *rest: modules.append(module) or build(module, *rest)
     loop.train(
-        loop.Assignment(
+        loop.TrainingSetup(
             retriever=retriever,
             train=source("train"),
             dev=source("dev"),
@@ -60,8 +60,8 @@ def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[
             device=torch.device("cpu"),
             workers=current_workers(),
             folder=folder / name,
-            listener=hear,
-            notice=print,
+            on_metrics=hear,
+            log=print,
         )
     )
     loop.build_optimizer = build

@@ -26,10 +26,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loop import Assignment, train
+from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, shape_of
 from raytriever.training.parallel.strategy import current_workers
-from raytriever.training.refresh.plan import RefreshPlan
+from raytriever.training.refresh.job import RefreshPlan
 from raytriever.training.training_data import tokenisation_of
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -62,13 +62,13 @@ class Keeping(ScriptedPool):
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     retriever: Retriever | None = None
 
-    def begin(self, number: int, snapshot: Snapshot) -> None:
+    def submit(self, number: int, snapshot: Snapshot) -> None:
         assert self.retriever is not None
         for name, parameter in self.retriever.named_parameters():
             if parameter.shape == shape_of(parameter):
                 assert np.array_equal(snapshot[name], parameter.detach().numpy()), name
         self.snapshots[number] = snapshot
-        super().begin(number, snapshot)
+        super().submit(number, snapshot)
 
 
 def main(arguments: list[str]) -> None:
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> None:
 
     workers = current_workers()
     train(
-        Assignment(
+        TrainingSetup(
             retriever=retriever,
             train=watched,
             dev=source("dev"),
@@ -108,8 +108,8 @@ def main(arguments: list[str]) -> None:
             device=torch.device("cpu"),
             workers=workers,
             folder=Path(folder) / "checkpoints",
-            listener=lambda step, measured: None,
-            notice=lambda line: None,
+            on_metrics=lambda step, measured: None,
+            log=lambda line: None,
             refresh=RefreshPlan(EVERY, False, pool.folder, read, pool if rank == "0" else None),
         )
     )

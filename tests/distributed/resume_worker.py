@@ -27,7 +27,7 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loop import Assignment, train
+from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.strategy import current_workers
 from raytriever.training.training_data import tokenisation_of
 
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
             if name in measured:
                 told[f"{name}@{step}"] = torch.tensor(measured[name], dtype=torch.float64)
 
-    work = Assignment(
+    work = TrainingSetup(
         retriever=retriever,
         train=source("train"),
         dev=source("dev"),
@@ -100,8 +100,8 @@ def main(arguments: list[str]) -> None:
         device=torch.device("cpu"),
         workers=current_workers(),
         folder=Path(folder),
-        listener=hear,
-        notice=lambda line: told.update({line: torch.zeros(())}),
+        on_metrics=hear,
+        log=lambda line: told.update({line: torch.zeros(())}),
         data_digest="letters",
     )
     try:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from raytriever.storage import read_manifest
 from raytriever.training.checkpoint import WEIGHTS, read_slices
-from raytriever.training.validation.records import Answer, Record, ValidationPlan, read_record, write_record
+from raytriever.training.validation.job import EvaluationResult, ValidationPlan
+from raytriever.training.validation.records import Record, read_record, write_record
 
 
 @dataclass
@@ -33,7 +34,7 @@ class ScriptedEvaluator:
     asked: int = 0
     before: Callable[[int], None] = lambda step: None
 
-    def begin(self, step: int, checkpoint: Path) -> None:
+    def submit(self, step: int, checkpoint: Path) -> None:
         read_manifest(checkpoint)
         self.begun.append(step)
         self.asked = 0
@@ -42,23 +43,25 @@ class ScriptedEvaluator:
             value = self.values.get(step, weights)
             write_record(self.folder, Record(step, value, {"dev/ndcg_at_10": value, "dev/weights": weights}))
 
-    def answer(self) -> Answer | None:
+    def poll(self) -> EvaluationResult | None:
         self.asked += 1
         if self.asked <= self.lag[min(len(self.begun), len(self.lag)) - 1]:
             return None
         step = self.begun[-1]
         self.before(step)
         if step in self.fails:
-            return Answer(reason="the evaluator is gone")
-        return Answer(read_record(self.folder, step))
+            return EvaluationResult(reason="the evaluator is gone")
+        return EvaluationResult(read_record(self.folder, step))
 
 
 def plan(
     evaluator: ScriptedEvaluator,
-    tell: Callable[[int, Mapping[str, float]], None],
+    on_metrics: Callable[[int, Mapping[str, float]], None],
     behind: int = 2,
     rank: int = 0,
-    told: int = 0,
+    last_logged_step: int = 0,
 ) -> ValidationPlan:
     """A plan whose first worker has the evaluator."""
-    return ValidationPlan(evaluator.folder, behind, evaluator if rank == 0 else None, tell, told, "letters")
+    return ValidationPlan(
+        evaluator.folder, behind, evaluator if rank == 0 else None, on_metrics, last_logged_step, "letters"
+    )

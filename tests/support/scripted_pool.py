@@ -15,8 +15,8 @@ import numpy as np
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
 from raytriever.training.parallel.model_state import Snapshot
+from raytriever.training.refresh.job import MiningResult, RefreshPlan
 from raytriever.training.refresh.ledger import round_path
-from raytriever.training.refresh.plan import Mined, RefreshPlan
 
 DEPTH = 4
 
@@ -49,26 +49,26 @@ class ScriptedPool:
     asked: int = 0
     before: Callable[[int], None] = lambda number: None
 
-    def begin(self, number: int, snapshot: Snapshot) -> None:
+    def submit(self, number: int, snapshot: Snapshot) -> None:
         self.begun.append(number)
         self.asked = 0
         if number not in self.fails:
             table = mined(self.dataset, number, snapshot)
             write_negatives(round_path(self.folder, number), table, self.dataset, replace=True)
 
-    def answer(self) -> Mined | None:
+    def poll(self) -> MiningResult | None:
         self.asked += 1
         if self.asked <= self.patience[min(len(self.begun), len(self.patience)) - 1]:
             return None
         number = self.begun[-1]
         self.before(number)
-        return Mined({"refresh_mined": float(number)}, "the pool is gone" if number in self.fails else "")
+        return MiningResult({"refresh_mined": float(number)}, "the pool is gone" if number in self.fails else "")
 
 
-def plan(pool: ScriptedPool, every: int, waits: bool, rank: int = 0, told: int = 0) -> RefreshPlan:
+def plan(pool: ScriptedPool, every: int, waits: bool, rank: int = 0, last_logged_step: int = 0) -> RefreshPlan:
     """A plan whose first worker has the pool."""
 
     def read(path: Path) -> NegativesTable:
         return read_negatives(path, pool.dataset)
 
-    return RefreshPlan(every, waits, pool.folder, read, pool if rank == 0 else None, told)
+    return RefreshPlan(every, waits, pool.folder, read, pool if rank == 0 else None, last_logged_step)

@@ -32,8 +32,8 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.report.finished_runs import read_directory
 from raytriever.tracking.steps import read_curve
-from raytriever.training.loop import Assignment, train
-from raytriever.training.training_data import Material, tokenisation_of
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.training_data import TrainingData, tokenisation_of
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version_0_1"
 SETTINGS = runpy.run_path(str(FOLDER / "make.py"))
@@ -144,11 +144,11 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
     negatives = find_negatives(opened.stages[0], bm25_of, quietly)
     places = [dataset.place for dataset in opened.stages[0].material.datasets]
     reading = tokenisation_of(retriever), config.training.batch_size, config.training.seed
-    material = Material.open(places, config.data, *reading)
+    material = TrainingData.open(places, config.data, *reading)
     steps: list[int] = []
     notices: list[str] = []
     progression = train(
-        Assignment(
+        TrainingSetup(
             retriever=retriever,
             train=material.train(negatives),
             dev=material.dev(),
@@ -159,12 +159,12 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
             device=torch.device("cpu"),
             workers=ALONE,
             folder=files / "interrupted" / "checkpoints",
-            listener=lambda step, measured: steps.append(step) if "loss" in measured else None,
-            notice=notices.append,
+            on_metrics=lambda step, measured: steps.append(step) if "loss" in measured else None,
+            log=notices.append,
             data_digest=material.digest(negatives),
         )
     )
-    assert f"continuing after step {STEP}" in notices
+    assert f"Resumed from checkpoint step-{STEP}." in notices
     assert steps == list(range(STEP + 1, STEPS + 1))
     assert progression.step == STEPS
 
@@ -173,7 +173,7 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
 def test_an_interrupted_run_goes_on_to_its_end(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = dict(read_curve(files / "interrupted", "loss"))
     assert run("train", [*TRAINING, "--max-steps", str(STEPS), "--output", "interrupted"]) == 0
-    assert f"continuing after step {STEP}" in capsys.readouterr().err
+    assert f"Resumed from checkpoint step-{STEP}" in capsys.readouterr().err
     after = dict(read_curve(files / "interrupted", "loss"))
     assert list(after) == list(range(1, STEPS + 1))
     assert {step: after[step] for step in before} == before

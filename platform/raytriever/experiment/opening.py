@@ -37,7 +37,7 @@ from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.models.source import commit_of, resolve_model
 from raytriever.training.refresh.config import check_refresh
-from raytriever.training.training_data import Material, tokenisation_of
+from raytriever.training.training_data import TrainingData, tokenisation_of
 
 Log = Callable[[str], None]
 
@@ -90,7 +90,7 @@ class OpenStage:
 
     stage: Stage
     description: Description
-    material: Material
+    material: TrainingData
     total_steps: int
     dev_sets: tuple[DevSet, ...] = ()
 
@@ -240,7 +240,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     tokenisation: Tokenisation = replace(
         tokenisation_of(retriever), query_prefix=description.query_prefix, passage_prefix=description.passage_prefix
     )
-    material = Material.open(
+    material = TrainingData.open(
         data.datasets,
         data,
         tokenisation,

@@ -27,7 +27,7 @@ from raytriever.storage import MANIFEST, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
-from raytriever.training.validation.records import judge, read_records
+from raytriever.training.validation.records import read_records, summarize
 
 
 class LexicalIndexes:
@@ -110,10 +110,10 @@ def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float |
     """
     training = config.training
     values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
-    verdict = judge(values, training.patience, training.min_delta)
-    if training.best_metric == DEV_LOSS or not verdict.best_step:
+    summary = summarize(values, training.patience, training.min_delta)
+    if training.best_metric == DEV_LOSS or not summary.best_step:
         return {}
-    return {"best": {"metric": training.best_metric, "step": verdict.best_step, "value": verdict.value}}
+    return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.value}}
 
 
 def train_as_child(

@@ -31,10 +31,19 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.models.retriever import Retriever
 
+T = TypeVar("T")
+PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
+
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch; `version` tells the tables of hard negatives it may draw from apart."""
+    """One worker's share of a global batch.
+
+    Args:
+        queries, passages: tokens, in buckets of like length.
+        ids: of queries and passages.
+        version: the round whose hard negatives it uses; 0 for the table that training began with.
+    """
 
     queries: Buckets
     passages: Buckets
@@ -42,7 +51,7 @@ class Batch:
     version: int = 0
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """Return the batch on a device."""
         known = None if self.ids.known is None else self.ids.known.to(device)
         teacher = self.ids.teacher
         ids = BatchIds(
@@ -59,16 +68,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Makes any batch of a split on any worker.
+    """Source of the batches of a split, on any worker.
 
     Args:
-        tokens: of queries and documents by position, made for the retriever that will read them.
+        tokens: of queries and documents by position, made for the retriever that encodes them.
         examples: the split's examples.
-        order: which examples a step holds.
+        order: of the examples over the steps.
         positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
-        version: of its hard negatives.
-        teacher: scores of the pairs of a group; None where nobody was asked.
+        version: the round of its hard negatives.
+        teacher: scores of the pairs of a group; None without a teacher.
     """
 
     tokens: Tokens
@@ -80,11 +89,11 @@ class BatchSource:
     teacher: TeacherTable | None = None
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
-        """The same but for the hard negatives: the same order, queries, positives, and draws for each purpose."""
+        """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
     def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
-        """The share of this worker in the global batch of `step`."""
+        """Return this worker's share of the global batch of `step`, counted from 0."""
         chosen = worker_slice(self.order.batch(step), workers.rank, workers.size)
         epochs = worker_slice(self.order.epochs(step), workers.rank, workers.size)
         queries = self.examples.queries(chosen)
@@ -114,51 +123,86 @@ class BatchSource:
 
 
 def _padded(rows: Sequence[ndarray]) -> ndarray:
-    """Rows of unequal length as one array, `PAD` behind the short ones."""
+    """Return rows of unequal length as one array, the short ones filled with `PAD`."""
     padded = np.full((len(rows), max(len(row) for row in rows)), PAD, np.int64)
-    for place, row in zip(padded, rows, strict=True):
-        place[: len(row)] = row
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
     return padded
 
 
-T = TypeVar("T")
-DEPTH = 2
+@dataclass(frozen=True)
+class _Version:
+    first_step: int
+    source: BatchSource
+
+
+class SourceVersions:
+    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions.
+
+    Args:
+        source: of step 0.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        # The tuple is replaced as a whole: a reader sees the old versions or the new ones.
+        self._all: tuple[_Version, ...] = (_Version(0, source),)
+
+    @property
+    def newest(self) -> BatchSource:
+        """The source of the last version."""
+        return self._all[-1].source
+
+    def at(self, step: int) -> BatchSource:
+        """Return the source of the batch of `step`, counted from 0."""
+        return next(version.source for version in reversed(self._all) if version.first_step <= step)
+
+    def add(self, first_step: int, source: BatchSource) -> None:
+        """Add a version that holds from `first_step` on."""
+        if first_step < (last := self._all[-1].first_step):
+            raise ValueError(f"a version from step {first_step} cannot follow a version from step {last}")
+        earlier = (version for version in self._all if version.first_step < first_step)
+        self._all = (*earlier, _Version(first_step, source))
+
+    def forget_before(self, step: int) -> None:
+        """Remove the versions that only steps before `step` use."""
+        usable = [number for number, version in enumerate(self._all) if version.first_step <= step]
+        self._all = self._all[usable[-1] :]
 
 
 @dataclass(frozen=True)
-class _Made(Generic[T]):
-    """A batch, or why there is none."""
+class _Prepared(Generic[T]):
+    """A batch, or the error that occurred instead."""
 
     batch: T | None = None
     error: BaseException | None = None
 
 
 class Prefetcher(Generic[T]):
-    """An iterator over `make(step)` for the given steps, in order; to be used in a `with` statement.
+    """Iterator over `make(step)` for some steps, in order; used in a `with` statement.
 
-    What `make` raises is raised where its batch would be taken, and ends the iteration. On leaving, by whatever
-    way, the thread finishes the batch it is making and ends.
+    An error of `make` is raised when its batch is requested, and ends the iteration. At the end of the block the thread
+    finishes the batch that it is preparing and ends.
 
     Args:
-        make: the batch of a step, the same whenever and in whatever thread it is called.
-        steps: which batches, in order.
-        depth: batches made ahead, at least 1.
+        make: returns the batch of a step; a pure function that any thread may call.
+        steps: of the batches, in order.
+        depth: batches prepared ahead, at least 1.
 
     Attributes:
-        waited: seconds for which the last batch taken was waited for.
+        waited: seconds that the last batch was waited for.
     """
 
-    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = DEPTH) -> None:
+    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:
         self.waited = 0.0
         self._make = make
         self._steps = steps
-        # Both queues are C code that an interrupt cannot leave half-locked, and sleep without polling.
-        self._places: SimpleQueue[bool] = SimpleQueue()
-        self._made: SimpleQueue[_Made[T] | None] = SimpleQueue()
+        # Both queues are C code that an interrupt cannot leave half-locked. They sleep without polling.
+        self._slots: SimpleQueue[bool] = SimpleQueue()
+        self._batches: SimpleQueue[_Prepared[T] | None] = SimpleQueue()
         self._closed = False
         self._thread = Thread(target=self._run, name="loader", daemon=True)
         for _ in range(depth):
-            self._places.put(True)
+            self._slots.put(True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -166,7 +210,7 @@ class Prefetcher(Generic[T]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._closed = True
-        self._places.put(True)
+        self._slots.put(True)
         self._thread.join()
 
     def __iter__(self) -> Iterator[T]:
@@ -176,25 +220,25 @@ class Prefetcher(Generic[T]):
         if self._closed:
             raise StopIteration
         began = perf_counter()
-        made = self._made.get()
+        prepared = self._batches.get()
         self.waited = perf_counter() - began
-        if made is None:
+        if prepared is None:
             self._closed = True
             raise StopIteration
-        if made.error is not None:
+        if prepared.error is not None:
             self._closed = True
-            raise made.error
-        self._places.put(True)
-        return made.batch  # type: ignore[return-value]
+            raise prepared.error
+        self._slots.put(True)
+        return prepared.batch  # type: ignore[return-value]
 
     def _run(self) -> None:
-        """The thread. It may end before its last batches are taken, but never without having put an end."""
+        """Prepare the batches; the last item of the queue is None, also after an error."""
         try:
             for step in self._steps:
-                self._places.get()
+                self._slots.get()
                 if self._closed:
                     break
-                self._made.put(_Made(self._make(step)))
+                self._batches.put(_Prepared(self._make(step)))
         except BaseException as error:
-            self._made.put(_Made(error=error))
-        self._made.put(None)
+            self._batches.put(_Prepared(error=error))
+        self._batches.put(None)

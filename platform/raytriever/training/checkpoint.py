@@ -1,9 +1,8 @@
-"""The whole state of a run at a step, in safetensors and JSON, committed by one rename.
+"""Checkpoint: the whole state of a run at a step, in safetensors and JSON, committed by one rename.
 
-A directory `checkpoints/step-N` holds every worker's slices of the weights and of AdamW's moments, a file of each a
-worker that had any, and `state.json`. Data order, learning rate and draws are functions of N and need no storing. What
-has no valid manifest is passed over; no tensor is read before every digest was found right.
-"""
+A directory `checkpoints/step-N` holds every worker's slices of the weights and of AdamW's moments, one file of each per
+worker that has any, and `state.json`. Data order, learning rate and random draws are functions of N and are not stored.
+A checkpoint without a valid manifest is ignored. All digests are checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -24,23 +23,22 @@ from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.storage import disk_errors, read_manifest
 from raytriever.training.config import DEV_LOSS
-from raytriever.training.parallel.model_state import Slice, shape_of
+from raytriever.training.parallel.model_state import TRAIN_AGAIN, Slice, shape_difference, shape_of
 
 WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
-_TRAIN_AGAIN = "train again with --fresh"
 
 
 @dataclass(frozen=True)
 class Progression:
-    """How far a run is and what its dev loss was.
+    """Progression of a run.
 
     Args:
-        step: optimiser steps done.
-        best_step: the step that is best so far, 0 before the first look.
-        best_loss: its dev loss, where that decides.
-        looks_without: looks since one was better by enough.
+        step: number of optimizer steps done.
+        best_step: step of the best checkpoint, 0 before the first validation.
+        best_loss: dev loss at that step, where the dev loss decides.
+        looks_without: validations since the last one that was better by enough.
         stopped: whether early stopping ended the run.
-        reference: the dev loss that is to be bettered by enough; None where that is the best one.
+        reference: the dev loss to improve on by enough; None where that is the best one.
     """
 
     step: int = 0
@@ -50,8 +48,8 @@ class Progression:
     stopped: bool = False
     reference: float | None = None
 
-    def looked(self, step: int, loss: float, patience: int, min_delta: float = 0.0) -> Progression:
-        """The progression after a look at the dev loss at `step`; the best is the lowest, by however little."""
+    def after_validation(self, step: int, loss: float, patience: int, min_delta: float = 0.0) -> Progression:
+        """Return the progression after the dev loss at `step`; the best is the lowest, by any difference."""
         reference = self.best_loss if self.reference is None else self.reference
         if loss < reference - min_delta:
             return Progression(step, step, loss)
@@ -62,12 +60,12 @@ class Progression:
 
 @dataclass(frozen=True)
 class State:
-    """What stands in `state.json`.
+    """Content of `state.json`.
 
     Args:
         progression: of the run.
-        origin: by name, what must be the same where the run goes on, such as the digest of its data.
-        metric: what the best is the best by.
+        origin: values by name that must be equal where the run resumes, such as the digest of its data.
+        metric: that decides which checkpoint is best.
     """
 
     progression: Progression
@@ -76,26 +74,26 @@ class State:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step stands."""
+    """Return the path of the checkpoint of a step."""
     return folder / f"step-{step}"
 
 
 def write_slices(slices: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
     """Write one worker's slices: a file of weights and one of moments.
 
-    A slice that is a whole tensor is stored in its shape, any other flat, with its start and shape in the file's
-    metadata.
+    A slice that is a whole tensor is stored in its shape. Any other slice is stored flat, with its start and the shape
+    of the tensor in the file's metadata.
     """
     kinds: dict[str, list[Slice]] = {WEIGHTS: [], MOMENTS: []}
     for one in slices:
         kinds[MOMENTS if ":" in one.name else WEIGHTS].append(one)
-    for kind, held in kinds.items():
-        if not held:
-            continue  # safetensors cannot read its own file of nothing
-        whole = {one.name for one in held if one.values.numel() == prod(one.shape)}
-        tensors = {one.name: one.values.view(one.shape) if one.name in whole else one.values for one in held}
-        places = {one.name: json.dumps([one.start, one.shape]) for one in held if one.name not in whole}
-        save_file(tensors, folder / f"{kind}-{rank}-of-{size}.safetensors", places)
+    for kind, own in kinds.items():
+        if not own:
+            continue  # safetensors cannot read an empty file of its own
+        whole = {one.name for one in own if one.values.numel() == prod(one.shape)}
+        tensors = {one.name: one.values.view(one.shape) if one.name in whole else one.values for one in own}
+        metadata = {one.name: json.dumps([one.start, one.shape]) for one in own if one.name not in whole}
+        save_file(tensors, folder / f"{kind}-{rank}-of-{size}.safetensors", metadata)
 
 
 def write_state(state: State, folder: Path) -> None:
@@ -104,74 +102,70 @@ def write_state(state: State, folder: Path) -> None:
 
 
 def read_state(path: Path) -> State:
-    """Read `state.json` of a checkpoint; raises `StorageError` where it is not as it was written."""
+    """Read `state.json` of a checkpoint; raises `StorageError` where it is damaged."""
     with disk_errors(path / STATE, reading=True):
-        return read_json(path / STATE, State, _TRAIN_AGAIN, needed=True)
+        return read_json(path / STATE, State, TRAIN_AGAIN, needed=True)
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """All workers' slices, those of one name together, weights before moments; read as they are asked for.
+    """Yield all workers' slices, those of one name together, weights before moments; each is read when it is yielded.
 
     Args:
-        path: the checkpoint, whose digests were found right.
+        path: of a checkpoint whose digests are checked.
         kinds: `WEIGHTS`, `MOMENTS` or both.
 
     Raises:
-        StorageError: a file is not as it was written.
+        StorageError: a file is damaged.
     """
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))
-            files = [stack.enter_context(open_tensors(file, _TRAIN_AGAIN)) for file in paths]
-            places = [_slice_places(tensors, file) for tensors, file in zip(files, paths, strict=True)]
+            files = [stack.enter_context(open_tensors(file, TRAIN_AGAIN)) for file in paths]
+            positions = [_slice_positions(tensors, file) for tensors, file in zip(files, paths, strict=True)]
             names = [set(file.keys()) for file in files]
             for name in sorted(set().union(*names)):
-                for file, place, held in zip(files, places, names, strict=True):
-                    if name in held:
+                for file, position, own in zip(files, positions, names, strict=True):
+                    if name in own:
                         values = file.get_tensor(name)
-                        start, shape = place.get(name, (0, tuple(values.shape)))
+                        start, shape = position.get(name, (0, tuple(values.shape)))
                         yield Slice(name, values.flatten(), start, shape)
 
 
 def check_model(path: Path, module: nn.Module) -> None:
-    """Raise `StorageError` naming the first weight in which a checkpoint is not of this module."""
+    """Raise `StorageError` with the first weight in which a checkpoint differs from a module."""
     saved = _saved_shapes(path)
     own = {name: shape_of(parameter) for name, parameter in module.named_parameters()}
     for name in sorted(saved.keys() | own.keys()):
         there, here = saved.get(name), own.get(name)
         if there != here:
-            told = " and ".join(
-                f"{'absent' if shape is None else shape} {where}" for shape, where in ((there, "there"), (here, "here"))
-            )
-            reason = f"is of another model ({name} is {told})"
-            raise StorageError(reason, str(path), "train anew with --fresh")
+            raise StorageError(f"is of another model: {shape_difference(name, there, here)}", str(path), TRAIN_AGAIN)
 
 
 def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise `StorageError` naming the first thing in which a checkpoint came about otherwise than this run would."""
+    """Raise `StorageError` with the first value of the origin in which a checkpoint differs from this run."""
     for name, value in here.items():
         if name in there and there[name] != value:
-            reason = f"its {name} is {there[name]!r} and here {value!r}"
-            raise StorageError(reason, str(path), "train anew with --fresh, or give what it was made with")
+            difference = f"was made with {name} {there[name]!r}, but this run has {value!r}"
+            raise StorageError(difference, str(path), f"{TRAIN_AGAIN}, or give the same settings and data")
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each broken one passed over."""
-    passed: list[str] = []
+    """Return the newest complete checkpoint, and a line for the log on each newer one that is damaged."""
+    lines: list[str] = []
     for _, path in sorted(_steps(folder), reverse=True):
         try:
             read_manifest(path)
         except StorageError as error:
-            passed.append(f"{error}; where there is one, an older checkpoint is used")
+            lines.append(f"{error}. The newest undamaged checkpoint before it is used, if there is one.")
         else:
-            return path, passed
-    return None, passed
+            return path, lines
+    return None, lines
 
 
 def prune(folder: Path, progression: Progression, keep: int, retained: Collection[int] = ()) -> None:
-    """Remove all checkpoints but the best, those of the `retained` steps and, beside the best, the `keep` newest.
+    """Remove all checkpoints but the best, those of the `retained` steps and the `keep` newest of the others.
 
-    What is of a later step is removed too: it was broken, or the run would have gone on from there.
+    Checkpoints of later steps are removed too: they are damaged, or the run would have resumed from them.
     """
     others = sorted(
         (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step),
@@ -184,7 +178,7 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
 
 
 def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left unfinished; only while nobody writes."""
+    """Remove the unfinished checkpoints of killed writers; only while no checkpoint is being written."""
     for leftover in folder.glob(".*step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -192,24 +186,24 @@ def sweep(folder: Path) -> None:
 def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in path.glob(f"{WEIGHTS}-*-of-*"):
-        with open_tensors(file, _TRAIN_AGAIN) as tensors:
-            places = _slice_places(tensors, file)
+        with open_tensors(file, TRAIN_AGAIN) as tensors:
+            positions = _slice_positions(tensors, file)
             for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                shapes[name] = places[name][1] if name in places else tuple(tensors.get_slice(name).get_shape())
+                shapes[name] = positions[name][1] if name in positions else tuple(tensors.get_slice(name).get_shape())
     return shapes
 
 
-def _slice_places(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Of each slice in a file that is no whole tensor, its start and the shape of the whole."""
-    places = {}
+def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
+    positions = {}
     for name, text in (tensors.metadata() or {}).items():
-        held = parse_json(text, f"{file}: {name}", list[int | list[int]], _TRAIN_AGAIN)
-        if len(held) != 2 or not isinstance(held[0], int) or not isinstance(held[1], list):
-            raise StorageError("is torn or changed: a start and a shape are expected", f"{file}: {name}", _TRAIN_AGAIN)
-        places[name] = held[0], tuple(held[1])
-    return places
+        fields = parse_json(text, f"{file}: {name}", list[int | list[int]], TRAIN_AGAIN)
+        if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
+            raise StorageError("is torn or changed: a start and a shape are expected", f"{file}: {name}", TRAIN_AGAIN)
+        positions[name] = fields[0], tuple(fields[1])
+    return positions
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:
-    found = folder.glob("step-*") if folder.is_dir() else []
-    return [(int(path.name[5:]), path) for path in found if path.name[5:].isdigit()]
+    paths = folder.glob("step-*") if folder.is_dir() else []
+    return [(int(path.name[5:]), path) for path in paths if path.name[5:].isdigit()]

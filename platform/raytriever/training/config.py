@@ -1,4 +1,4 @@
-"""The settings of training. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of training. Imports nothing heavy, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from raytriever.options import option
 
 PRECISIONS = ("fp32", "bf16")
 DEV_LOSS = "dev_loss"
-STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")  # those of parallel/, which imports torch
-# What says how a run is carried out and not what it computes: it may differ where a run is continued.
+STRATEGIES = ("ddp", "zero0", "zero1", "zero2", "zero3")
+# Settings that do not change what a run computes; a resumed run may change them.
 MAY_CHANGE = (
     "num_workers",
     "strategy",
@@ -23,13 +23,13 @@ MAY_CHANGE = (
     "keep",
     "refresh_pool",
     "eval_behind",
-    "allow_split_overlap",  # of the data: it lets a run begin
-    "activation_checkpointing",  # of the model; what is computed again is computed alike
+    "allow_split_overlap",  # of the data; only checked at the start
+    "activation_checkpointing",  # of the model; recomputed activations are equal
 )
 
 
 def worker_count(given: Any) -> int | str:
-    """A number of workers, 1 or more: whole, or `MIN:MAX` where it may change while the run goes on.
+    """Read a number of workers, at least 1, or `MIN:MAX` where it may change during the run.
 
     Raises:
         ValueError: it is neither.
@@ -41,10 +41,10 @@ def worker_count(given: Any) -> int | str:
 
 
 def metric_name(given: Any) -> str:
-    """A metric as it is called here: `nDCG@10` is `ndcg_at_10`; whether there is such a metric is seen later.
+    """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Its existence is checked later.
 
     Raises:
-        ValueError: nothing is named.
+        ValueError: the name is empty.
     """
     name = str(given).strip().lower().replace("@", "_at_")
     if not name:
@@ -54,7 +54,7 @@ def metric_name(given: Any) -> str:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, how fast and on how many workers a run trains."""
+    """Settings of a training run: its length, optimizer, workers, validation and checkpoints."""
 
     batch_size: int = option(64, "queries of one step, over all workers", minimum=1)
     max_steps: int | None = option(None, "optimiser steps; overrides --epochs", minimum=1)
@@ -114,10 +114,10 @@ class TrainingConfig:
 
     @property
     def workers(self) -> tuple[int, int]:
-        """The fewest and the most workers that the run may have."""
+        """The smallest and the largest number of workers."""
         fewest, _, most = str(worker_count(self.num_workers)).partition(":")
         return int(fewest), int(most or fewest)
 
-    def sharing(self, there: int) -> int:
-        """How many of the workers that are there train: the most among whom the global batch divides evenly."""
-        return max(size for size in range(1, there + 1) if self.batch_size % size == 0)
+    def sharing(self, available: int) -> int:
+        """Return the number of workers that train, of those available: the most that divide the global batch evenly."""
+        return max(size for size in range(1, available + 1) if self.batch_size % size == 0)

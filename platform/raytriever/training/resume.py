@@ -1,4 +1,4 @@
-"""Going on from the newest whole checkpoint, and leaving the best weights in the end; every worker does alike."""
+"""Resume from the newest complete checkpoint, and load the best weights at the end; all workers call both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from raytriever.training.parallel.strategy import Strategy
 
 
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
-    """What a step is a function of, by name, beside the model and the number of the step."""
+    """Return by name all values that a step depends on, except the model and the number of the step."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}
     origin |= {f"loss.{name}": value for name, value in asdict(loss).items()}
     origin |= {f"training.{name}": value for name, value in asdict(training).items() if name not in MAY_CHANGE}
@@ -46,24 +46,27 @@ def resume(
     workers: Workers,
     device: torch.device,
     origin: Mapping[str, Any],
-    notice: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Progression:
-    """Load the newest whole checkpoint, if there is one, and remove what killed writers left unfinished.
+    """Load the newest complete checkpoint, if there is one, and remove the unfinished ones of killed writers.
 
-    The first worker chooses for all, so that no two see different folders.
+    The first worker chooses for all, because workers may see different states of a folder.
 
     Args:
-        folder: where checkpoints lie.
-        objective, strategy: what is loaded into.
+        folder: of the checkpoints.
+        objective, strategy: that the state is loaded into.
         workers, device: the group, and where its collectives take their tensors.
-        origin: of `origin_of`, held to the checkpoint's.
-        notice: hears on the first worker what was passed over.
+        origin: see `origin_of`; must equal the checkpoint's.
+        log: receives lines for the user; called on the first worker.
+
+    Returns:
+        The progression of the checkpoint; a new one without a checkpoint.
 
     Raises:
         StorageError: it is of another model, other settings or other data.
     """
-    found = _chosen(folder, notice) if workers.rank == 0 else (0, 0)
-    step, best_is_whole = workers.sum(torch.tensor(found, device=device)).tolist()
+    choice = _choose(folder, log) if workers.rank == 0 else (0, 0)
+    step, best_is_whole = workers.sum(torch.tensor(choice, device=device)).tolist()
     if step < 0:
         return Progression()
     path = checkpoint_path(folder, step)
@@ -72,19 +75,19 @@ def resume(
     check_model(path, objective)
     strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
     if workers.rank == 0:
-        notice(f"continuing after step {step}")
+        log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:
         return state.progression
     return replace(state.progression, best_step=0, best_loss=float("inf"), looks_without=0)
 
 
-def leave_best(
+def load_best(
     folder: Path, objective: nn.Module, progression: Progression, workers: Workers, device: torch.device
 ) -> None:
-    """Put the best weights into the module, whole on every worker, whatever the strategy had sharded.
+    """Load the best weights into the module, whole on every worker, also where the strategy has sharded them.
 
     Raises:
-        StorageError: they were changed on the disk; called again, the run ends with its last weights.
+        StorageError: they are damaged. The same run, started again, ends with its last weights.
     """
     step = progression.best_step or progression.step
     here = all(parameter.shape == shape_of(parameter) for parameter in objective.parameters())
@@ -93,27 +96,27 @@ def leave_best(
     path = checkpoint_path(folder, step)
     if workers.rank == 0:
         read_manifest(path)
-    workers.sum(torch.zeros(1, device=device))  # nobody reads what was not found right
+    workers.sum(torch.zeros(1, device=device))  # no worker reads before the digests are checked
     own = dict(objective.named_parameters())
     for name, values in whole_tensors(read_slices(path, WEIGHTS)):
         own[name].data = values.to(device)
 
 
-def _chosen(folder: Path, notice: Callable[[str], None]) -> tuple[int, int]:
-    """The step to go on from, -1 where there is none, and whether the weights that were best can still be had."""
+def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
+    """Return the step to resume from, -1 for none, and whether the best checkpoint is complete."""
     sweep(folder)
-    newest, passed = newest_checkpoint(folder)
-    for line in passed:
-        notice(line)
+    newest, lines = newest_checkpoint(folder)
+    for line in lines:
+        log(line)
     if newest is None:
         return -1, 0
     state = read_state(newest)
     progression = state.progression
     if progression.best_step in (0, progression.step) or state.metric != DEV_LOSS:
-        return progression.step, 1  # what is best by a later verdict is `validation`'s
+        return progression.step, 1  # validations check their own best checkpoint
     try:
         read_manifest(checkpoint_path(folder, progression.best_step))
     except StorageError as error:
-        notice(f"{error}; the best from here on counts")
+        log(f"{error}. The best checkpoint is chosen from later ones.")
         return progression.step, 0
     return progression.step, 1

@@ -1,7 +1,7 @@
 """Training data of a run, opened the same way by the driver and by every worker.
 
-The data set that is evaluated comes first; the training splits of further data sets are appended to its own
-(`combine`). Only the dev split of the first data set is used: it decides when to stop."""
+The data set that is evaluated comes first. The training splits of further data sets are appended to its own
+(`combine`). Only the dev split of the first data set is used, for the dev loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raytriever.training.batches import BatchSource
 
 
 def tokenisation_of(retriever: Retriever) -> Tokenisation:
-    """How data sets are tokenised for a retriever: its tokenizer, its prefixes; lengths are settings of reading."""
+    """Return the tokenisation of data sets for a retriever: its tokenizer and prefixes. Lengths are not part of it."""
     return Tokenisation(
         content_tokenizer_json(retriever.tokenizer),
         retriever.description.query_prefix,
@@ -39,14 +39,14 @@ def tokenisation_of(retriever: Retriever) -> Tokenisation:
 
 
 @dataclass(frozen=True)
-class Material:
-    """Opened data sets, the first one being measured, and settings of how they are read.
+class TrainingData:
+    """Opened data sets of a run, and the settings of its batches.
 
     Args:
-        datasets: each with its training split, the first with its dev split too, all tokenised.
-        config: how groups and batches are made of them.
+        datasets: tokenised, each with its training split; the first, which is evaluated, also with its dev split.
+        config: settings of groups and batches.
         batch_size: queries of a global batch.
-        seed: fixes order and draws.
+        seed: of the order and the random draws.
     """
 
     datasets: Sequence[RetrievalDataset]
@@ -65,22 +65,22 @@ class Material:
         also: Sequence[str] = (),
         run: Runner = in_this_process,
         say: Say = quietly,
-    ) -> Material:
-        """Open, prepared if need be.
+    ) -> TrainingData:
+        """Open the data sets, and prepare those that are not prepared.
 
         Args:
-            names: the data sets as configured, or the places where they stand prepared.
+            names: of the data sets as configured, or paths of prepared ones.
             config, batch_size, seed: see the class.
             tokenisation: of the retriever that is trained.
-            also: further splits to open of the first data set.
+            also: further splits of the first data set to open.
             run, say: see `open_dataset`.
 
         Raises:
             DataError: see `open_dataset`.
         """
         opened = []
-        for place, name in enumerate(names):
-            splits = [config.train_split] if place else [config.train_split, config.dev_split, *also]
+        for index, name in enumerate(names):
+            splits = [config.train_split] if index else [config.train_split, config.dev_split, *also]
             opened.append(
                 open_dataset(
                     name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, say=say
@@ -89,10 +89,10 @@ class Material:
         return cls(opened, config, batch_size, seed)
 
     def train(self, negatives: NegativesTable | None) -> BatchSource:
-        """Batches to learn from; raises `DataError` or `ConfigError` where there can be none.
+        """Return the training batches; raises `DataError` or `ConfigError` where the data allows none.
 
         Args:
-            negatives: of the data sets' queries, those of one after those of another.
+            negatives: of the queries of all data sets, in their order; None for none.
         """
         split, config = self.config.train_split, self.config
         only = [replace(each, judgements={split: each.judgements[split]}) for each in self.datasets]
@@ -120,8 +120,10 @@ class Material:
 
     @cached_property
     def teacher(self) -> TeacherTable | None:
-        """A teacher's scores of all data sets in one, None where there are none; raises `DataError`, `StorageError` or
-        `ConfigError` where they cannot be read."""
+        """Teacher scores of all data sets, None without a teacher.
+
+        Raises `DataError`, `StorageError` or `ConfigError` where they cannot be read.
+        """
         names = self.config.teachers
         if not names:
             return None
@@ -133,17 +135,17 @@ class Material:
         return TeacherTable.chained(tables, *starts_of(combine(self.datasets)))
 
     def dev(self) -> BatchSource:
-        """Batches whose loss decides when to stop: the plain groups of the first data set's dev split."""
+        """Return the batches of the dev loss: the groups of the first data set's dev split."""
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
         return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
 
     def read_negatives(self, path: Path) -> NegativesTable:
-        """A table that was written for all of these data sets in one; raises `DataError` or `StorageError`."""
+        """Read a table that was written for these data sets; raises `DataError` or `StorageError`."""
         return read_negatives(path, combine(self.datasets))
 
     def digest(self, negatives: NegativesTable | None) -> str:
-        """SHA-256 over all that batches are made of: the data sets as opened, the negatives, a teacher's scores."""
+        """Return the SHA-256 of everything that batches are made of: data sets, negatives, teacher scores."""
         parts = [dataset.digest for dataset in self.datasets]
         parts += [negatives.digest] if negatives is not None else []
         parts += [self.teacher.digest] if self.teacher is not None else []

@@ -54,11 +54,11 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--refresh-every 5", "--refresh-every: there are no hard negatives to refresh; give --negatives-per-query"),
         (
             "--refresh-every 5 --negatives-per-query 1 --max-steps 5",
-            "--refresh-every: after 5 of 5 steps there is nothing left to refresh for; give less than 5, or train",
+            "--refresh-every: no steps are left after the first refresh, at step 5 of 5; give less than 5, or train",
         ),
         (
             "--refresh-every 12 --negatives-per-query 1 --batch-size 8 --epochs 1 --dataset LETTERS",
-            "--refresh-every: after 12 of 12 steps there is nothing left to refresh for; give less than 12",
+            "--refresh-every: no steps are left after the first refresh, at step 12 of 12; give less than 12",
         ),
         ("--refresh-every 0", "--refresh-every: 0 is out of range; give a value at least 1"),
         ("--refresh-share 0", "--refresh-share: 0.0 is out of range; give a value above 0"),
@@ -76,11 +76,11 @@ def spoil(file: Path, row: int, content: bytes) -> None:
         ("--refresh-ranks 9:3", "--refresh-ranks: '9:3'; give two whole numbers, the lower first, as in 30:200"),
         (
             "--refresh-ranks 5:10 --refresh-every 5 --negatives-per-query 1",
-            "--refresh-negatives: 30 negatives out of 5 ranks; give at most 5, or more --refresh-ranks",
+            "--refresh-negatives: 30 negatives cannot be taken from 5 ranks; give at most 5, or",
         ),
         (
             "--refresh-every 5 --negatives-per-query 1 --negatives-mix bm25=1",
-            "--negatives-mix: leaves what is refreshed no share: bm25=1; add dense, as in dense=0.5",
+            "--negatives-mix: gives refreshed negatives no share: bm25=1; add dense, as in dense=0.5",
         ),
         ("--dev-split de --dataset LETTERS", "letters: no split 'de'; there are: dev, test, train; choose from dev"),
     ],

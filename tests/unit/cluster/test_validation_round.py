@@ -139,7 +139,7 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
         ({"best_metric": "accuracy_at_20"}, {}, ConfigError, r"letters, split 'dev': query 'q\d+' has no answers"),
         ({}, {"eval_datasets": "nowhere"}, DataError, "no data set of this name"),
         ({}, {"eval_datasets": "own#verify"}, DataError, "verify"),
-        ({}, {"eval_datasets": "own,own#test"}, ConfigError, "two data sets are called 'letters'"),
+        ({}, {"eval_datasets": "own,own#test"}, ConfigError, "two data sets have the name 'letters'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
@@ -169,7 +169,7 @@ def test_choosing_by_what_is_measured_is_told(config: Config, own: RetrievalData
     heard: list[str] = []
     config = replace(config, validation=ValidationConfig(eval_datasets="own#test"))
     open_dev_sets(config, own, in_this_process, heard.append)
-    assert [line for line in heard if "chosen on 'test', which is measured too" in line]
+    assert [line for line in heard if "chosen on 'test', the test split" in line]
     # Nothing is opened, nor told, where nothing is evaluated.
     plain = replace(config, training=TrainingConfig(), validation=ValidationConfig())
     assert open_dev_sets(plain, own, in_this_process, heard.append) == ()

@@ -15,7 +15,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.training_data import Material
+from raytriever.training.training_data import TrainingData
 
 
 def test_a_stage_uses_only_the_weights_of_the_previous_model(tiny_encoder: Path, tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_stage_uses_only_the_weights_of_the_previous_model(tiny_encoder: Path,
 
     own = ModelConfig(str(tiny_encoder), revision="main", passage_prefix="p: ", query_length=20, lora_rank=4)
     description = describe(tiny_encoder, own)
-    stage = OpenStage(Stage("b", Config(model=own)), description, Material([], Config().data, 1, 0), total_steps=1)
+    stage = OpenStage(Stage("b", Config(model=own)), description, TrainingData([], Config().data, 1, 0), total_steps=1)
     after = stage.model_after(before)
     assert (after.model, after.revision, after.lora_rank) == (str(before), None, 4)
     assert load_retriever(after).description == description

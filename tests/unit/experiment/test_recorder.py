@@ -70,7 +70,7 @@ def record(tracker: PersistentTracker, folder: Path, items: Sequence[StepEvent |
 
 def test_all_events_are_logged_in_one_request_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory = Memory(tmp_path)
-    items = [LogMessage("continuing after step 0"), step_event(1), step_event(2), validation_step(2)]
+    items = [LogMessage("Resumed from checkpoint step-0"), step_event(1), step_event(2), validation_step(2)]
     recorder = record(memory, tmp_path, items)
     assert memory.requests == 1
     assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5)]
@@ -80,7 +80,7 @@ def test_all_events_are_logged_in_one_request_and_stored(tmp_path: Path, capsys:
     lines = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
     assert sorted({line["step"] for line in lines}) == [1, 2]
     err = capsys.readouterr().err.splitlines()
-    assert err == ["continuing after step 0", "step 2: dev loss 5"]
+    assert err == ["Resumed from checkpoint step-0", "step 2: dev loss 5"]
 
 
 def test_a_resumed_run_logs_no_step_twice(tmp_path: Path) -> None:

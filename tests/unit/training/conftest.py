@@ -18,7 +18,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loop import Assignment
+from raytriever.training.loop import TrainingSetup
 from raytriever.training.training_data import tokenisation_of
 
 
@@ -37,7 +37,7 @@ class Heard:
         return [self.steps[step]["loss"] for step in sorted(self.steps) if "loss" in self.steps[step]]
 
 
-Make = Callable[..., tuple[Assignment, Heard]]
+Make = Callable[..., tuple[TrainingSetup, Heard]]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         positives_per_query: int = 1,
         negatives_per_query: int = 1,
         **training: object,
-    ) -> tuple[Assignment, Heard]:
+    ) -> tuple[TrainingSetup, Heard]:
         settings = TrainingConfig(**{"batch_size": 16, "learning_rate": 1e-3, "eval_steps": 2, **training})
         retriever = load_retriever(model or ModelConfig(str(tiny_encoder)))
         dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(retriever))
@@ -65,7 +65,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
             return BatchSource(dataset.tokens, examples, order, positives_per_query, negatives_per_query)
 
         heard = Heard()
-        work = Assignment(
+        work = TrainingSetup(
             retriever=retriever,
             train=source("train"),
             dev=source("dev"),
@@ -76,8 +76,8 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
             device=torch.device("cpu"),
             workers=workers,
             folder=folder or tmp_path / "checkpoints",
-            listener=heard.step,
-            notice=heard.notices.append,
+            on_metrics=heard.step,
+            log=heard.notices.append,
         )
         return work, heard
 

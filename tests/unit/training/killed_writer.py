@@ -17,7 +17,7 @@ import torch
 
 from raytriever.losses.engine.workers import ALONE
 from raytriever.training.checkpoint import MOMENTS, WEIGHTS, Progression, State, newest_checkpoint, read_slices, sweep
-from raytriever.training.checkpoint_writer import Saver
+from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 VALUES = 200_000
@@ -28,11 +28,11 @@ def live(folder: Path) -> None:
     sweep(folder)
     newest, _ = newest_checkpoint(folder)
     step = int(newest.name[5:]) if newest else 0
-    with Saver(folder, ALONE, torch.device("cpu"), 1, writes=True) as saver:
+    with CheckpointWriter(folder, ALONE, torch.device("cpu"), 1, has_state=True) as writer:
         while True:
             step += 1
             held = [Slice(name, torch.full((VALUES,), float(step)), 0, (VALUES,)) for name in ("w", "w:exp_avg")]
-            saver.save(held, State(Progression(step, step - step % 3, 0.5), {}))
+            writer.save(held, State(Progression(step, step - step % 3, 0.5), {}))
 
 
 def look(folder: Path) -> int:

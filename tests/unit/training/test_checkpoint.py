@@ -135,22 +135,24 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"extra": True}, r"head.bias is absent there and \(1,\) here"),
-        ({"width": 8}, r"query.bias is \(4,\) there and \(8,\) here"),
+        ({"extra": True}, r"head.bias is absent in the checkpoint and \(1,\) in the model"),
+        ({"width": 8}, r"query.bias is \(4,\) in the checkpoint and \(8,\) in the model"),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], told: str, workers: int) -> None:
     for worker in range(workers):
         write_slices(cut(replicated_state(*made(1)), worker, workers), tmp_path, worker, workers)
-    with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model \({told}\); train anew with --fresh$"):
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model: {told}; train again with --fresh$"):
         check_model(tmp_path, made(2, **settings)[0])
 
 
 def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
     there = {"data": "abc", "training.seed": 3}
     check_origin(tmp_path, there, {"data": "abc", "training.seed": 3, "training.new": 1})
-    with pytest.raises(StorageError, match=rf"^{tmp_path}: its data is 'abc' and here 'abd'; train anew with --fresh"):
+    with pytest.raises(
+        StorageError, match=rf"^{tmp_path}: was made with data 'abc', but this run has 'abd'; train again with --fresh"
+    ):
         check_origin(tmp_path, there, {"data": "abd", "training.seed": 3})
 
 
@@ -202,7 +204,7 @@ def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> N
     found, (line,) = newest_checkpoint(tmp_path)
     assert found == tmp_path / "step-9"
     assert line.startswith(str(tmp_path / "step-10"))
-    assert line.endswith("an older checkpoint is used")
+    assert line.endswith("The newest undamaged checkpoint before it is used, if there is one.")
     assert "\n" not in line
 
 
@@ -220,7 +222,7 @@ def test_the_progression_counts_looks_without_a_better_one() -> None:
     looks = Progression()
     told = []
     for number, loss in enumerate([1.0, 0.5, 0.5, 0.7, 0.4, 0.6, 0.4, float("nan")], start=1):
-        looks = looks.looked(number, loss, patience=3)
+        looks = looks.after_validation(number, loss, patience=3)
         told.append((looks.best_step, looks.looks_without, looks.stopped))
     assert told == [
         (1, 0, False),

@@ -15,12 +15,12 @@ from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.training.loop import Assignment, train
+from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import TrainingError
 
 
-def parameters(work: Assignment) -> dict[str, torch.Tensor]:
+def parameters(work: TrainingSetup) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
 

@@ -15,7 +15,7 @@ from raytriever.errors import ConfigError, DataError
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.training_data import Material, tokenisation_of
+from raytriever.training.training_data import TrainingData, tokenisation_of
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def other(tmp_path: Path) -> Path:
     return folder
 
 
-def open_material(retriever: Retriever, *names: Path, **settings: object) -> Material:
+def open_material(retriever: Retriever, *names: Path, **settings: object) -> TrainingData:
     config = DataConfig(dataset=str(names[0]), extra_datasets=",".join(map(str, names[1:])), **settings)
-    return Material.open(config.datasets, config, tokenisation_of(retriever), 16, seed=0)
+    return TrainingData.open(config.datasets, config, tokenisation_of(retriever), 16, seed=0)
 
 
 def test_one_data_set_is_opened_with_its_dev_split(retriever: Retriever, tiny_dataset: Path) -> None:
@@ -107,14 +107,14 @@ def test_what_does_not_fit_is_refused(retriever: Retriever, tiny_dataset: Path, 
         open_material(retriever, tiny_dataset, dev_split="dev", train_split="dve")
     bare = [replace(dataset, tokens=None) for dataset in open_material(retriever, tiny_dataset).datasets]
     with pytest.raises(DataError, match="has no tokens"):
-        Material(bare, DataConfig(), 16, 0).dev()
+        TrainingData(bare, DataConfig(), 16, 0).dev()
 
 
 def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dataset: Path) -> None:
     made = tokenisation_of(retriever)
     assert isinstance(made, Tokenisation)
     places = {
-        Material.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].place
+        TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].place
         for tokens in (made, replace(made, query_prefix="query: "))
     }
     assert len(places) == 2

@@ -19,10 +19,10 @@ from raytriever.data.negatives import NegativesTable, read_negatives, write_nega
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
 from raytriever.losses.engine.workers import ALONE
-from raytriever.training.loop import Assignment, train
+from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
+from raytriever.training.refresh.job import RefreshJob
 from raytriever.training.refresh.ledger import ROUNDS, read_ledger, remove_tables, round_path
-from raytriever.training.refresh.refresher import Refresher
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from scripted_pool import ScriptedPool, mined, plan
@@ -64,7 +64,7 @@ class Run:
         saved: int = 2,
         late: bool = False,
         **script: object,
-    ) -> Assignment:
+    ) -> TrainingSetup:
         """One life, saved every `saved` steps, and killed when step `die_at` is told of, before it can be saved; the
         run's end without it. A table is read by the next step, or `late`, when that may be."""
         pool = ScriptedPool(self.dataset, self.negatives, **script)
@@ -83,7 +83,7 @@ class Run:
             if step == die_at and "loss" in measured:
                 raise Killed
 
-        work = dataclasses.replace(work, listener=listen, refresh=plan(pool, every, waits, told=told))
+        work = dataclasses.replace(work, on_metrics=listen, refresh=plan(pool, every, waits, last_logged_step=told))
         if die_at:
             with pytest.raises(Killed):
                 train(work)
@@ -113,11 +113,11 @@ def begin(make_assignment, dataset: RetrievalDataset, tmp_path: Path) -> Callabl
     return lambda name: Run(make_assignment, dataset, tmp_path / name)
 
 
-def parameters(work: Assignment) -> dict[str, torch.Tensor]:
+def parameters(work: TrainingSetup) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
 
-def assert_same(one: Assignment, other: Assignment) -> None:
+def assert_same(one: TrainingSetup, other: TrainingSetup) -> None:
     for name, value in parameters(one).items():
         assert torch.equal(value, parameters(other)[name]), name
 
@@ -175,7 +175,7 @@ def test_all_that_was_ever_told_is_what_the_record_says(
     assert max(run.rounds_of_steps()) >= 1
     assert_same(followed, last)
     begun = [number for pool in straight.pools for number in pool.begun]
-    assert not set(begun) & {one.number for one in read_ledger(run.negatives).taken}
+    assert not set(begun) & {one.number for one in read_ledger(run.negatives).adopted_rounds}
 
 
 def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool_takes(
@@ -219,14 +219,14 @@ def test_a_round_that_was_under_way_is_begun_again_when_it_was_due_or_else_with_
     run.live(die_at=die_at, saved=saved, patience=(99,))
     assert [one.ended for one in read_ledger(run.negatives).rounds] == [None]
     snapshots: list[Snapshot] = []
-    begin_round = ScriptedPool.begin
+    submit_round = ScriptedPool.submit
 
     def keep(pool: ScriptedPool, number: int, snapshot: Snapshot) -> None:
         snapshots.append(snapshot)
-        begin_round(pool, number, snapshot)
+        submit_round(pool, number, snapshot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptedPool, "begin", keep)
+        patch.setattr(ScriptedPool, "submit", keep)
         run.live(saved=saved)
     first = read_ledger(run.negatives).rounds[0]
     assert (first.number, first.due, first.snapshot) == (1, 5, snapshot)
@@ -243,7 +243,10 @@ def test_a_round_that_fails_leaves_the_table_in_use_and_says_so(begin: Callable[
     calm.live(waits=waits, fails=[1, 2, 3])
     first, *_ = read_ledger(run.negatives).rounds
     assert (first.used_from, first.reason) == (None, "the pool is gone")
-    assert run.notices[0] == "hard negatives: round 1 failed (the pool is gone); those in use stay in use"
+    assert (
+        run.notices[0]
+        == "Refresh round 1 of the hard negatives failed (the pool is gone). The current negatives stay in use."
+    )
     assert calm.rounds_of_steps() == [0.0] * STEPS
     assert run.losses()[:10] == calm.losses()[:10]
     if waits:
@@ -258,7 +261,7 @@ def test_a_table_that_cannot_be_read_is_a_round_that_fails(begin: Callable[[str]
 
     run.live(before=tear)
     assert run.rounds_of_steps() == [0.0] * STEPS
-    assert "round 1 failed" in run.notices[0]
+    assert "Refresh round 1 of the hard negatives failed" in run.notices[0]
     assert "torn" in run.notices[0]
 
 
@@ -287,7 +290,7 @@ def test_a_recorded_table_that_is_gone_or_another_one_is_refused(
     with pytest.raises(Exception, match=r"round-0001: there is no negatives table"):
         run.live()
     write_negatives(round_path(run.negatives, 1), other, dataset)
-    with pytest.raises(StorageError, match=r"round-0001: is not the table that the run used; train anew with --fresh"):
+    with pytest.raises(StorageError, match=r"round-0001: is not the table that the run used; train again with --fresh"):
         run.live()
     (run.negatives / ROUNDS).write_text(json.dumps([{"numbr": 1}]))
     with pytest.raises(StorageError, match=r"rounds.json: is torn or changed"):
@@ -298,8 +301,8 @@ def test_a_batch_of_another_table_than_the_recorded_one_is_never_learnt_from(
     begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hand-over that forgets that the loader runs ahead is caught at the first batch it mixes."""
-    monkeypatch.setattr("raytriever.training.refresh.refresher.DEPTH", 0)
-    with pytest.raises(RuntimeError, match=r"drew from negatives 0, not 1"):
+    monkeypatch.setattr("raytriever.training.refresh.job.PREFETCH_DEPTH", 0)
+    with pytest.raises(RuntimeError, match=r"has negatives of round 0, not 1"):
         begin("run").live()
 
 
@@ -321,8 +324,8 @@ def test_nothing_is_asked_while_no_round_is_under_way(
     begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    exchange = Refresher._exchange
-    monkeypatch.setattr(Refresher, "_exchange", lambda refresher: asked.append(1) or exchange(refresher))
+    exchange = RefreshJob._exchange
+    monkeypatch.setattr(RefreshJob, "_exchange", lambda job: asked.append(1) or exchange(job))
     run = begin("run")
     run.live(fails=range(99))
     assert len(asked) == 2  # once a round

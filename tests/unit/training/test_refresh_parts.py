@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raytriever.cluster.train.mining_round import rolling_rows
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import ConfigError
+from raytriever.training.batches import SourceVersions
 from raytriever.training.refresh.config import RefreshConfig, check_refresh, rank_range
-from raytriever.training.refresh.ledger import Ledger, Round, Versions, read_ledger
-from raytriever.training.refresh.plan import rolling_rows
-from raytriever.training.refresh.refresher import overlap
+from raytriever.training.refresh.job import overlap
+from raytriever.training.refresh.ledger import Ledger, Round, read_ledger
 
 # Taken at 10, failed, taken at 34, under way.
 LEDGER = Ledger(
@@ -63,13 +64,13 @@ def test_who_goes_on_from_before_a_round_that_did_not_end_has_not_begun_it() -> 
 
 
 def test_a_round_begun_again_keeps_its_number_and_a_new_one_counts_on() -> None:
-    assert LEDGER.begun(35, 38).rounds == (*LEDGER.rounds[:3], Round(4, 35, 38))
-    assert LEDGER.ended(ended=40, reason="x").begun(40, 40).rounds[-1] == Round(5, 40, 40)
+    assert LEDGER.with_round_started(35, 38).rounds == (*LEDGER.rounds[:3], Round(4, 35, 38))
+    assert LEDGER.with_round_ended(ended=40, reason="x").with_round_started(40, 40).rounds[-1] == Round(5, 40, 40)
 
 
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == Ledger()
-    told = LEDGER.ended(ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
+    told = LEDGER.with_round_ended(ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
     told.write(tmp_path)
     assert read_ledger(tmp_path) == told
 
@@ -80,17 +81,17 @@ class _Source:
 
 def test_versions_hold_from_their_step_on_and_are_forgotten_behind_the_steps() -> None:
     sources: list[Any] = [_Source() for _ in range(4)]
-    versions = Versions(sources[0])
+    versions = SourceVersions(sources[0])
     versions.add(3, sources[1])
     versions.add(7, sources[2])
     assert [sources.index(versions.at(step)) for step in range(9)] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
-    versions.forget(6)
+    versions.forget_before(6)
     assert [sources.index(versions.at(step)) for step in range(6, 9)] == [1, 2, 2]
     with pytest.raises(StopIteration):
         versions.at(2)
     versions.add(7, sources[3])  # the same step again: the later one holds
     assert versions.at(7) is versions.newest is sources[3]
-    with pytest.raises(ValueError, match="from step 4 behind one from step 7"):
+    with pytest.raises(ValueError, match="from step 4 cannot follow a version from step 7"):
         versions.add(4, sources[0])
 
 
@@ -143,5 +144,5 @@ def test_steps_are_looked_at_where_they_are_known() -> None:
     check_refresh(RefreshConfig(), DataConfig(), 1)
     check_refresh(RefreshConfig(10), data, None)
     check_refresh(RefreshConfig(10), data, 11)
-    with pytest.raises(ConfigError, match="after 10 of 10 steps"):
+    with pytest.raises(ConfigError, match="no steps are left after the first refresh, at step 10 of 10"):
         check_refresh(RefreshConfig(10), data, 10)

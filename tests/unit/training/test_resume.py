@@ -24,7 +24,7 @@ from raytriever.training.checkpoint import (
     read_slices,
     read_state,
 )
-from raytriever.training.loop import Assignment, train
+from raytriever.training.loop import TrainingSetup, train
 
 STEPS = 6
 # The temperature is learnt and dropout drawn: both must come back, and the schedule still falls.
@@ -57,7 +57,7 @@ class Killed(BaseException):
     """As sudden as a signal."""
 
 
-def parameters(work: Assignment) -> dict[str, torch.Tensor]:
+def parameters(work: TrainingSetup) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
 
@@ -80,29 +80,29 @@ def measured(told: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float |
     return {step: tuple(values.get(name) for name in names) for step, values in told.items()}
 
 
-def die_at(work: Assignment, heard: Heard, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
+def die_at(work: TrainingSetup, heard: Heard, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
     """Train until step `at`, and die there.
 
     Args:
         where: `step`, when the update is done; `look`, after a look and before anything is copied; `save`, when the
             checkpoint is being written.
     """
-    save = loop.Saver.save
+    save = loop.CheckpointWriter.save
 
     def listen(step: int, told: Mapping[str, float]) -> None:
         if step == at and where == ("look" if "dev_loss" in told else "step"):
             raise Killed
         heard.step(step, told)
 
-    def save_or_die(saver: loop.Saver, slices: object, state: State) -> None:
-        save(saver, slices, state)
+    def save_or_die(writer: loop.CheckpointWriter, slices: object, state: State) -> None:
+        save(writer, slices, state)
         if state.progression.step >= at and where == "save":  # one that is not a best one may have been put off
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Saver, "save", save_or_die)
+        patch.setattr(loop.CheckpointWriter, "save", save_or_die)
         with pytest.raises(Killed):
-            train(dataclasses.replace(work, listener=listen))
+            train(dataclasses.replace(work, on_metrics=listen))
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def whole(make_assignment, tmp_path: Path) -> Callable[..., Whole]:
     return run
 
 
-def assert_ends_alike(work: Assignment, heard: Heard, told: Mapping[int, dict[str, float]], whole: Whole) -> None:
+def assert_ends_alike(work: TrainingSetup, heard: Heard, told: Mapping[int, dict[str, float]], whole: Whole) -> None:
     """Train on, to the end of the run that was never interrupted, saying all that it said and nothing else."""
     assert train(work) == whole.progression
     assert_same(parameters(work), whole.parameters)
@@ -150,7 +150,7 @@ def test_interrupted_anywhere_it_ends_alike(
     again, heard_again = make_assignment(**SETTINGS)
     assert_ends_alike(again, heard_again, heard.steps, expected)
     saved = at if where == "save" else (at - 1) // 2 * 2
-    assert heard_again.notices == ([f"continuing after step {saved}"] if saved else [])
+    assert heard_again.notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
@@ -230,12 +230,12 @@ def test_a_torn_newest_is_named_once_and_the_one_before_is_used(make_assignment,
     assert_ends_alike(again, heard, heard_first.steps, expected)
     assert len(heard.notices) == 2
     assert heard.notices[0].startswith(f"{file}: torn")
-    assert heard.notices[1] == f"continuing after {before.name.replace('-', ' ')}"
+    assert heard.notices[1] == f"Resumed from checkpoint {before.name}."
 
 
-def written(saver: loop.Saver) -> None:
-    if saver._thread is not None:
-        saver._thread.join()
+def written(writer: loop.CheckpointWriter) -> None:
+    if writer._thread is not None:
+        writer._thread.join()
 
 
 def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +245,10 @@ def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, mo
     work, heard = make_assignment(**settings)
     with monkeypatch.context() as patient:
         # However slow the disk, every look is saved, not only those at which no checkpoint is being written.
-        standing = loop.Saver.standing
-        patient.setattr(loop.Saver, "standing", lambda saver, *asked: (written(saver), standing(saver, *asked))[1])
+        status = loop.CheckpointWriter.status
+        patient.setattr(
+            loop.CheckpointWriter, "status", lambda writer, *asked: (written(writer), status(writer, *asked))[1]
+        )
         die_at(work, heard, patient, 8, "step")
     newest, _ = newest_checkpoint(work.folder)
     progression = read_state(newest).progression
@@ -256,7 +258,7 @@ def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, mo
     again, heard_again = make_assignment(**settings)
     found = train(again)
     assert heard_again.notices[0].startswith(f"{file}: torn")
-    assert heard_again.notices[0].endswith("; the best from here on counts")
+    assert heard_again.notices[0].endswith("The best checkpoint is chosen from later ones.")
     looks = {step: told["dev_loss"] for step, told in heard_again.steps.items()}
     assert found.best_step == min(looks, key=looks.__getitem__) > progression.step
 
@@ -264,10 +266,10 @@ def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, mo
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"data_digest": "other"}, "its data is 'one' and here 'other'"),
-        ({"seed": 9}, "its training.seed is 0 and here 9"),
-        ({"loss": LossConfig("infonce", 0.07, True)}, "its loss.temperature is 0.05 and here 0.07"),
-        ({"total_steps": 9}, "its total_steps is 6 and here 9"),
+        ({"data_digest": "other"}, "was made with data 'one', but this run has 'other'"),
+        ({"seed": 9}, "was made with training.seed 0, but this run has 9"),
+        ({"loss": LossConfig("infonce", 0.07, True)}, "was made with loss.temperature 0.05, but this run has 0.07"),
+        ({"total_steps": 9}, "was made with total_steps 6, but this run has 9"),
         ({"towers": "separate"}, "is of another model"),
     ],
 )
@@ -293,7 +295,7 @@ def test_how_a_run_is_carried_out_may_change(make_assignment, monkeypatch: pytes
     die_at(work, heard, monkeypatch, 5, "step")
     again, heard_again = make_assignment(**SETTINGS, keep=3, checkpoint_steps=2, grad_cache_chunk=7)
     train(again)
-    assert heard_again.notices == ["continuing after step 4"]
+    assert heard_again.notices == ["Resumed from checkpoint step-4."]
 
 
 def test_a_disk_that_fills_up_ends_the_run_in_one_line(make_assignment, small_disk: Path) -> None:

@@ -26,7 +26,7 @@ from raytriever.training.checkpoint import (
     read_slices,
     read_state,
 )
-from raytriever.training.checkpoint_writer import Saver
+from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 CPU = torch.device("cpu")
@@ -98,17 +98,17 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> Event:
 
 def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back: Event) -> None:
     mine = slices(1.0)
-    with Saver(tmp_path, ALONE, CPU, 1, writes=True) as saver:
-        saver.save(mine, state(1))
+    with CheckpointWriter(tmp_path, ALONE, CPU, 1, has_state=True) as writer:
+        writer.save(mine, state(1))
         for one in mine:
             one.values.fill_(2.0)  # the next step, while nothing is written yet
-        assert saver.standing().writing
+        assert writer.status().writing
         assert newest_checkpoint(tmp_path) == (None, [])
         held_back.set()
-        saver.settle()
-        assert not saver.standing().writing
+        writer.wait()
+        assert not writer.status().writing
         assert saved_value(tmp_path / "step-1") == 1.0
-        saver.save(mine, state(2))
+        writer.save(mine, state(2))
     assert saved_value(tmp_path / "step-2") == 2.0  # leaving waits for what was begun
     assert read_state(tmp_path / "step-2") == state(2)
 
@@ -120,13 +120,13 @@ def test_a_checkpoint_is_committed_when_what_was_told_of_it_is_kept(tmp_path: Pa
         assert step == 4
         assert kept.wait(60)
 
-    with Saver(tmp_path, ALONE, CPU, 1, True, heard) as saver:
-        saver.save(slices(1.0), state(4))
+    with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, heard) as writer:
+        writer.save(slices(1.0), state(4))
         time.sleep(0.2)
-        assert saver.standing().writing
+        assert writer.status().writing
         assert not (tmp_path / "step-4").exists()
         kept.set()
-        saver.settle()
+        writer.wait()
         assert saved_value(tmp_path / "step-4") == 1.0
 
 
@@ -134,25 +134,25 @@ def test_a_checkpoint_of_which_nobody_keeps_what_was_told_does_not_stand(tmp_pat
     def heard(step: int) -> None:
         raise RuntimeError("the driver listens no more")
 
-    with Saver(tmp_path, ALONE, CPU, 1, True, heard) as saver:
-        saver.save(slices(1.0), state(4))
+    with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, heard) as writer:
+        writer.save(slices(1.0), state(4))
         with pytest.raises(RuntimeError, match="listens no more"):
-            saver.settle()
+            writer.wait()
     assert newest_checkpoint(tmp_path)[0] is None
 
 
 def test_all_know_what_each_took(tmp_path: Path) -> None:
     def run(workers: Threads) -> tuple[float, ...]:
-        with Saver(tmp_path, workers, CPU, 1, workers.rank == 0) as saver:
-            return saver.standing(seconds=0.5 + workers.rank).seconds
+        with CheckpointWriter(tmp_path, workers, CPU, 1, workers.rank == 0) as writer:
+            return writer.status(seconds=0.5 + workers.rank).seconds
 
     assert together(3, run) == [(0.5, 1.5, 2.5)] * 3
 
 
 def test_one_is_written_at_a_time(tmp_path: Path) -> None:
-    with Saver(tmp_path, ALONE, CPU, 10, writes=True) as saver:
+    with CheckpointWriter(tmp_path, ALONE, CPU, 10, has_state=True) as writer:
         for step in range(1, 8):
-            saver.save(slices(float(step)), state(step))
+            writer.save(slices(float(step)), state(step))
             # The copy is made in memory that the one before was written from.
             for earlier in range(1, step):
                 assert saved_value(tmp_path / f"step-{earlier}") == earlier
@@ -161,8 +161,8 @@ def test_one_is_written_at_a_time(tmp_path: Path) -> None:
 
 def test_the_clock_is_told_to_all() -> None:
     def run(workers: Threads) -> list[bool]:
-        with Saver(Path("none"), workers, CPU, 1, writes=True) as saver:
-            return [saver.standing(due=workers.rank == first).due for first in (0, 1, 2)]
+        with CheckpointWriter(Path("none"), workers, CPU, 1, has_state=True) as writer:
+            return [writer.status(due=workers.rank == first).due for first in (0, 1, 2)]
 
     assert together(2, run) == [[True, False, False]] * 2
 
@@ -173,11 +173,11 @@ def test_workers_write_one_checkpoint_together(tmp_path: Path, writers: tuple[bo
 
     def run(workers: Threads) -> None:
         writes = writers[workers.rank]
-        with Saver(tmp_path, workers, CPU, 1, writes) as saver:
+        with CheckpointWriter(tmp_path, workers, CPU, 1, writes) as writer:
             for step in (1, 2):
                 mine = slices(float(step), places.index(workers.rank), len(places)) if writes else ()
-                saver.save(mine, state(step))
-            saver.settle()
+                writer.save(mine, state(step))
+            writer.wait()
             # Every worker sees it stand when it goes on.
             assert saved_value(tmp_path / "step-2") == 2.0
 
@@ -196,13 +196,13 @@ def test_nothing_stands_before_every_part_is_there(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(saving, "write_slices", wait)
 
     def run(workers: Threads) -> None:
-        with Saver(tmp_path, workers, CPU, 1, writes=True) as saver:
-            saver.save(slices(1.0, workers.rank, 2), state(1))
+        with CheckpointWriter(tmp_path, workers, CPU, 1, has_state=True) as writer:
+            writer.save(slices(1.0, workers.rank, 2), state(1))
             for _ in range(20):
-                assert saver.standing().writing
+                assert writer.status().writing
                 assert newest_checkpoint(tmp_path) == (None, [])
             gate.set()
-            saver.settle()
+            writer.wait()
             assert saved_value(tmp_path / "step-1") == 1.0
 
     assert together(2, run) == [None] * 2
@@ -222,11 +222,11 @@ def test_what_one_worker_could_not_write_ends_all_and_leaves_the_one_before(
     monkeypatch.setattr(saving, "write_slices", fail)
 
     def run(workers: Threads) -> None:
-        with Saver(tmp_path, workers, CPU, 1, writes=True) as saver:
+        with CheckpointWriter(tmp_path, workers, CPU, 1, has_state=True) as writer:
             for step in (1, 2):
-                saver.save(slices(float(step), workers.rank, 2), state(step))
+                writer.save(slices(float(step), workers.rank, 2), state(step))
             for _ in range(500):
-                saver.standing()
+                writer.status()
                 time.sleep(0.01)
 
     told = together(2, run)
@@ -243,21 +243,21 @@ def test_a_defect_of_the_writer_keeps_its_type(tmp_path: Path, monkeypatch: pyte
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr(saving, "write_state", fail)
-    with Saver(tmp_path, ALONE, CPU, 1, writes=True) as saver:
-        saver.save(slices(1.0), state(1))
+    with CheckpointWriter(tmp_path, ALONE, CPU, 1, has_state=True) as writer:
+        writer.save(slices(1.0), state(1))
         with pytest.raises(ZeroDivisionError, match="a defect"):
-            saver.settle()
+            writer.wait()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, small_disk: Path) -> None:
     folder = small_disk / "checkpoints"
-    with Saver(folder, ALONE, CPU, 1, writes=True) as saver:
+    with CheckpointWriter(folder, ALONE, CPU, 1, has_state=True) as writer:
         if small_disk.is_mount():
-            saver.save(slices(1.0, count=60), state(1))
-            saver.settle()
-        saver.save(slices(2.0, count=60000), state(2, best=1))
+            writer.save(slices(1.0, count=60), state(1))
+            writer.wait()
+        writer.save(slices(2.0, count=60000), state(2, best=1))
         with pytest.raises(StorageError, match=r"checkpoints/step-2: no space left on the disk; free some space"):
-            saver.settle()
+            writer.wait()
     if small_disk.is_mount():
         assert newest_checkpoint(folder) == (folder / "step-1", [])
         assert [path.name for path in folder.iterdir()] == ["step-1"]

@@ -1,4 +1,4 @@
-"""Naming the worker that holds up the others."""
+"""Detection of a slow worker."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def test_the_slowest_is_measured_against_the_median_of_the_others() -> None:
     [([1.0, 1.31], True), ([1.0, 1.29], False), ([0.01, 0.025], False), ([0.01, 0.05], True), ([1.0, 1.0], False)],
 )
 def test_a_third_more_is_news_where_it_costs_anything(seconds: list[float], news: bool) -> None:
-    assert slowest(seconds).holds_up is news
+    assert slowest(seconds).is_relevant is news
 
 
 def watched(*windows: list[float]) -> tuple[list[str], list[dict[str, float]]]:
     notices: list[str] = []
     watch = StragglerWatch(["n0", "n1", "n2"], notices.append)
-    watch.look([9.0, 0.0, 0.0])  # the first step counts for nobody
-    return notices, [told for window in windows for _ in range(WINDOW) if (told := watch.look(window))]
+    watch.update([9.0, 0.0, 0.0])  # the first step counts for nobody
+    return notices, [told for window in windows for _ in range(WINDOW) if (told := watch.update(window))]
 
 
 def test_who_is_slow_is_named_once_with_its_host_until_it_is_over() -> None:
     slow, even = [1.0, 1.5, 1.0], [1.0, 1.1, 1.0]
     notices, told = watched(slow, slow, even, even, slow, [2.0, 1.0, 1.0])
     assert [notice.split(":")[0] for notice in notices] == [
-        "worker 1 on n1 holds up the others",
-        "worker 1 on n1 holds up nobody any more",
-        "worker 1 on n1 holds up the others",
-        "worker 0 on n0 holds up the others",
+        "Worker 1 on n1 is slow",
+        "Worker 1 on n1 is no longer slow.",
+        "Worker 1 on n1 is slow",
+        "Worker 0 on n0 is slow",
     ]
     assert "0.5 s a step, 50%, more than their median over 20 steps" in notices[0]
     assert [one["slowest_worker"] for one in told] == [1, 1, 1, 1, 1, 0]
@@ -50,10 +50,10 @@ def test_one_slow_step_is_no_straggler() -> None:
     notices: list[str] = []
     watch = StragglerWatch(["n0", "n1"], notices.append)
     for step in range(3 * WINDOW):
-        watch.look([0.1, 0.5 if step == WINDOW else 0.1])
+        watch.update([0.1, 0.5 if step == WINDOW else 0.1])
     assert not notices
 
 
 def test_a_worker_alone_holds_up_nobody() -> None:
     watch = StragglerWatch(host_names(ALONE, torch.device("cpu")), lambda _: pytest.fail("told"))
-    assert not any(watch.look([float(step)]) for step in range(3 * WINDOW))
+    assert not any(watch.update([float(step)]) for step in range(3 * WINDOW))

@@ -22,10 +22,10 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.loop import Assignment, train
-from raytriever.training.training_data import Material, tokenisation_of
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.training_data import TrainingData, tokenisation_of
 
-Make = Callable[..., tuple[Assignment, object]]
+Make = Callable[..., tuple[TrainingSetup, object]]
 TAUGHT = (
     LossConfig("kl", temperature=0.1),
     LossConfig("margin-mse", temperature=0.1, learn_temperature=True),
@@ -43,7 +43,7 @@ def score(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
 def taught(make_assignment: Make, tiny_dataset: Path) -> Make:
     """Five hard negatives a training query, all scored but the last; three a group."""
 
-    def make(**settings: object) -> tuple[Assignment, object]:
+    def make(**settings: object) -> tuple[TrainingSetup, object]:
         work, heard = make_assignment(negatives_per_query=3, **settings)
         dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(work.retriever))
         queries, shift = np.repeat(np.arange(96), 5), np.tile(np.arange(1, 6), 96)
@@ -103,7 +103,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(taught: Make, loss: LossCon
                 raise Killed
             heard.step(step, measured)
 
-        train(dataclasses.replace(work, listener=hear))
+        train(dataclasses.replace(work, on_metrics=hear))
         return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
     whole = run(tmp_path / "whole")
@@ -123,9 +123,9 @@ def scores(tmp_path: Path) -> Path:
     return tmp_path / "scores.parquet"
 
 
-def open_material(encoder: Path, dataset: Path, **settings: object) -> Material:
+def open_material(encoder: Path, dataset: Path, **settings: object) -> TrainingData:
     config = DataConfig(dataset=str(dataset), negatives_per_query=1, **settings)
-    return Material.open(
+    return TrainingData.open(
         config.datasets, config, tokenisation_of(load_retriever(ModelConfig(str(encoder)))), 16, seed=0
     )
 

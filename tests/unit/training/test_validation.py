@@ -13,18 +13,18 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.training import background
 from raytriever.training.checkpoint import Progression
 from raytriever.training.config import TrainingConfig, metric_name
-from raytriever.training.loop import Assignment, train
-from raytriever.training.validation import validator as validation
+from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.validation.config import ValidationConfig, check_validation
 from raytriever.training.validation.records import (
     Record,
     Stop,
-    judge,
     read_records,
     read_stop,
     record_path,
+    summarize,
     write_record,
 )
 
@@ -38,7 +38,7 @@ NAN = float("nan")
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits asks again at once: the scripted evaluator counts questions, not seconds."""
-    monkeypatch.setattr(validation, "WAIT_SECONDS", 0.0005)
+    monkeypatch.setattr(background, "POLL_SECONDS", 0.0005)
 
 
 class Killed(BaseException):
@@ -72,7 +72,7 @@ class Run:
         metric: str = "ndcg_at_10",
         steps: int = STEPS,
         **more: object,
-    ) -> tuple[Assignment, Progression | None]:
+    ) -> tuple[TrainingSetup, Progression | None]:
         """One life, killed when a step or an evaluation is told of, before that is saved; the run's end without it."""
         script = {name: more.pop(name) for name in ("values", "lag", "fails", "before") if name in more}
         evaluator = ScriptedEvaluator(self.evaluations, **script)
@@ -88,7 +88,9 @@ class Run:
             if (step == die_at and "loss" in measured) or (step == die_at_evaluation and "dev/weights" in measured):
                 raise Killed
 
-        work = dataclasses.replace(work, listener=listen, validation=plan(evaluator, listen, behind, told=told))
+        work = dataclasses.replace(
+            work, on_metrics=listen, validation=plan(evaluator, listen, behind, last_logged_step=told)
+        )
         progression = None
         if die_at or die_at_evaluation:
             with pytest.raises(Killed):
@@ -107,11 +109,11 @@ def begin(make_assignment, tmp_path: Path) -> Callable[[str], Run]:
     return lambda name: Run(make_assignment, tmp_path / name)
 
 
-def weights_of(work: Assignment) -> dict[str, torch.Tensor]:
+def weights_of(work: TrainingSetup) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
 
-def assert_left(work: Assignment, run: Run, step: int) -> None:
+def assert_left(work: TrainingSetup, run: Run, step: int) -> None:
     """The weights left in the retriever are those of the checkpoint."""
     saved = load_file(run.folder / "checkpoints" / f"step-{step}" / "weights-0-of-1.safetensors")
     for name, value in weights_of(work).items():
@@ -175,7 +177,7 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
     assert 8 <= stop.at <= STEPS
     assert max(run.curve("loss")) == progression.step == stop.at
     assert run.checkpoints == {"step-4", f"step-{stop.at}"}
-    assert [line for line in run.notices if "not got better since step 4" in line]
+    assert [line for line in run.notices if "not improved since step 4" in line]
 
 
 @pytest.mark.parametrize("patience", [2, pytest.param(9, marks=pytest.mark.slow)])
@@ -245,7 +247,8 @@ def test_a_failed_evaluation_is_told_and_ends_nothing(begin: Callable[[str], Run
     assert progression is not None
     assert (progression.step, progression.best_step) == (STEPS, 8)
     assert (
-        run.notices.count("the evaluation of step 4 failed (the evaluator is gone); training goes on without it") == 1
+        run.notices.count("The validation of step 4 failed (the evaluator is gone). Training continues without it.")
+        == 1
     )
     assert sorted(run.curve("dev/ndcg_at_10")) == [2, 6, 8, 10]
 
@@ -277,7 +280,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]
     _, progression = run.live(values=VALUES)
     assert progression is not None
     assert progression.best_step == 12
-    assert [line for line in run.notices if "step-4" in line and "best from here on counts" in line]
+    assert [line for line in run.notices if "step-4" in line and "best checkpoint is chosen from the others" in line]
 
 
 def test_a_broken_checkpoint_of_a_later_step_is_not_evaluated(begin: Callable[[str], Run]) -> None:
@@ -297,7 +300,7 @@ def test_other_dev_data_and_a_torn_record_are_refused(begin: Callable[[str], Run
     work, _ = run.live(values=VALUES, steps=4)
     assert work.validation is not None
     other = dataclasses.replace(work, validation=dataclasses.replace(work.validation, digest="others"))
-    with pytest.raises(StorageError, match="its dev data is 'letters' and here 'others'"):
+    with pytest.raises(StorageError, match="was made with dev data 'letters', but this run has 'others'"):
         train(other)
     record_path(run.evaluations, 2).write_text("{")
     with pytest.raises(StorageError, match=r"step-2.json: is torn or changed"):
@@ -321,18 +324,18 @@ def test_other_dev_data_and_a_torn_record_are_refused(begin: Callable[[str], Run
 def test_verdicts(
     values: dict[int, float], patience: int, min_delta: float, best: int, without: int, decided: int | None
 ) -> None:
-    found = judge(values, patience, min_delta)
-    assert (found.best_step, found.looks_without, found.decided) == (best, without, decided)
+    found = summarize(values, patience, min_delta)
+    assert (found.best_step, found.validations_without, found.decided) == (best, without, decided)
 
 
 def test_the_dev_loss_has_to_be_better_by_enough_too() -> None:
     looks = Progression()
     for step, loss in enumerate((1.0, 0.96, 0.93, 0.92), 1):
-        looks = looks.looked(step, loss, patience=3, min_delta=0.05)
+        looks = looks.after_validation(step, loss, patience=3, min_delta=0.05)
     # 0.93 is better than 1.0 by enough, 0.96 and 0.92 were not; the best is the best by however little.
     assert (looks.best_step, looks.best_loss, looks.looks_without, looks.stopped) == (4, 0.92, 1, False)
-    assert looks.looked(5, 0.91, 3, 0.05).looked(6, 0.9, 3, 0.05).stopped
-    assert not looks.looked(5, 0.91, 3, 0.05).looked(6, 0.87, 3, 0.05).stopped
+    assert looks.after_validation(5, 0.91, 3, 0.05).after_validation(6, 0.9, 3, 0.05).stopped
+    assert not looks.after_validation(5, 0.91, 3, 0.05).after_validation(6, 0.87, 3, 0.05).stopped
 
 
 def test_settings_that_have_no_effect_are_refused() -> None:

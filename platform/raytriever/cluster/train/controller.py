@@ -30,39 +30,40 @@ class Introduction(ControllerCallback):
 
 
 class Housekeeping(ControllerCallback, WorkerGroupCallback):
-    """Shuts a forgotten group down, before another one begins or the controller ends. Has to come before Ray Train's
-    own callbacks, after one of which that fails no other is told that there is a group; see `FIRST`."""
+    """Shutdown of a worker group that Ray Train has lost, before the next group starts or the controller ends.
+
+    It has to come before Ray Train's own callbacks: after one of them fails, the others are not called. See `FIRST`."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """There is a group, whose workers are not joined yet."""
+        """Remember the group, whose workers are not connected yet."""
         self._group = worker_group
 
     def after_worker_group_shutdown(self, worker_group_context: Any) -> None:
-        """There is none."""
+        """Forget the group."""
         self._group = None
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        """Another one is to begin."""
-        self._leave_none()
+        """Shut down the remembered group before another one starts."""
+        self._shut_down_group()
 
     async def before_controller_shutdown(self) -> None:
-        """None is to begin any more."""
-        self._leave_none()
+        """Shut down the remembered group; no other one will start."""
+        self._shut_down_group()
 
-    def _leave_none(self) -> None:
+    def _shut_down_group(self) -> None:
         if self._group is not None:
             self._group.shutdown()
 
 
-# In the environment of who makes the trainer: callbacks that come first.
+# Environment of the process that creates the trainer: callbacks that come before Ray Train's.
 FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name__}"}
 
 
 def end_controller(queue: Any) -> None:
-    """End the controller and with it its workers, where it has told of itself; nothing where nobody can be asked."""
+    """End the controller and its workers; does nothing where it has not started or the queue has ended."""
     try:
         controller = queue.controller()
         if controller is not None:
@@ -72,7 +73,7 @@ def end_controller(queue: Any) -> None:
 
 
 class Failures(UserCallback):
-    """Hears in Ray Train's controller of every group that failed, before the next one begins."""
+    """Record of failed worker groups, made in Ray Train's controller before the next group starts."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue

@@ -21,29 +21,28 @@ from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.config import OWN
 
-# Before the names of what checkpoints are worth.
-DEV = "dev/"
+DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 
 
 @dataclass(frozen=True)
 class DevSet:
-    """One data set that checkpoints are evaluated on.
+    """Data set that checkpoints are evaluated on.
 
     Args:
-        name: in the names of metrics, where there are several.
-        place: where any process opens it.
+        name: part of the names of metrics where there are several data sets.
+        path: path or URI that any process can open.
         split: whose queries are searched.
         digest: of its content.
     """
 
     name: str
-    place: str
+    path: str
     split: str
     digest: str
 
 
 def dev_protocol(best_metric: str) -> Protocol:
-    """What is measured of a checkpoint: the usual metrics, and the one that decides.
+    """Return the protocol of validations: the default metrics, and the one that decides.
 
     Raises:
         ConfigError: there is no such metric.
@@ -54,49 +53,49 @@ def dev_protocol(best_metric: str) -> Protocol:
     return Protocol(metrics=metrics)
 
 
-def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, say: Callable[[str], None]) -> tuple[DevSet, ...]:
-    """The dev data of a run, each data set opened once and held to what is to be measured on it.
+def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Callable[[str], None]) -> tuple[DevSet, ...]:
+    """Open the dev data of a run, each data set once, and check that its metrics can be computed.
 
     Args:
-        config: the experiment.
+        config: of the experiment.
         own: its data set, opened with its dev split.
-        run: how shards are made, where they must be.
-        say: hears of data sets, and of what figures would mislead.
+        run: prepares shards, where data sets are not prepared yet.
+        log: receives lines on data sets, and on figures that would mislead.
 
     Raises:
         UserError: no such data set or split, no query of it has a relevant document, two data sets have one name, or
-            it cannot give the metric.
+            the metric cannot be computed on it.
     """
     data, training = config.data, config.training
     sources = config.validation.sources(training.best_metric, data.dev_split)
     if not sources:
         return ()
     protocol = dev_protocol(training.best_metric)
-    found: dict[str, DevSet] = {}
+    dev_sets: dict[str, DevSet] = {}
     for name, split in sources:
         is_own = name == OWN or name == data.dataset
         if is_own and split == data.dev_split:
             dataset = own
         else:
-            place = data.dataset if name == OWN else name
-            dataset = open_dataset(place, [split], max_bad_rows=data.max_bad_rows, run=run, say=say)
+            path = data.dataset if name == OWN else name
+            dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, say=log)
         if is_own and split == data.test_split:
-            say(f"{dataset.name}: the best checkpoint is chosen on {split!r}, which is measured too: expect less of it")
+            log(f"{dataset.name}: the best checkpoint is chosen on {split!r}, the test split: its metrics are too high")
         _check(dataset, split, protocol, training.best_metric)
         label = safe_name(dataset.name)
-        if label in found:
-            raise ConfigError(f"two data sets are called {label!r}", "--eval-datasets", "give each once")
-        found[label] = DevSet(label, str(dataset.place), split, dataset.digest)
-    return tuple(found.values())
+        if label in dev_sets:
+            raise ConfigError(f"two data sets have the name {label!r}", "--eval-datasets", "give each data set once")
+        dev_sets[label] = DevSet(label, str(dataset.place), split, dataset.digest)
+    return tuple(dev_sets.values())
 
 
-def digest_of(sets: tuple[DevSet, ...], config: Config) -> str:
-    """Of all that decides the figures but the weights; empty where nothing is evaluated."""
-    if not sets:
+def digest_of(dev_sets: tuple[DevSet, ...], config: Config) -> str:
+    """Return the digest of everything but the weights that metrics depend on; empty where nothing is evaluated."""
+    if not dev_sets:
         return ""
-    parts = [[one.name, one.split, one.digest] for one in sets]
-    decides = [parts, asdict(dev_protocol(config.training.best_metric)), config.validation.eval_corpus]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+    contents = [[one.name, one.split, one.digest] for one in dev_sets]
+    settings = [contents, asdict(dev_protocol(config.training.best_metric)), config.validation.eval_corpus]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
 
 def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metric: str) -> None:
@@ -106,13 +105,11 @@ def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metri
         try:
             check_answers(dataset, split, judged.queries)
         except DataError as error:
-            told = f"{error.where}: {error.what}"
-            raise ConfigError(
-                told, where, "give another metric, or add answers.jsonl (docs/reference/formats.md)"
-            ) from error
+            remedy = "give another metric, or add answers.jsonl (docs/reference/formats.md)"
+            raise ConfigError(f"{error.where}: {error.what}", where, remedy) from error
     if best_metric != DEV_LOSS and read_best_metric(best_metric) in (AUC, QUERY_AUC):
         scored = judged.relevance.queries[judged.is_relevant & judged.is_in_corpus]
         relevant = np.bincount(scored, minlength=len(judged.queries))
         if (relevant >= len(dataset.documents)).all():
-            told = f"{dataset.name}, split {split!r}: every document is relevant to every query"
-            raise ConfigError(told, where, "give another metric")
+            every = f"{dataset.name}, split {split!r}: every document is relevant to every query"
+            raise ConfigError(every, where, "give another metric")

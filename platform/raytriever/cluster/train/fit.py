@@ -1,8 +1,8 @@
-"""Run `fit` of Ray Train or Ray Tune on its own thread, and repeat it where Ray Train gives up and need not.
+"""Run `fit` of Ray Train or Ray Tune on a thread, and repeat it where a worker died before training.
 
-On the main thread `fit` takes over Ctrl-C. Here an interruption reaches the waiting thread, which ends the fit before
-the Ray session ends; a process that is in a call to Ray then would crash. Ray Train restarts a group that failed during
-training or during its creation, but ends the fit when a worker dies in between."""
+On the main thread `fit` would handle Ctrl-C itself. On a thread of its own, an interruption reaches the waiting main
+thread, which ends `fit` before the Ray session ends; otherwise a call to Ray would crash the process. Ray Train
+restarts a group that failed during training or during its creation, but ends `fit` when a worker dies in between."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from raytriever.cluster.ray_private import forbid_auto_connect
 from raytriever.cluster.train.controller import end_controller
 from raytriever.interruption import check_interrupted
 
-LOOK_SECONDS = 0.2
-# A fit that is told to end has so long to do it.
-END_SECONDS = 10.0
+POLL_SECONDS = 0.2
+END_SECONDS = 10.0  # that `fit` has to end after a request
 
 
 class FitThread(threading.Thread):
-    """Runs `fit` once started; `failure` is what it ended with, None where it ended well or has not ended.
+    """Thread that runs `fit`; `failure` is its exception, None if it succeeded or has not ended.
 
     Args:
         fit: of a trainer or a tuner.
@@ -34,12 +33,12 @@ class FitThread(threading.Thread):
     def __init__(self, fit: Callable[[], object]) -> None:
         super().__init__(name="raytriever-fit", daemon=True)
         self._fit = fit
-        # Not asked of the thread: an interrupted `join` takes a thread for ended that is not (bpo-45274).
+        # An event of our own: an interrupted `join` marks a running thread as ended (bpo-45274).
         self._ended = threading.Event()
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Run it."""
+        """Run `fit`."""
         try:
             self._fit()
         except Exception as failure:  # for the caller's thread
@@ -48,32 +47,33 @@ class FitThread(threading.Thread):
             self._ended.set()
 
     def wait(self, broken: threading.Event) -> None:
-        """Come back when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where one was lost."""
-        while not broken.is_set() and not self._ended.wait(LOOK_SECONDS):
+        """Return when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where Python has lost one."""
+        while not broken.is_set() and not self._ended.wait(POLL_SECONDS):
             check_interrupted()
 
     def end(self, hurry: Callable[[], None]) -> None:
-        """Come back when `fit` has ended, or does not end in `END_SECONDS`.
+        """Return when `fit` has ended, or after `END_SECONDS`.
 
         Args:
-            hurry: has it end; called again and again, since there may be nothing to be ended yet.
+            hurry: ends `fit`; called repeatedly, because it may not have started yet.
         """
         until = time.monotonic() + END_SECONDS
         while not self._ended.is_set() and time.monotonic() < until:
             hurry()
-            self._ended.wait(LOOK_SECONDS)
-        if not self._ended.is_set():  # asked of a session that is over, Ray would start one
+            self._ended.wait(POLL_SECONDS)
+        if not self._ended.is_set():  # a call to Ray after the end of its session would start a new one
             forbid_auto_connect()
 
 
 def fit(make: Callable[[], TorchTrainer], events: OpenQueue) -> Exception | None:
-    """Fit until it ends, or until somebody else's mistake is heard of; what it failed with, or None.
-
-    An interruption ends it, and so does anything else that goes wrong here.
+    """Run `fit` until it ends or an event cannot be handled; an interruption ends it too.
 
     Args:
-        make: the trainer of one attempt.
+        make: makes the trainer of one attempt.
         events: event queue of the run; it decides whether the run may start again.
+
+    Returns:
+        The exception of `fit`; None if it succeeded.
     """
     while True:
         attempt = FitThread(make().fit)
@@ -84,8 +84,8 @@ def fit(make: Callable[[], TorchTrainer], events: OpenQueue) -> Exception | None
             attempt.end(lambda: end_controller(events.queue))
         if events.has_failed.is_set() or not _died_between(attempt.failure):
             return attempt.failure
-        end_controller(events.queue)  # else its process stays as long as its failure is held
-        events.queue.record_failure("a worker died before it could begin", process_died=True)
+        end_controller(events.queue)  # its process would live as long as its exception
+        events.queue.record_failure("a worker died before it could start training", process_died=True)
         if not events.queue.may_start():
             return attempt.failure
 

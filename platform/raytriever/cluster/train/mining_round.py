@@ -1,11 +1,12 @@
-"""Mine hard negatives once with the encoder in training: encode, search, filter, commit. Imports no Ray.
+"""One round of mining with the encoder in training: encode, search, filter, commit. Imports no Ray.
 
 negatives/rounds.json           state of each round (the refresh ledger)
-negatives/round-0001/           table of a round, as long as a run might resume with it
-negatives/embeddings/KEY/       embeddings of the running round; kept between rounds where it is rolling"""
+negatives/round-0001/           table of a round, while a run may resume with it
+negatives/embeddings/KEY/       embeddings of the running round; a rolling refresh keeps them between rounds"""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from raytriever.cluster.train.mining_table import RoundOfMining
+from raytriever.cluster.train.mining_table import TableMiner
 from raytriever.config import Config
 from raytriever.data.combine import combine
 from raytriever.data.dataset import RetrievalDataset
@@ -32,20 +33,20 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, Side, load_retriever
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
 from raytriever.training.refresh.config import ROLLING
+from raytriever.training.refresh.job import MiningResult
 from raytriever.training.refresh.ledger import remove_tables, round_path
-from raytriever.training.refresh.plan import Mined, rolling_rows
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 
 
 @dataclass(frozen=True)
 class SnapshotLoader:
-    """Loads the encoder of a snapshot; sent to whoever encodes.
+    """Loader of the encoder of a snapshot; sent to the encoders.
 
     Args:
-        model: the settings that training began with.
+        model: settings of the model at the start of training.
         seed: of the run.
-        precision: of encoding; None for what the device is fastest at.
+        precision: of encoding; None for the fastest of the device.
     """
 
     model: ModelConfig
@@ -53,7 +54,7 @@ class SnapshotLoader:
     precision: str | None
 
     def __call__(self, snapshot: Snapshot) -> Retriever:
-        """Onto a GPU where this process has one."""
+        """Load the encoder on the GPU of this process, if it has one."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         retriever = load_retriever(self.model).to(device)
         prepare_for_training(retriever, self.model, self.seed)
@@ -64,40 +65,38 @@ class SnapshotLoader:
         return speed_up(retriever) if device.type == "cpu" and not self.model.lora_rank else retriever
 
 
-# Encodes the missing shards of a store of a data set that stands somewhere, wherever it likes.
+# Encodes the missing shards of a store, of the data set at a path, on any process.
 Encode = Callable[[StoreWriter, SnapshotLoader, str, list[int]], None]
 
 
 class MiningRounds:
-    """All rounds of a run.
+    """Rounds of mining of a run.
 
     Args:
-        config: the experiment.
-        places: where its data sets stand prepared.
-        folder: of the rounds, beside that of the checkpoints.
-        first: the table training began with, where rows of it stay in every round's.
+        config: of the experiment.
+        paths: paths or URIs of its prepared data sets.
+        folder: of the rounds, next to that of the checkpoints.
+        first: the table that training began with, where every round keeps rows of it; otherwise None.
     """
 
-    def __init__(self, config: Config, places: list[str], folder: Path, first: NegativesTable | None) -> None:
+    def __init__(self, config: Config, paths: list[str], folder: Path, first: NegativesTable | None) -> None:
         self._config, self._folder = config, folder
         self._load = SnapshotLoader(config.model, config.training.seed, config.training.precision)
-        self._datasets = [_with_all_splits(place, config.data.train_split) for place in places]
+        self._datasets = [_with_all_splits(path, config.data.train_split) for path in paths]
         self._width = load_retriever(config.model).width
         refresh = config.refresh
-        self._mining = RoundOfMining(
-            self._datasets, config.data.train_split, refresh.mining, config.training.seed, first
-        )
+        self._mining = TableMiner(self._datasets, config.data.train_split, refresh.mining, config.training.seed, first)
 
-    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> Mined:
-        """Do one round, or the rest of it.
+    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> MiningResult:
+        """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
 
         Args:
-            number: of the round; its table stands afterwards, in place of any other of that number.
+            number: of the round.
             snapshot: the weights.
             encode: encodes shards with these weights.
 
         Raises:
-            UserError: something a user can mend.
+            UserError: something that the user can correct.
         """
         began = time.monotonic()
         remove_tables(self._folder, self._folder.parent / CHECKPOINTS)
@@ -105,33 +104,33 @@ class MiningRounds:
         key = digest_of(snapshot)
         self._remove_but(ROLLING if rolling else "", key)
         embeddings, encoded = [], 0
-        for place, dataset in enumerate(self._datasets):
+        for index, dataset in enumerate(self._datasets):
             if rolling:
-                self._roll(place, dataset, number)
-            documents, count = self._store(place, dataset, "passage", ROLLING if rolling else key, encode)
-            queries, more = self._store(place, dataset, "query", key, encode)
-            wanted = dataset.positives(self._config.data.train_split).queries
-            embeddings.append(Embeddings(queries.read(wanted), documents))
+                self._roll(index, dataset, number)
+            documents, count = self._store(index, dataset, "passage", ROLLING if rolling else key, encode)
+            queries, more = self._store(index, dataset, "query", key, encode)
+            trained_queries = dataset.positives(self._config.data.train_split).queries
+            embeddings.append(Embeddings(queries.read(trained_queries), documents))
             encoded += count + more
         then = time.monotonic()
-        table, told = self._mining.table(number, embeddings)
+        table, metrics = self._mining.table(number, embeddings)
         write_negatives(round_path(self._folder, number), table, combine(self._datasets), replace=True)
         self._remove_but(ROLLING if rolling else "")
-        told |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
-        return Mined(told | {"refresh_mine_seconds": time.monotonic() - then})
+        metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
+        return MiningResult(metrics | {"refresh_mine_seconds": time.monotonic() - then})
 
-    def _roll(self, place: int, dataset: RetrievalDataset, number: int) -> None:
-        """Remove the shards whose turn it is, unless some are missing anyway: of the first round, or one cut short."""
-        work = self._work(place, dataset, "passage", ROLLING)
+    def _roll(self, index: int, dataset: RetrievalDataset, number: int) -> None:
+        """Remove the shards whose turn it is, unless shards are missing, as in the first or an interrupted round."""
+        work = self._work(index, dataset, "passage", ROLLING)
         if not work.missing():
             for shard in rolling_rows(work.plan.shards, self._config.refresh.refresh_share, number - 1):
                 shutil.rmtree(shard_folder(work.path, shard))
 
     def _store(
-        self, place: int, dataset: RetrievalDataset, side: Side, key: str, encode: Encode
+        self, index: int, dataset: RetrievalDataset, side: Side, key: str, encode: Encode
     ) -> tuple[EmbeddingStore, int]:
-        """The embeddings of one side, and how many of them were encoded now."""
-        work = self._work(place, dataset, side, key)
+        """Return the embeddings of one side, and the number of them that this round encoded."""
+        work = self._work(index, dataset, side, key)
         work.begin()
         missing = work.missing()
         if missing:
@@ -139,12 +138,12 @@ class MiningRounds:
         texts = dataset.passages() if side == "passage" else dataset.queries.texts
         return work.finish(dataset.name, texts), sum(len(work.plan.rows_of(shard)) for shard in missing)
 
-    def _work(self, place: int, dataset: RetrievalDataset, side: Side, key: str) -> StoreWriter:
+    def _work(self, index: int, dataset: RetrievalDataset, side: Side, key: str) -> StoreWriter:
         model, texts = self._config.model, dataset.documents if side == "passage" else dataset.queries
         rows = shard_rows(len(texts))
-        if key == ROLLING:  # so small that every turn has some
+        if key == ROLLING:  # small enough for every turn to have a shard
             rows = max(1, min(rows, int(len(texts) * self._config.refresh.refresh_share)))
-        # Settings of reading texts are those of the run all through, and decide nothing within it.
+        # Settings of reading texts are the same in the whole run, so the plan leaves them empty.
         plan = EmbeddingPlan(
             model=model.model,
             model_digest=key,
@@ -161,17 +160,17 @@ class MiningRounds:
             width=self._width,
             shard_rows=rows,
         )
-        return StoreWriter(self._folder / EMBEDDINGS / key / f"{place}-{side}", plan)
+        return StoreWriter(self._folder / EMBEDDINGS / key / f"{index}-{side}", plan)
 
     def _remove_but(self, *kept: str) -> None:
-        """Remove the embeddings of rounds that are over, or were given up."""
-        for there in (self._folder / EMBEDDINGS).glob("*"):
-            if there.name not in kept:
-                shutil.rmtree(there, ignore_errors=True)
+        """Remove the embeddings of all rounds but the kept ones."""
+        for path in (self._folder / EMBEDDINGS).glob("*"):
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def digest_of(snapshot: Snapshot) -> str:
-    """Sixteen hexadecimal digits over the weights."""
+    """Return sixteen hexadecimal digits of the SHA-256 of the weights."""
     state = sha256()
     for name in sorted(snapshot):
         state.update(name.encode())
@@ -179,6 +178,19 @@ def digest_of(snapshot: Snapshot) -> str:
     return state.hexdigest()[:16]
 
 
-def _with_all_splits(place: str, split: str) -> RetrievalDataset:
-    """A prepared data set with the judgements of all its splits: they tell of false negatives."""
-    return open_dataset(place, [split, *splits_of(fetched(place) or Path(place))])
+def _with_all_splits(path: str, split: str) -> RetrievalDataset:
+    """Return a prepared data set with the judgements of all its splits, which show false negatives."""
+    return open_dataset(path, [split, *splits_of(fetched(path) or Path(path))])
+
+
+def rolling_rows(documents: int, share: float, turn: int) -> range:
+    """Return the documents of one turn of a rolling refresh: contiguous, and in `ceil(1 / share)` turns all of them.
+
+    Args:
+        documents: number of documents in the corpus.
+        share: of the corpus in one turn, in (0, 1].
+        turn: counted from 0.
+    """
+    turns = math.ceil(1 / share)
+    index = turn % turns
+    return range(index * documents // turns, (index + 1) * documents // turns)

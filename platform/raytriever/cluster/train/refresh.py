@@ -1,14 +1,13 @@
-"""Refresh hard negatives during training: a miner actor with encoder actors of its own.
+"""Refresh of hard negatives on the cluster: a miner actor with encoder actors of its own.
 
-Weights go through the object store, once per node; a round writes embeddings shard by shard, searches, filters and
-commits the round's table to the run directory. Encoders live from round to round. An encoder that dies starts again and
-repeats its shard; a miner that dies starts elsewhere and finds the committed shards. Training waits only where the
-settings say so, and keeps its table when a round fails."""
+Weights go through the object store, once per node. A round writes embeddings shard by shard, searches, filters and
+commits its table to the run directory. Encoders are kept between rounds. An encoder that dies restarts and repeats its
+shard; a miner that dies restarts, possibly on another node, and uses the committed shards."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 import ray
 import torch
 
-from raytriever.cluster.gauges import Gauges, run_label
+from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
@@ -26,43 +25,41 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError
-from raytriever.losses.engine.workers import Workers
+from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.config import SYNC
-from raytriever.training.refresh.plan import Mined, RefreshPlan
-from raytriever.training.training_data import Material
+from raytriever.training.refresh.job import MiningResult
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is encoded.
+class EncodingTask:
+    """Task of the encoders: one store, encoded with one snapshot of the weights.
 
     Args:
-        number: another for another store or other weights.
-        work: the store.
+        number: unique among the tasks of a run.
+        store: of the embeddings.
         load: loads the encoder of a snapshot.
-        place: where the data set stands.
+        dataset: path or URI of the prepared data set.
     """
 
     number: int
-    work: StoreWriter
+    store: StoreWriter
     load: SnapshotLoader
-    place: str
+    dataset: str
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class Encoder:
-    """Encodes shards, one at a time, of one task after another."""
+    """Actor that encodes shards, one at a time."""
 
-    def __init__(self, workplace: DriverContext) -> None:
-        workplace.enter()
+    def __init__(self, driver: DriverContext) -> None:
+        driver.enter()
         self._task = -1
         self._encode: ShardEncoder | None = None
 
-    def encode(self, task: Task, snapshot: Snapshot, shard: int) -> UserError | None:
-        """Encode and commit one shard; answers what a user can mend, which Ray would wrap if it were raised."""
+    def encode(self, task: EncodingTask, snapshot: Snapshot, shard: int) -> UserError | None:
+        """Encode and commit one shard; returns a user error, because Ray would wrap an error that is raised."""
         if self._encode is None or self._task != task.number:
-            self._encode = ShardEncoder(task.work, partial(task.load, snapshot), task.place)
+            self._encode = ShardEncoder(task.store, partial(task.load, snapshot), task.dataset)
             self._task = task.number
         try:
             self._encode(shard)
@@ -71,12 +68,12 @@ class Encoder:
         return None
 
 
-class Encoders:
-    """A pool that grows with the shards there are to encode, and shrinks when a round is over.
+class EncoderPool:
+    """Pool of encoders that grows with the number of shards, and shrinks after a round.
 
     Args:
-        fewest, most: how many stay, and how many there may be.
-        gpus: of each.
+        fewest, most: number of encoders between rounds, and at most.
+        gpus: of each encoder.
     """
 
     def __init__(self, fewest: int, most: int, gpus: float) -> None:
@@ -84,150 +81,132 @@ class Encoders:
         self._actors: list[Any] = []
         self._tasks = 0
 
-    def encode(self, snapshot: Any, work: StoreWriter, load: SnapshotLoader, place: str, missing: list[int]) -> None:
-        """Have shards encoded.
+    def encode(self, snapshot: Any, store: StoreWriter, load: SnapshotLoader, dataset: str, missing: list[int]) -> None:
+        """Encode shards on the encoders, and wait for them.
 
         Args:
             snapshot: a reference to the weights.
-            work, load, place, missing: see `refresh_round.Encode`.
+            store, load, dataset, missing: see `mining_round.Encode`.
 
         Raises:
             UserError: a shard cannot be encoded.
         """
         self._tasks += 1
-        task = Task(self._tasks, work, load, place)
+        task = EncodingTask(self._tasks, store, load, dataset)
         encoder = Encoder.options(num_gpus=self._gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
         while len(self._actors) < min(self._most, len(missing)):
             self._actors.append(encoder.remote(DriverContext()))
-        idle, left = list(self._actors), list(reversed(missing))
+        idle, remaining = list(self._actors), list(reversed(missing))
         working: dict[Any, Any] = {}
-        while left or working:
-            while idle and left:
+        while remaining or working:
+            while idle and remaining:
                 actor = idle.pop(0)
-                working[actor.encode.remote(task, snapshot, left.pop())] = actor
+                working[actor.encode.remote(task, snapshot, remaining.pop())] = actor
             [done], _ = ray.wait(list(working))
             idle.append(working.pop(done))
-            mistake = ray.get(done)
-            if mistake is not None:
-                raise mistake
+            error = ray.get(done)
+            if error is not None:
+                raise error
 
     def shrink(self) -> None:
-        """Let go all but the fewest."""
+        """End all encoders but the fewest."""
         while len(self._actors) > self._fewest:
             ray.kill(self._actors.pop())
 
 
-FOLDER, MODEL = "negatives", "model"
-# A miner that was killed does its round again so often before the round has failed.
-TRIES = 3
+NEGATIVES, MODEL = "negatives", "model"
+TRIES = 3  # times that a killed miner repeats its round before the round fails
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
 class Miner:
-    """Does one round after another."""
+    """Actor that mines one round after another."""
 
     def __init__(
-        self, config: Config, places: list[str], folder: str, first: NegativesTable | None, workplace: DriverContext
+        self, config: Config, datasets: list[str], folder: str, first: NegativesTable | None, driver: DriverContext
     ) -> None:
-        workplace.enter()
-        # Searching takes as many cores as encoding does, which is over then; Ray leaves a process one thread.
+        driver.enter()
+        # Searching uses the cores that encoding used before; Ray gives a process one thread.
         torch.set_num_threads(config.refresh.pool[1])
-        self._rounds = MiningRounds(config, places, Path(folder), first)
-        # A GPU each where there are more than the workers take.
+        self._rounds = MiningRounds(config, datasets, Path(folder), first)
+        # One GPU each where the cluster has more than the workers use.
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0.0
-        self._encoders = Encoders(*config.refresh.pool, gpus)
+        self._encoders = EncoderPool(*config.refresh.pool, gpus)
 
-    def mine(self, number: int, snapshot: list[Any]) -> Mined:
-        """One round.
+    def mine(self, number: int, snapshot: list[Any]) -> MiningResult:
+        """Mine one round.
 
         Args:
             number: of the round.
-            snapshot: a reference to the weights; in a list, so that Ray hands over the reference.
+            snapshot: a reference to the weights, in a list so that Ray passes the reference itself.
         """
         try:
             return self._rounds.run(number, ray.get(snapshot[0]), partial(self._encoders.encode, snapshot[0]))
         except UserError as error:
-            return Mined(reason=str(error))
+            return MiningResult(reason=str(error))
         finally:
             self._encoders.shrink()
 
 
-class RayPool:
-    """A `refresh_plan.Pool` that hands rounds to a miner.
+class RayMinerClient:
+    """Client of the miner for the first worker; see `MinerClient`.
 
     Args:
         miner: the actor.
-        gauges: of the run; those who watch for steps are to know that these wait.
+        gauges: of the run. Alerts on steps that take long need to know that a round is running.
         waits: whether training waits for each round.
     """
 
     def __init__(self, miner: Any, gauges: Gauges, waits: bool) -> None:
         self._miner, self._gauges, self._waits = miner, gauges, waits
-        self._answer: Any = None
+        self._result: Any = None
 
-    def begin(self, number: int, snapshot: Snapshot) -> None:
-        """See `Pool`."""
-        self._tell(True)
-        self._answer = self._miner.mine.remote(number, [ray.put(dict(snapshot))])
+    def submit(self, number: int, snapshot: Snapshot) -> None:
+        """See `MinerClient.submit`."""
+        self._set_gauges(True)
+        self._result = self._miner.mine.remote(number, [ray.put(dict(snapshot))])
 
-    def answer(self) -> Mined | None:
-        """See `Pool`."""
-        if not ray.wait([self._answer], timeout=0)[0]:
+    def poll(self) -> MiningResult | None:
+        """See `MinerClient.poll`."""
+        if not ray.wait([self._result], timeout=0)[0]:
             return None
-        self._tell(False)
-        try:
-            found: Mined = ray.get(self._answer)
-        except ray.exceptions.RayError as error:  # a defect, or the miner died too often
-            return Mined(reason=str(error).strip().splitlines()[-1])
-        return found
+        self._set_gauges(False)
+        result: MiningResult = get_result(self._result)
+        return result
 
-    def _tell(self, mines: bool) -> None:
-        self._gauges.set("refresh_running", mines, "1 while a round is under way, else 0")
-        self._gauges.set("refresh_waiting", mines and self._waits, "1 while steps wait for a round, else 0")
+    def _set_gauges(self, is_running: bool) -> None:
+        self._gauges.set("refresh_running", is_running, "1 while a round is under way, else 0")
+        self._gauges.set("refresh_waiting", is_running and self._waits, "1 while steps wait for a round, else 0")
+
+
+def get_result(reference: Any) -> Any:
+    """Return the result of a call of an actor; raises `JobError` with the last line of an error of Ray."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as error:  # a defect, or the actor died too often
+        raise JobError(str(error).strip().splitlines()[-1]) from error
 
 
 @contextmanager
-def mining(config: Config, places: Sequence[str], negatives: Any, folder: Path) -> Iterator[Any]:
-    """A miner for the length of a run, on the driver; None where nothing is refreshed.
+def start_miner(config: Config, datasets: Sequence[str], negatives: Any, folder: Path) -> Iterator[Any]:
+    """Run a miner actor for the duration of a run; yields None where nothing is refreshed.
 
     Args:
-        config: the experiment.
-        places: where its data sets stand prepared.
-        negatives: a reference to the table training begins with.
+        config: of the experiment.
+        datasets: paths or URIs of its prepared data sets.
+        negatives: reference to the table that training begins with.
         folder: the run directory.
     """
     if config.refresh.refresh_every is None:
         yield None
         return
-    # Rows of other origins stay beside those that are mined where shares are asked for by origin.
+    # With shares by origin, every round keeps the rows of other origins.
     first = negatives if config.data.negatives_mix else None
-    where = str(folder.resolve() / FOLDER)
-    miner = Miner.remote(config, list(places), where, first, DriverContext())  # type: ignore[attr-defined]
+    path = str(folder.resolve() / NEGATIVES)
+    miner = Miner.remote(config, list(datasets), path, first, DriverContext())  # type: ignore[attr-defined]
     try:
         yield miner
     finally:
         ray.kill(miner)  # and with it its encoders
-        if (folder / MODEL).is_dir():  # all steps are done: nobody goes on with the round under way
-            shutil.rmtree(folder / FOLDER / EMBEDDINGS, ignore_errors=True)
-
-
-def refresh_plan(
-    job: Mapping[str, Any], config: Config, material: Material, folder: Path, workers: Workers, device: torch.device
-) -> RefreshPlan | None:
-    """A worker's plan; every worker makes the call.
-
-    Args:
-        job: of `train_on_cluster`: its `miner`, its `queue`, and the last step that earlier calls `told` of.
-        config: the experiment.
-        material: what the worker has opened.
-        folder: the run directory.
-        workers, device: the group, and where its collectives take their tensors.
-    """
-    every = config.refresh.refresh_every
-    if every is None:
-        return None
-    told = max(job["told"], job["queue"].last_step())
-    told = int(workers.maximum(torch.tensor(told, device=device)))
-    waits = config.refresh.refresh_mode == SYNC
-    pool = RayPool(job["miner"], Gauges(run_label(folder)), waits) if workers.rank == 0 else None
-    return RefreshPlan(every, waits, folder / FOLDER, material.read_negatives, pool, told)
+        if (folder / MODEL).is_dir():  # all steps are done: the running round is not resumed
+            shutil.rmtree(folder / NEGATIVES / EMBEDDINGS, ignore_errors=True)

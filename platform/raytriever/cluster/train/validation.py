@@ -1,15 +1,15 @@
-"""Evaluate checkpoints during training: one evaluation in one process, and the Ray actor that runs them.
+"""Validation of checkpoints on the cluster: the evaluation of one checkpoint, and the actor that runs it.
 
-`Validations` needs no Ray. The actor uses a GPU where one is free, and otherwise shares the processors with training at
-a lower priority. Killed, it starts again, possibly on another node, and repeats its checkpoint; killed too often over
-one checkpoint, it reports none for that one."""
+`Validations` needs no Ray. The actor uses a GPU where one is free; otherwise it shares the CPU cores with training, at
+a lower priority. A killed actor restarts, possibly on another node, and repeats its checkpoint. If it is killed too
+often, the validation of that checkpoint fails."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,10 @@ import numpy as np
 import ray
 import torch
 
-from raytriever.cluster.event_queue import EventQueue, ValidationEvent
-from raytriever.cluster.gauges import Gauges, run_label
+from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.dev_sets import DEV, DevSet, dev_protocol, digest_of
+from raytriever.cluster.train.dev_sets import DEV, DevSet, dev_protocol
+from raytriever.cluster.train.refresh import get_result
 from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -33,7 +33,6 @@ from raytriever.errors import UserError
 from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.protocol import read_best_metric
-from raytriever.losses.engine.workers import Workers
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
@@ -44,31 +43,31 @@ from raytriever.storage import read_manifest
 from raytriever.training.checkpoint import WEIGHTS, read_slices
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.parallel.model_state import load_snapshot, whole_tensors
-from raytriever.training.validation.records import FOLDER, Answer, Record, ValidationPlan, read_record, write_record
+from raytriever.training.validation.job import EvaluationResult
+from raytriever.training.validation.records import FOLDER, Record, read_record, write_record
 
-# How the objective, which is what checkpoints hold, calls the retriever.
-_RETRIEVER = "retriever."
+_RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 
 
 class Validations:
-    """All evaluations of a run, by one process.
+    """Validations of a run, in one process.
 
     Args:
-        config: the experiment.
-        sets: what is evaluated on.
-        folder: where records stand.
+        config: of the experiment.
+        dev_sets: that checkpoints are evaluated on.
+        folder: of the records.
     """
 
-    def __init__(self, config: Config, sets: Sequence[DevSet], folder: Path) -> None:
-        self._config, self._sets, self._folder = config, sets, folder
+    def __init__(self, config: Config, dev_sets: Sequence[DevSet], folder: Path) -> None:
+        self._config, self._dev_sets, self._folder = config, dev_sets, folder
         self._protocol = dev_protocol(config.training.best_metric)
 
     def run(self, step: int, checkpoint: Path) -> Record:
-        """Evaluate a checkpoint and write the record; one that is written is not made again.
+        """Evaluate a checkpoint and write its record, unless the record exists.
 
         Args:
             step: of the checkpoint.
-            checkpoint: committed.
+            checkpoint: path of the committed checkpoint.
 
         Raises:
             UserError: the checkpoint is damaged, the disk is full, or an embedding is not finite.
@@ -77,12 +76,12 @@ class Validations:
             return known
         began = time.monotonic()
         retriever = self._load(checkpoint)
-        rows = {one.name: self._measure(retriever, one, *self._datasets[one.name]) for one in self._sets}
+        rows = {one.name: self._measure(retriever, one, *self._datasets[one.name]) for one in self._dev_sets}
         metrics = {name: float(np.mean([row[name] for row in rows.values()])) for name in self._protocol.metrics}
         measured = {f"{DEV}{name}": value for name, value in metrics.items()}
         if len(rows) > 1:
             measured |= {f"{DEV}{one}/{name}": value for one, row in rows.items() for name, value in row.items()}
-        measured = {name: value for name, value in measured.items() if value == value}  # no AUC without negatives
+        measured = {name: value for name, value in measured.items() if value == value}  # NaN: no AUC without negatives
         best = self._config.training.best_metric
         value = float("nan") if best == DEV_LOSS else metrics[read_best_metric(best)]
         record = Record(step, value, {**measured, "evaluation_seconds": time.monotonic() - began})
@@ -91,15 +90,15 @@ class Validations:
 
     @cached_property
     def _datasets(self) -> dict[str, tuple[RetrievalDataset, str]]:
-        """Each data set with its split, its corpus cut down where that is asked for."""
+        """Each data set with its split, its corpus sampled where the settings say so."""
         most, seed = self._config.validation.eval_corpus, self._config.training.seed
-        found = {}
-        for one in self._sets:
-            dataset = open_dataset(one.place, [one.split])
+        datasets = {}
+        for one in self._dev_sets:
+            dataset = open_dataset(one.path, [one.split])
             if most is not None:
                 dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index(all.passages()))
-            found[one.name] = (dataset, one.split)
-        return found
+            datasets[one.name] = (dataset, one.split)
+        return datasets
 
     def _measure(self, retriever: Retriever, one: DevSet, dataset: RetrievalDataset, split: str) -> dict[str, float]:
         positions = dataset.relevant_queries(split)
@@ -108,7 +107,7 @@ class Validations:
         return evaluate_embeddings(dataset, split, queries, documents, self._protocol).metrics
 
     def _load(self, checkpoint: Path) -> Retriever:
-        """The encoder of a checkpoint as it would be loaded from `model/`: the same embeddings, to the bit."""
+        """Return the encoder of a checkpoint as it would be loaded from `model/`, with bitwise equal embeddings."""
         config = self._config
         read_manifest(checkpoint)
         trained = load_retriever(config.model)
@@ -127,120 +126,88 @@ class Validations:
             return load_for_encoding(ModelConfig(model=written), precision, device)
 
 
-# An evaluator that was killed does its checkpoint again so often before there is no verdict.
-TRIES = 3
-# Below that of training where both want the same cores; while training waits they are its own.
-NICENESS = 10
+TRIES = 3  # times that a killed evaluator repeats its checkpoint before the validation fails
+NICENESS = 10  # training on the same cores has priority; while training waits, the evaluator uses all of them
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=TRIES)
 class CheckpointEvaluator:
-    """Does one evaluation after another."""
+    """Actor that evaluates one checkpoint after another."""
 
-    def __init__(self, config: Config, sets: Sequence[DevSet], folder: str, workplace: DriverContext) -> None:
-        workplace.enter()
+    def __init__(self, config: Config, dev_sets: Sequence[DevSet], folder: str, driver: DriverContext) -> None:
+        driver.enter()
         with suppress(OSError):
             os.nice(NICENESS)
-        torch.set_num_threads(len(os.sched_getaffinity(0)))  # Ray leaves a process one
-        for left in Path(folder).glob(".model-*"):  # by one that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        self._validations = Validations(config, sets, Path(folder))
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # Ray gives a process one
+        for leftover in Path(folder).glob(".model-*"):  # of a killed evaluator
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._validations = Validations(config, dev_sets, Path(folder))
 
-    def evaluate(self, step: int, checkpoint: str) -> Answer:
-        """One checkpoint."""
+    def evaluate(self, step: int, checkpoint: str) -> EvaluationResult:
+        """Evaluate the checkpoint of a step."""
         try:
-            return Answer(self._validations.run(step, Path(checkpoint)))
+            return EvaluationResult(self._validations.run(step, Path(checkpoint)))
         except UserError as error:
-            return Answer(reason=str(error))
+            return EvaluationResult(reason=str(error))
 
 
-class RayEvaluator:
-    """A `validation_plan.Evaluator` that hands checkpoints to the actor.
+class RayEvaluatorClient:
+    """Client of the evaluator for the first worker; see `EvaluatorClient`.
 
     Args:
-        actor: who evaluates.
-        gauges: of the run; those who watch for steps are to know that these may wait.
+        evaluator: the actor.
+        gauges: of the run. Alerts on steps that take long need to know that an evaluation is running.
     """
 
-    def __init__(self, actor: Any, gauges: Gauges) -> None:
-        self._actor, self._gauges = actor, gauges
-        self._answer: Any = None
+    def __init__(self, evaluator: Any, gauges: Gauges) -> None:
+        self._evaluator, self._gauges = evaluator, gauges
+        self._result: Any = None
 
-    def begin(self, step: int, checkpoint: Path) -> None:
-        """See `Evaluator`."""
-        self._tell(True)
-        self._answer = self._actor.evaluate.remote(step, str(checkpoint))
+    def submit(self, step: int, checkpoint: Path) -> None:
+        """See `EvaluatorClient.submit`."""
+        self._set_gauge(True)
+        self._result = self._evaluator.evaluate.remote(step, str(checkpoint))
 
-    def answer(self) -> Answer | None:
-        """See `Evaluator`."""
-        if not ray.wait([self._answer], timeout=0)[0]:
+    def poll(self) -> EvaluationResult | None:
+        """See `EvaluatorClient.poll`."""
+        if not ray.wait([self._result], timeout=0)[0]:
             return None
-        self._tell(False)
-        try:
-            found: Answer = ray.get(self._answer)
-        except ray.exceptions.RayError as error:  # a defect, or it died too often
-            return Answer(reason=str(error).strip().splitlines()[-1])
-        return found
+        self._set_gauge(False)
+        result: EvaluationResult = get_result(self._result)
+        return result
 
-    def _tell(self, evaluates: bool) -> None:
-        self._gauges.set("evaluation_running", evaluates, "1 while a checkpoint is evaluated, else 0")
+    def _set_gauge(self, is_running: bool) -> None:
+        self._gauges.set("evaluation_running", is_running, "1 while a checkpoint is evaluated, else 0")
 
 
 @contextmanager
-def validating(config: Config, sets: Sequence[DevSet], folder: Path, say: Callable[[str], None]) -> Iterator[Any]:
-    """An evaluator for the length of a run, on the driver; None where nothing is evaluated.
+def start_evaluator(
+    config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
+) -> Iterator[Any]:
+    """Run an evaluator actor for the duration of a run; yields None where nothing is evaluated.
 
     Args:
-        config: the experiment.
-        sets: what is evaluated on.
+        config: of the experiment.
+        dev_sets: that checkpoints are evaluated on.
         folder: the run directory.
-        say: hears where it has its place, when that is not one of its own.
+        log: receives a line where the evaluator shares its resources with training.
     """
-    if not sets:
+    if not dev_sets:
         yield None
         return
-    there = ray.cluster_resources()
-    free = ray.available_resources() or there  # of a session that has just begun nothing may be known yet
+    total = ray.cluster_resources()
+    free = ray.available_resources() or total  # a session that has just begun may know of none yet
     workers = config.training.workers[1]
-    # Of those nobody holds now: an actor that asks for what another job has would wait for it in silence.
-    gpus = 1.0 if free.get("GPU", 0) > workers + _gpus_of_refresh(config) else 0.0
-    if not gpus and there.get("GPU", 0):
-        say(f"checkpoints are evaluated on a processor: no GPU is left beside {workers} workers")
+    encoders = 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
+    # Only of the free ones: an actor that asks for the GPU of another job would wait for it without a message.
+    gpus = 1.0 if free.get("GPU", 0) > workers + encoders else 0.0
+    if not gpus and total.get("GPU", 0):
+        log(f"Checkpoints are evaluated on a CPU: the {workers} workers leave no GPU free.")
     elif not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
-        say("checkpoints are evaluated on the cores that train, at a lower priority: steps are slower meanwhile")
-    evaluator = CheckpointEvaluator.options(num_gpus=gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
-    actor = evaluator.remote(config, tuple(sets), str(folder.resolve() / FOLDER), DriverContext())
+        log("Checkpoints are evaluated on the cores that train, at a lower priority. Meanwhile steps take longer.")
+    options = CheckpointEvaluator.options(num_gpus=gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
+    evaluator = options.remote(config, tuple(dev_sets), str(folder.resolve() / FOLDER), DriverContext())
     try:
-        yield actor
+        yield evaluator
     finally:
-        ray.kill(actor)
-
-
-def validation_plan(
-    job: Mapping[str, Any], config: Config, folder: Path, workers: Workers, device: torch.device, queue: EventQueue
-) -> ValidationPlan | None:
-    """A worker's plan; every worker makes the call.
-
-    Args:
-        job: of `train_on_cluster`: its `evaluator`, its `dev_sets`, its `queue`, and what earlier calls `told` of.
-        config: the experiment.
-        folder: the run directory.
-        workers, device: the group, and where its collectives take their tensors.
-        queue: of this worker.
-    """
-    if not job["dev_sets"]:
-        return None
-    told = max(job["told"], queue.last_step())
-    told = int(workers.maximum(torch.tensor(told, device=device)))
-    return ValidationPlan(
-        folder / FOLDER,
-        config.validation.eval_behind,
-        RayEvaluator(job["evaluator"], Gauges(run_label(folder))) if workers.rank == 0 else None,
-        lambda step, metrics: queue.send(ValidationEvent(step, dict(metrics))),
-        told,
-        digest_of(job["dev_sets"], config),
-    )
-
-
-def _gpus_of_refresh(config: Config) -> int:
-    return 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
+        ray.kill(evaluator)

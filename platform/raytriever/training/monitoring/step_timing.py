@@ -26,11 +26,11 @@ PHASES = ("encode", "loss", "backward", "optimizer")
 
 
 class Stopwatch:
-    """Marks the phases of training steps.
+    """Stopwatch of the phases of training steps.
 
     Args:
-        loss: is called once a step, with all embeddings.
-        optimizer: steps once a step, at least.
+        loss: called once per step, with all embeddings.
+        optimizer: called at least once per step.
         device: of the worker.
     """
 
@@ -43,12 +43,12 @@ class Stopwatch:
         optimizer.register_step_pre_hook(lambda *_: self._mark(3))
 
     def start(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self._marks, self._running = [], True
         self._mark(0)
 
     def stop(self) -> dict[str, float]:
-        """The step is over: seconds of each phase, as `PHASE_seconds`, empty where a phase was not seen."""
+        """End the step, and return the seconds of each phase as `PHASE_seconds`; empty where a phase was missing."""
         self._mark(4)
         self._running = False
         if len(self._marks) != len(PHASES) + 1:
@@ -57,9 +57,9 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
         return {f"{phase}_seconds": self._between(number) for number, phase in enumerate(PHASES)}
 
-    def _mark(self, place: int) -> None:
-        # The optimiser may step once a group of parameters, and a look at the dev loss calls the loss too.
-        if not self._running or place != len(self._marks):
+    def _mark(self, number: int) -> None:
+        # The optimizer may be called once per group of parameters, and validation calls the loss too.
+        if not self._running or number != len(self._marks):
             return
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
@@ -76,8 +76,8 @@ class Stopwatch:
 
 
 WINDOW = 20  # steps
-EXCESS = 0.3  # of the others' median; what is below is no news
-LEAST_SECONDS = 0.02  # a step; what is below holds nobody up
+EXCESS = 0.3  # of the others' median; a smaller difference is not logged
+LEAST_SECONDS = 0.02  # per step; a smaller difference is not logged
 _HOST_BYTES = 64
 
 
@@ -86,9 +86,9 @@ class Straggler:
     """The slowest worker.
 
     Args:
-        rank: who it is.
-        seconds: that it takes more than the median of the others, a step.
-        share: what that is of the median.
+        rank: of the worker.
+        seconds: per step that it takes longer than the median of the others.
+        share: of the median that these seconds are.
     """
 
     rank: int
@@ -96,16 +96,16 @@ class Straggler:
     share: float
 
     @property
-    def holds_up(self) -> bool:
-        """Whether a person should know."""
+    def is_relevant(self) -> bool:
+        """Whether the difference is large enough to be logged."""
         return self.share > EXCESS and self.seconds > LEAST_SECONDS
 
 
 def slowest(seconds: Sequence[float]) -> Straggler:
-    """The slowest of several workers, the first of them where two are alike.
+    """Return the slowest of several workers, the first of equal ones.
 
     Args:
-        seconds: that each takes a step, by rank; of two workers or more.
+        seconds: per step of each worker, by rank; at least two.
     """
     rank = max(range(len(seconds)), key=seconds.__getitem__)
     others = median([*seconds[:rank], *seconds[rank + 1 :]])
@@ -114,21 +114,21 @@ def slowest(seconds: Sequence[float]) -> Straggler:
 
 
 class StragglerWatch:
-    """Looks at all workers' seconds of each step, and names who is slow once, until it is another or nobody.
+    """Detector of slow workers. It logs a slow worker once, until another or none is slow.
 
     Args:
-        hosts: where each worker is, by rank.
-        notice: hears it.
+        hosts: host name of each worker, by rank.
+        log: receives lines for the user.
     """
 
-    def __init__(self, hosts: Sequence[str], notice: Callable[[str], None]) -> None:
-        self._hosts, self._notice = hosts, notice
+    def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
+        self._hosts, self._log = hosts, log
         self._sums = [0.0] * len(hosts)
-        self._steps = -1  # the first step of a process warms it up
-        self._named: int | None = None
+        self._steps = -1  # the first step of a process is a warm-up
+        self._logged_rank: int | None = None
 
-    def look(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Take one step; answers the measures of a window when one is full.
+    def update(self, seconds: Sequence[float]) -> dict[str, float]:
+        """Add one step, and return the metrics of a window of steps when it is full.
 
         Args:
             seconds: of each worker, by rank.
@@ -139,26 +139,26 @@ class StragglerWatch:
         self._sums = [total + one for total, one in zip(self._sums, seconds, strict=True)]
         if self._steps < WINDOW:
             return {}
-        found = slowest([total / WINDOW for total in self._sums])
+        straggler = slowest([total / WINDOW for total in self._sums])
         self._sums, self._steps = [0.0] * len(self._hosts), 0
-        self._tell(found)
-        return {"slowest_worker": float(found.rank), "straggler_seconds": found.seconds}
+        self._log_change(straggler)
+        return {"slowest_worker": float(straggler.rank), "straggler_seconds": straggler.seconds}
 
-    def _tell(self, found: Straggler) -> None:
-        if found.holds_up:
-            if self._named != found.rank:
-                self._notice(
-                    f"worker {found.rank} on {self._hosts[found.rank]} holds up the others: {found.seconds:.2g} s a "
-                    f"step, {found.share:.0%}, more than their median over {WINDOW} steps"
+    def _log_change(self, straggler: Straggler) -> None:
+        if straggler.is_relevant:
+            if self._logged_rank != straggler.rank:
+                self._log(
+                    f"Worker {straggler.rank} on {self._hosts[straggler.rank]} is slow: {straggler.seconds:.2g} s per "
+                    f"step ({straggler.share:.0%}) more than the median of the others over {WINDOW} steps."
                 )
-            self._named = found.rank
-        elif self._named is not None:
-            self._notice(f"worker {self._named} on {self._hosts[self._named]} holds up nobody any more")
-            self._named = None
+            self._logged_rank = straggler.rank
+        elif self._logged_rank is not None:
+            self._log(f"Worker {self._logged_rank} on {self._hosts[self._logged_rank]} is no longer slow.")
+            self._logged_rank = None
 
 
 def host_names(workers: Workers, device: torch.device) -> list[str]:
-    """Where each worker is, by rank; every worker calls it.
+    """Return the host name of each worker, by rank; all workers call it.
 
     Args:
         workers: the group.

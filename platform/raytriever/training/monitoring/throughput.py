@@ -1,4 +1,4 @@
-"""How much a step worked through: tokens, arithmetic, memory, and the share of a device's peak that is."""
+"""Throughput of training steps: queries, tokens and FLOPs per second, peak memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.training.batches import Batch
 
-# Dense tensor-core bf16 and plain fp32, 10^12 operations a second, from the vendor's data sheets.
+# TFLOP/s of dense bf16 on tensor cores and of fp32, from the data sheets of the vendor.
 _PEAKS = {
     "NVIDIA A100": (312.0, 19.5),
     "NVIDIA H100 PCIe": (756.0, 51.0),
@@ -26,8 +26,8 @@ _PEAKS = {
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Operations a second that a device can do at most, None where that is not known; no fp32 by TF32."""
-    # Longest first: one name begins another.
+    """Return the peak FLOP/s of a device, None where it is not known; fp32 means without TF32."""
+    # Longest first: some names are prefixes of others.
     for name in sorted(_PEAKS, key=len, reverse=True):
         if device_name == name or device_name.startswith((f"{name} ", f"{name}-")):
             return _PEAKS[name][precision == "fp32"] * 1e12
@@ -36,12 +36,12 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What encoding costs in operations, forward and backward: 6 a weight and token, 4 where the weight is frozen, and
-    12 a layer, width and pair of tokens of one text (Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
+    """FLOPs of encoding, forward and backward: 6 per weight and token, 4 where the weight is frozen, and 12 per layer,
+    width and pair of tokens of one text (Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
 
     Args:
-        per_token: for all weights.
-        per_pair: for all layers.
+        per_token: FLOPs of all weights per token.
+        per_pair: FLOPs of all layers per pair of tokens of one text.
     """
 
     per_token: int
@@ -49,8 +49,8 @@ class Encoding:
 
     @classmethod
     def of(cls, backbone: nn.Module) -> Encoding:
-        """Of a transformers encoder, whole or sharded; looking up embeddings is no arithmetic, and a pooler not run."""
-        idle = {
+        """Count the FLOPs of a transformers encoder, whole or sharded, without token embeddings and pooler."""
+        not_counted = {
             id(parameter)
             for name, module in backbone.named_modules()
             if isinstance(module, nn.Embedding) or name == "pooler"
@@ -59,25 +59,25 @@ class Encoding:
         per_token = sum(
             getattr(parameter, "ds_numel", parameter.numel()) * (6 if parameter.requires_grad else 4)
             for parameter in backbone.parameters()
-            if id(parameter) not in idle
+            if id(parameter) not in not_counted
         )
         config: Any = backbone.config
         return cls(per_token, 12 * config.num_hidden_layers * config.hidden_size)
 
     def flops(self, lengths: torch.Tensor) -> float:
-        """Of texts of these lengths, padding not counted, and encoding a second time neither."""
+        """Return the FLOPs of texts of these lengths, without padding and without a second encoding."""
         lengths = lengths.double()
         tokens, pairs = float(lengths.sum()), float(lengths.square().sum())
         return self.per_token * tokens + self.per_pair * pairs
 
 
 def text_lengths(texts: Buckets) -> torch.Tensor:
-    """Tokens of each text of one side, special ones included."""
+    """Return the tokens of each text of one side, special tokens included."""
     return torch.cat([part["attention_mask"].sum(1) for part in texts.parts])
 
 
 class Throughput:
-    """Counts the work of global batches.
+    """Counter of the work of global batches.
 
     Args:
         query, passage: the towers' backbones.
@@ -94,18 +94,18 @@ class Throughput:
         self._peak = peak_flops(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
     def count(self, batch: Batch) -> tuple[float, float]:
-        """Tokens and operations of this worker's share; where the batch is still on the CPU it costs microseconds."""
+        """Return tokens and FLOPs of this worker's share; takes microseconds while the batch is on the CPU."""
         lengths = [text_lengths(side) for side in (batch.queries, batch.passages)]
         flops = sum(tower.flops(of) for tower, of in zip(self._towers, lengths, strict=True))
         return float(sum(int(of.sum()) for of in lengths)), flops
 
-    def told(self, work: tuple[float, float], queries: int, seconds: float) -> dict[str, float]:
-        """Rates of the global batch, memory of this worker; all workers call it.
+    def rates(self, work: tuple[float, float], queries: int, seconds: float) -> dict[str, float]:
+        """Return the rates of the global batch and the memory of this worker; all workers call it.
 
         Args:
-            work: what `count` answered.
+            work: result of `count`.
             queries: of the global batch.
-            seconds: that the step took.
+            seconds: of the step.
         """
         tokens, flops = self._workers.sum(torch.tensor(work, dtype=torch.float64, device=self._device)).tolist()
         rates = {
@@ -119,7 +119,7 @@ class Throughput:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """The most memory that was ever held: by tensors on a GPU, else by this process, in MB (10^6 bytes)."""
+    """Return the peak memory in MB (10^6 bytes): of tensors on a GPU, of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,8 +1,9 @@
-"""Model state in slices for checkpoints, readable at any number of workers, and whole as a snapshot of the weights.
+"""Model state as slices for checkpoints, and as a snapshot of all weights.
 
-A slice is a run of values of one flattened tensor. Weights have the names of the module, AdamW's moments are
-`NAME:exp_avg` and `NAME:exp_avg_sq`, its step count is `NAME:step`. The layout of no strategy shows, so any strategy
-reads what another one wrote. A snapshot is a copy of all weights on rank 0, for processes that do not train."""
+A slice is a range of values of one flattened tensor. Weights have the names of the module, AdamW's moments are
+`NAME:exp_avg` and `NAME:exp_avg_sq`, its step count is `NAME:step`. Slices do not depend on the layout of a strategy or
+the number of workers, so any strategy reads the state of any other. A snapshot is a copy of all weights on rank 0, for
+processes that do not train."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ from raytriever.losses.engine.workers import Workers
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
-_TRAIN_AGAIN = "train again with --fresh"
+TRAIN_AGAIN = "train again with --fresh"
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some values of a tensor.
+    """Range of values of a flattened tensor.
 
     Args:
         name: of the tensor.
         values: one-dimensional.
-        start: place of the first of them in the flattened tensor.
+        start: index of the first value in the flattened tensor.
         shape: of the whole tensor.
     """
 
@@ -43,7 +44,7 @@ class Slice:
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor from its slices, one at a time; slices of one name stand together, in any order.
+    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order.
 
     Raises:
         StorageError: values are missing, or slices disagree about a shape.
@@ -53,31 +54,31 @@ def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
 
 
 def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.Parameter, str, Tensor], None]) -> None:
-    """Hand every saved tensor to `put(name, parameter, kind, values)`; `kind` is empty for the weights.
+    """Pass every saved tensor to `put(name, parameter, kind, values)`; `kind` is empty for the weights.
 
     Raises:
-        StorageError: the state is not of this model, or not whole.
+        StorageError: the state is of another model, or incomplete.
     """
     own = dict(module.named_parameters())
     shapes = {name: shape_of(parameter) for name, parameter in own.items()}
-    found: dict[str, set[str]] = {}
+    kinds_of: dict[str, set[str]] = {}
     for name, values in whole_tensors(slices):
         weight, _, kind = name.partition(":")
         if weight not in own or (kind != STEP and shapes[weight] != tuple(values.shape)):
             _refuse(weight, tuple(values.shape), shapes.get(weight))
-        found.setdefault(weight, set()).add(kind)
+        kinds_of.setdefault(weight, set()).add(kind)
         put(weight, own[weight], kind, values)
     for name in own:
-        kinds = found.get(name, set())
+        kinds = kinds_of.get(name, set())
         if "" not in kinds:
             _refuse(name, None, shapes[name])
         if kinds not in ({""}, {"", STEP, *MOMENTS}):
-            held = ", ".join(sorted(kinds - {""}))
-            raise StorageError(f"{name} has the moments {held}, expected all or none", "the checkpoint", _TRAIN_AGAIN)
+            moments = ", ".join(sorted(kinds - {""}))
+            raise StorageError(f"{name} has the moments {moments}, expected all or none", "the checkpoint", TRAIN_AGAIN)
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
-    """The state of a model that is whole in this process."""
+    """Yield the state of a model that is whole in this process."""
     for name, parameter in module.named_parameters():
         shape = tuple(parameter.shape)
         yield Slice(name, parameter.detach().flatten(), 0, shape)
@@ -87,13 +88,13 @@ def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
 
 @torch.no_grad()
 def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a state back into a model that is whole in this process."""
+    """Load a state into a model that is whole in this process."""
 
     def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
         if not kind:
             parameter.copy_(values)
         else:
-            # AdamW counts on the processor wherever it is not asked to do otherwise.
+            # AdamW counts steps on the CPU unless it is capturable.
             device = "cpu" if kind == STEP else parameter.device
             optimizer.state.setdefault(parameter, {})[kind] = values.to(device)
 
@@ -101,36 +102,39 @@ def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: to
 
 
 def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
-    """The shape of a parameter, also where ZeRO-3 has left only a slice of it here."""
+    """Return the shape of a parameter, also where ZeRO-3 keeps only a slice of it in this process."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def shape_difference(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> str:
+    """Return a sentence on a tensor whose shapes differ; None stands for an absent tensor."""
+    shapes = ["absent" if shape is None else str(shape) for shape in (saved, own)]
+    return f"{name} is {shapes[0]} in the checkpoint and {shapes[1]} in the model"
 
 
 def _whole(name: str, parts: list[Slice]) -> Tensor:
     shape = parts[0].shape
-    # Before memory for the whole is taken: the shape is what a file says.
+    # Checked before memory for the whole tensor is allocated: the shape comes from a file.
     if not all(part.values.is_floating_point() for part in parts):
-        raise StorageError(f"{name} holds other values than floating-point numbers", "the checkpoint", _TRAIN_AGAIN)
+        raise StorageError(f"{name} has values that are no floating-point numbers", "the checkpoint", TRAIN_AGAIN)
     if (values := sum(len(part.values) for part in parts)) != prod(shape):
-        raise StorageError(f"{name} has {values} of its {prod(shape)} values", "the checkpoint", _TRAIN_AGAIN)
+        raise StorageError(f"{name} has {values} of its {prod(shape)} values", "the checkpoint", TRAIN_AGAIN)
     whole = torch.empty(shape, dtype=parts[0].values.dtype)
     reached = 0
     for part in sorted(parts, key=lambda part: part.start):
         if part.shape != shape:
-            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", "the checkpoint", "train anew")
+            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", "the checkpoint", TRAIN_AGAIN)
         if part.start != reached:
             break
         reached += len(part.values)
         whole.view(-1)[part.start : reached] = part.values
     if reached != whole.numel():
-        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", "the checkpoint", "train anew")
+        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", "the checkpoint", TRAIN_AGAIN)
     return whole
 
 
-def _refuse(name: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None) -> None:
-    told = " and ".join(
-        f"{'absent' if shape is None else shape} {where}" for shape, where in ((there, "there"), (here, "here"))
-    )
-    raise StorageError(f"is of another model ({name} is {told})", "the checkpoint", "train anew with --fresh")
+def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> None:
+    raise StorageError(f"is of another model: {shape_difference(name, saved, own)}", "the checkpoint", TRAIN_AGAIN)
 
 
 Snapshot = Mapping[str, ndarray]
@@ -138,24 +142,24 @@ Snapshot = Mapping[str, ndarray]
 
 @torch.no_grad()
 def take_snapshot(module: nn.Module, workers: Workers) -> Snapshot:
-    """A copy of every parameter by name on the first worker, nothing on the others; every worker makes the call.
+    """Return a float32 copy of every parameter by name on the first worker, nothing on the others; all workers call it.
 
-    What ZeRO-3 has sharded is gathered one parameter at a time, so nobody holds more than its share and one of them.
+    Parameters that ZeRO-3 has sharded are gathered one at a time, so no worker needs memory for the whole model.
     """
-    found = {}
+    snapshot = {}
     for name, parameter in module.named_parameters():
         with _gathered(parameter):
             if workers.rank == 0:
-                found[name] = parameter.detach().to("cpu", torch.float32, copy=True).numpy()
-    return found
+                snapshot[name] = parameter.detach().to("cpu", torch.float32, copy=True).numpy()
+    return snapshot
 
 
 @torch.no_grad()
 def load_snapshot(module: nn.Module, snapshot: Snapshot) -> None:
-    """Put a snapshot into a module of the same make, in whatever precision its parameters have."""
+    """Load a snapshot into a module of the same architecture, in the precision of its parameters."""
     own = dict(module.named_parameters())
     if own.keys() != snapshot.keys():
-        raise ValueError(f"another model: {sorted(own.keys() ^ snapshot.keys())[:3]}")
+        raise ValueError(f"the snapshot is of another model: {sorted(own.keys() ^ snapshot.keys())[:3]}")
     for name, values in snapshot.items():
         own[name].copy_(torch.from_numpy(np.array(values)))
 

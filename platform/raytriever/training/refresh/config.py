@@ -1,4 +1,4 @@
-"""The settings of refreshing hard negatives while training. Imports nothing heavy: the command line reads it."""
+"""Settings of the refresh of hard negatives. Imports nothing heavy, because the command line reads it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ METHOD = "dense"
 
 
 def rank_range(given: Any) -> str:
-    """`A:B`, whole numbers with A below B, or nothing.
+    """Read a range of ranks `A:B`, whole numbers with A below B; empty for none.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is no range.
     """
     ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(given))
     if given and (ends is None or int(ends[1]) >= int(ends[2])):
@@ -32,7 +32,7 @@ def rank_range(given: Any) -> str:
 
 @dataclass(frozen=True)
 class RefreshConfig:
-    """When hard negatives are mined anew with the encoder as it is, from where in its ranking, and by how many."""
+    """Settings of the refreshes: interval, ranks of the negatives, and processes that encode."""
 
     refresh_every: int | None = option(
         None, "steps between two refreshes of the hard negatives with the current encoder", minimum=1
@@ -86,19 +86,19 @@ class RefreshConfig:
 
     @property
     def pool(self) -> tuple[int, int]:
-        """The fewest and the most processes that re-encode."""
+        """The smallest and the largest number of processes that re-encode."""
         fewest, _, most = str(worker_count(self.refresh_pool)).partition(":")
         return int(fewest), int(most or fewest)
 
     @property
     def ranks(self) -> tuple[int, int | None]:
-        """The first rank, and the end, None for as many as it takes."""
+        """The first rank, and the rank after the last; None for no end."""
         first, _, end = rank_range(self.refresh_ranks).partition(":")
         return int(first or 0), int(end) if end else None
 
     @property
     def mining(self) -> MiningConfig:
-        """The settings of each round's mining."""
+        """The settings of the mining of each round."""
         return MiningConfig(
             method=METHOD,
             num_negatives=self.refresh_negatives,
@@ -111,12 +111,12 @@ class RefreshConfig:
 
 
 def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | None) -> None:
-    """Hold the settings to each other; raises `ConfigError`.
+    """Check the settings against each other; raises `ConfigError`.
 
     Args:
-        refresh: each setting already within its own range.
-        data: what groups are made of.
-        total_steps: of the training, None where that is not known yet.
+        refresh: each setting within its own range.
+        data: settings of the groups.
+        total_steps: of the training, None where it is not known yet.
     """
     check_changed(refresh)
     every = refresh.refresh_every
@@ -128,21 +128,21 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
         )
     if total_steps is not None and every >= total_steps:
         raise ConfigError(
-            f"after {every} of {total_steps} steps there is nothing left to refresh for",
+            f"no steps are left after the first refresh, at step {every} of {total_steps}",
             "--refresh-every",
             f"give less than {total_steps}, or train longer",
         )
     first, end = refresh.ranks
     if end is not None and refresh.refresh_negatives > end - first:
         raise ConfigError(
-            f"{refresh.refresh_negatives} negatives out of {end - first} ranks",
+            f"{refresh.refresh_negatives} negatives cannot be taken from {end - first} ranks",
             "--refresh-negatives",
-            f"give at most {end - first}, or more --refresh-ranks",
+            f"give at most {end - first}, or a longer range of --refresh-ranks",
         )
-    from raytriever.data.sampling.origins import parse_mix  # numpy, which the command line can do without
+    from raytriever.data.sampling.origins import parse_mix  # imports numpy, which `--help` does not need
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:
         raise ConfigError(
-            f"leaves what is refreshed no share: {data.negatives_mix}", "--negatives-mix", "add dense, as in dense=0.5"
+            f"gives refreshed negatives no share: {data.negatives_mix}", "--negatives-mix", "add dense, as in dense=0.5"
         )

@@ -15,29 +15,28 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
-from raytriever.training.batches import BatchSource
 
 ROUNDS = "rounds.json"
 
 
 @dataclass(frozen=True)
 class Round:
-    """One refresh.
+    """One round of refresh.
 
     Args:
-        number: from 1; 0 stands for the table that training began with.
-        due: the step after which it was to begin, a multiple of `--refresh-every`.
-        snapshot: the steps that its encoder had been trained for; more than `due` where it was begun again.
-        ended: the steps done when it was decided what became of it; None while it is under way.
-        used_from: the first step, counted from 0, whose batch draws from its table; None where it failed.
+        number: from 1; 0 is the table that training began with.
+        due: the number of steps after which it was due, a multiple of `--refresh-every`.
+        snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
+        ended: the number of steps done when it ended; None while it is running.
+        used_from: the first step, counted from 0, whose batch uses its table; None where it failed.
         digest: of its table.
         reason: why it failed.
-        measured: what the tracker is told of it.
+        measured: metrics for the tracker.
     """
 
     number: int
@@ -52,67 +51,70 @@ class Round:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All rounds of a run, in their order; at most the last one is under way."""
+    """All rounds of a run in order; at most the last one is running."""
 
     rounds: tuple[Round, ...] = ()
 
     @property
-    def under_way(self) -> Round | None:
-        """The round that has not ended."""
+    def running_round(self) -> Round | None:
+        """The round that has not ended; None where all have."""
         return self.rounds[-1] if self.rounds and self.rounds[-1].ended is None else None
 
     @property
-    def taken(self) -> tuple[Round, ...]:
-        """The rounds whose tables are used, each from a later step than the one before."""
+    def adopted_rounds(self) -> tuple[Round, ...]:
+        """The rounds whose tables are used, each from a later step than the round before it."""
         return tuple(one for one in self.rounds if one.used_from is not None)
 
     def version(self, step: int) -> int:
-        """The round whose table the batch of `step`, counted from 0, draws from; 0 for the first table."""
-        return max((one.number for one in self.taken if one.used_from is not None and one.used_from <= step), default=0)
+        """Return the round whose table the batch of `step`, counted from 0, uses; 0 for the first table."""
+        return max(
+            (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step),
+            default=0,
+        )
 
     def age(self, step: int) -> int:
-        """Steps from the weights that found what the batch of `step` draws from; from the first for the first table."""
-        return step - max((one.snapshot for one in self.taken if one.number <= self.version(step)), default=0)
+        """Return the steps between `step` and the weights that mined its negatives; `step` for the first table."""
+        return step - max((one.snapshot for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
 
     @property
     def failures(self) -> int:
-        """Rounds that ended without a table."""
+        """Number of rounds that ended without a table."""
         return sum(one.ended is not None and one.used_from is None for one in self.rounds)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether a round is to begin when `step` steps are done.
+        """Return whether a round starts when `step` steps are done.
 
-        A step that has its round has had it, also where the run goes through the step again; one at which another
-        round was under way has none.
+        A step has at most one round, also where a resumed run repeats the step. It has none where another round was
+        running.
         """
         if step == 0 or step % every:
             return False
         return not any(one.due == step or one.due < step < _end(one) for one in self.rounds)
 
-    def begun(self, due: int, snapshot: int) -> Ledger:
-        """With one more round, or with the one that is under way begun again."""
-        done = self.rounds[:-1] if self.under_way else self.rounds
+    def with_round_started(self, due: int, snapshot: int) -> Ledger:
+        """Return the ledger with one more round, or with the running round started again."""
+        done = self.rounds[:-1] if self.running_round else self.rounds
         return Ledger((*done, Round(len(done) + 1, due, snapshot)))
 
     def without_later(self, step: int) -> Ledger:
-        """As a run that goes on after `step` sees it: a round that had begun later and not ended has not begun."""
-        under_way = self.under_way
-        return Ledger(self.rounds[:-1]) if under_way and under_way.due > step else self
+        """Return the ledger for a run that resumes after `step`, without a running round that was due later."""
+        running = self.running_round
+        return Ledger(self.rounds[:-1]) if running and running.due > step else self
 
-    def ended(self, **found: Any) -> Ledger:
-        """With what became of the round that is under way, by the fields of `Round`."""
-        return Ledger((*self.rounds[:-1], replace(self.rounds[-1], **found)))
+    def with_round_ended(self, **fields: Any) -> Ledger:
+        """Return the ledger with the running round ended; `fields` are fields of `Round`."""
+        return Ledger((*self.rounds[:-1], replace(self.rounds[-1], **fields)))
 
     def write(self, folder: Path) -> None:
-        """Replace the file; raises `StorageError` where the disk does not take it."""
+        """Replace the file; raises `StorageError` where it cannot be written."""
         write_atomically(folder / ROUNDS, json.dumps([asdict(one) for one in self.rounds], indent=1) + "\n")
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """The rounds of an interrupted run; none where there is no file.
+    """Return the rounds of an interrupted run; none where there is no file.
 
     Raises:
-        StorageError: the file is not what was written.
+        StorageError: the file is damaged.
     """
     file = folder / ROUNDS
     if not file.is_file():
@@ -126,15 +128,15 @@ def read_ledger(folder: Path) -> Ledger:
 
 
 def round_path(folder: Path, number: int) -> Path:
-    """Where the table of a round stands."""
+    """Return the path of the table of a round."""
     return folder / f"round-{number:04d}"
 
 
 def remove_tables(folder: Path, checkpoints: Path) -> None:
-    """Remove the tables that no run draws from any more, whichever checkpoint there is it goes on from.
+    """Remove the tables that are used by no run that resumes from one of the checkpoints.
 
     Raises:
-        StorageError: the record is torn.
+        StorageError: the ledger is damaged.
     """
     steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
     needed = read_ledger(folder).version(min(steps, default=0))
@@ -145,40 +147,3 @@ def remove_tables(folder: Path, checkpoints: Path) -> None:
 
 def _end(one: Round) -> float:
     return float("inf") if one.ended is None else one.ended
-
-
-class _Version(NamedTuple):
-    first: int
-    source: BatchSource
-
-
-class Versions:
-    """Sources by the first step that draws from them; read by the loader's thread while the loop adds to them.
-
-    Args:
-        source: of step 0.
-    """
-
-    def __init__(self, source: BatchSource) -> None:
-        # Replaced whole: a reader sees the old versions or the new ones.
-        self._all: tuple[_Version, ...] = (_Version(0, source),)
-
-    @property
-    def newest(self) -> BatchSource:
-        """The source of the last version there is."""
-        return self._all[-1].source
-
-    def at(self, step: int) -> BatchSource:
-        """The source of the batch of `step`."""
-        return next(version.source for version in reversed(self._all) if version.first <= step)
-
-    def add(self, first: int, source: BatchSource) -> None:
-        """A version from step `first` on; what no step from the next one on will draw from may be forgotten."""
-        if first < self._all[-1].first:
-            raise ValueError(f"a version from step {first} behind one from step {self._all[-1].first}")
-        self._all = (*(version for version in self._all if version.first < first), _Version(first, source))
-
-    def forget(self, step: int) -> None:
-        """Drop what only steps before `step` drew from."""
-        later = [number for number, version in enumerate(self._all) if version.first <= step]
-        self._all = self._all[later[-1] :]

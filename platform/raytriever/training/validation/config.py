@@ -1,4 +1,4 @@
-"""The settings of evaluating by retrieval while training. Imports nothing heavy: the command line reads it."""
+"""Settings of validation by retrieval during training. Imports nothing heavy, because the command line reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVALUATED = (f"best_metric!={DEV_LOSS}", "eval_datasets")
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """On what the encoder is evaluated at every `--eval-steps`, by somebody else, while training goes on."""
+    """Settings of the dev data that the encoder is evaluated on every `--eval-steps`, during training."""
 
     eval_datasets: str = option(
         "",
@@ -35,11 +35,11 @@ class ValidationConfig:
     )
 
     def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
-        """The data sets and their splits; none where nothing is evaluated.
+        """Return the data sets and their splits; none where nothing is evaluated.
 
         Args:
-            best_metric: `--best-metric`.
-            dev_split: of what has no split of its own.
+            best_metric: value of `--best-metric`.
+            dev_split: of data sets without a split of their own.
         """
         named = self.eval_datasets or ("" if best_metric == DEV_LOSS else OWN)
         parts = [part.strip().partition("#") for part in named.split(",") if part.strip()]
@@ -47,10 +47,10 @@ class ValidationConfig:
 
 
 def check_validation(validation: ValidationConfig, training: TrainingConfig) -> None:
-    """Hold the settings to each other; raises `ConfigError`.
+    """Check the settings against each other; raises `ConfigError`.
 
     Args:
-        validation, training: each setting already within its own range.
+        validation, training: each setting within its own range.
     """
     check_changed(validation, training)
     if training.best_metric == DEV_LOSS and not validation.eval_datasets:

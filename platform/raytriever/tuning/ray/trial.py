@@ -109,8 +109,8 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
             reporter.on_event,
             logged_step,
             job.dev_sets,
-            here=job.config.training.workers[1] == 1,
-            beside=context.trials_per_node,
+            in_process=job.config.training.workers[1] == 1,
+            runs_per_node=context.trials_per_node,
         )
         result = {ENDED: True, METRICS: _evaluate(job) if context.searches_corpus else {}}
     except UserError as error:

@@ -1,0 +1,279 @@
+"""Background work of training whose result all workers adopt after the same step, and the hooks of the training loop.
+
+A job has stages. Only while a job runs, the workers exchange one small message after each step. A stage ends when the
+first worker has finished it, or when all workers have finished it with the same result: on all workers after the same
+step.
+
+1. `submit` hands the work to another process or to a thread, and does not wait.
+2. `poll` checks the work after each step and exchanges the messages.
+3. `adopt` applies the result of the last stage. `reject` logs why a job failed; a failed job never ends training.
+4. `recover` applies recorded results after a restart, and submits unfinished work again."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+
+from raytriever.errors import UserError
+from raytriever.losses.engine.workers import Workers
+from raytriever.training.batches import Batch
+from raytriever.training.checkpoint import Progression
+
+POLL_SECONDS = 0.02  # between two polls while training waits for a job
+LOG_SECONDS = 60.0  # between two log lines while training waits
+
+
+# ------------------------------------------------------------------------------------------------------------- hooks
+
+
+class Callback:
+    """Hooks of the training loop; each does nothing by default. All workers call each hook after the same step."""
+
+    def start(self, progression: Progression) -> Progression:
+        """Resume from the progression of the checkpoint; called once, before the first batch.
+
+        Returns:
+            The progression to train from.
+        """
+        return progression
+
+    def prefetch_limit(self, step: int, end: int) -> int:
+        """Return the step from which on no batch may be prepared before `after_step` of `step`; at most `end`."""
+        return end
+
+    def before_batch(self, step: int, batch: Batch) -> None:
+        """Check the batch of `step`, counted from 0, before the model learns from it."""
+
+    def after_step(self, progression: Progression) -> Progression:
+        """Act after a step whose checkpoint, where one is due, is being written.
+
+        Returns:
+            The progression; with `stopped` where training ends.
+        """
+        return progression
+
+    def finish(self, progression: Progression) -> Progression:
+        """Act after the last step, when all checkpoints are committed; returns the final progression."""
+        return progression
+
+    def close(self) -> None:
+        """Release threads; called also after an error."""
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return metrics for the tracker, of `step` counted from 0."""
+        return {}
+
+    def needs_checkpoint(self, step: int) -> bool:
+        """Return whether a checkpoint is needed after `step` steps."""
+        return False
+
+    @property
+    def retained_steps(self) -> frozenset[int]:
+        """Steps whose checkpoints must not be removed; read by the thread that writes checkpoints."""
+        return frozenset()
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+class JobStatus(IntEnum):
+    """Status of one worker in a stage of a job."""
+
+    RUNNING, DONE, FAILED = range(3)
+
+
+class JobMessage(NamedTuple):
+    """Message of one worker to all: its status, and the result of the stage, which a float64 must hold exactly."""
+
+    status: JobStatus = JobStatus.RUNNING
+    result: float = 0.0
+
+
+RUNNING = JobMessage()
+
+
+class JobError(Exception):
+    """Failure that the process doing the work has reported, as a line for the user."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a job.
+
+    Args:
+        check: returns this worker's message; called with the number of steps done, after each step, until the message
+            is no longer `RUNNING`. Does not wait.
+        start: called on every worker, with the number of steps done, when the stage before it has ended.
+        needs_all: whether the stage ends when all workers have the same result, or when the first worker has one.
+    """
+
+    check: Callable[[int], JobMessage]
+    start: Callable[[int], None] = lambda step: None
+    needs_all: bool = False
+
+    def is_done(self, messages: Sequence[JobMessage]) -> bool:
+        """Return whether the stage has ended with a result."""
+        if not self.needs_all:
+            return messages[0].status is JobStatus.DONE
+        return all(message == messages[0] for message in messages) and messages[0].status is JobStatus.DONE
+
+    def has_failed(self, messages: Sequence[JobMessage]) -> bool:
+        """Return whether a worker has failed, or workers that should agree have different results."""
+        if any(message.status is JobStatus.FAILED for message in messages):
+            return True
+        are_done = all(message.status is JobStatus.DONE for message in messages)
+        return self.needs_all and are_done and not self.is_done(messages)
+
+
+def exchange_messages(message: JobMessage, workers: Workers, device: torch.device) -> list[JobMessage]:
+    """Return the messages of all workers in the order of rank; one small collective that all workers call."""
+    if workers.size == 1:
+        return [message]
+    own = torch.tensor([[float(message.status), message.result]], dtype=torch.float64, device=device)
+    return [JobMessage(JobStatus(int(status)), result) for status, result in workers.gather_values(own).tolist()]
+
+
+def broadcast_json(value: Any, workers: Workers, device: torch.device) -> Any:
+    """Return the first worker's JSON value on every worker; all workers call it."""
+    if workers.size == 1:
+        return value
+    text = json.dumps(value).encode() if workers.rank == 0 else b""
+    length = int(workers.sum(torch.tensor(len(text), device=device)))
+    own = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8).to(device)
+    return json.loads(bytes(workers.gather_values(own)[:length].tolist()))
+
+
+def failure_reason(error: Exception) -> str:
+    """Return one line for the user on why a job failed."""
+    return str(error) if isinstance(error, UserError | JobError) else f"{type(error).__name__}: {error}"
+
+
+# --------------------------------------------------------------------------------------------------------------- job
+
+
+class BackgroundJob(Callback, ABC):
+    """State machine of one kind of background work on one worker; one job runs at a time.
+
+    All workers make every call in the same order.
+
+    Args:
+        stages: of each job, in order.
+        workers: the group.
+        device: where the group's collectives take their tensors.
+        log: receives lines for the user; called on the first worker.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], workers: Workers, device: torch.device, log: Callable[[str], None]
+    ) -> None:
+        self._stages, self.workers, self.device, self._log = stages, workers, device, log
+        self._stage: int | None = None
+        self._message, self._reason = RUNNING, ""
+        self._wait_seconds = 0.0
+
+    @abstractmethod
+    def recover(self, step: int) -> None:
+        """Resume after `step` steps: apply recorded results, submit unfinished work again."""
+
+    @abstractmethod
+    def adopt(self, step: int, result: float) -> None:
+        """Apply the result of a job after `step` steps, with the first worker's result of the last stage."""
+
+    @abstractmethod
+    def reject(self, step: int, reason: str) -> None:
+        """Drop a job that failed after `step` steps; `reason` is empty where another worker failed."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what the running job does, to follow `Training has waited 60 s for`."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first worker, which alone talks to the process that does the work."""
+        return self.workers.rank == 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a job is running."""
+        return self._stage is not None
+
+    def start(self, progression: Progression) -> Progression:
+        """See `Callback.start`."""
+        self.recover(progression.step)
+        return progression
+
+    def submit(self, start: Callable[[], None] = lambda: None) -> None:
+        """Start a job with its first stage; an error in `start` fails the job."""
+        self._enter(0, start)
+
+    def poll(self, step: int) -> None:
+        """Check the running job after `step` steps, and go to its next stage where all workers agree on that."""
+        if self._stage is None:
+            return
+        stage = self._stages[self._stage]
+        if self._message.status is JobStatus.RUNNING:
+            with self._failing():
+                self._message = stage.check(step)
+        messages = self._exchange()
+        if stage.has_failed(messages):
+            self._stage = None
+            self.reject(step, self._reason)
+        elif stage.is_done(messages):
+            following = self._stage + 1
+            if following < len(self._stages):
+                self._enter(following, lambda: self._stages[following].start(step))
+            else:
+                self._stage = None
+                self.adopt(step, messages[0].result)
+
+    def wait_while(self, must_wait: Callable[[], bool], step: int) -> None:
+        """Poll until `must_wait` is false; logs every `LOG_SECONDS` for how long training has waited."""
+        began = logged = time.monotonic()
+        while must_wait():
+            time.sleep(POLL_SECONDS)
+            self.poll(step)
+            if must_wait() and time.monotonic() - logged > LOG_SECONDS:
+                logged = time.monotonic()
+                waited = f"Training has waited {logged - began:.0f} s for {self.describe()}."
+                self.log(f"{waited} `ray status` shows whether its process has the resources that it needs.")
+
+    def log(self, line: str) -> None:
+        """Log a line for the user on the first worker."""
+        if self.is_first:
+            self._log(line)
+
+    def take_wait_seconds(self) -> float:
+        """Return the seconds that jobs kept steps waiting since the last call."""
+        seconds, self._wait_seconds = self._wait_seconds, 0.0
+        return seconds
+
+    @contextmanager
+    def count_wait(self) -> Iterator[None]:
+        """Add the seconds of a block to those that jobs kept steps waiting."""
+        began = time.monotonic()
+        yield
+        self._wait_seconds += time.monotonic() - began
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Run a block whose errors fail the job instead of ending training."""
+        try:
+            yield
+        except Exception as error:
+            self._message, self._reason = JobMessage(JobStatus.FAILED), failure_reason(error)
+
+    def _enter(self, stage: int, start: Callable[[], None]) -> None:
+        self._stage, self._message, self._reason = stage, RUNNING, ""
+        with self._failing():
+            start()
+
+    def _exchange(self) -> list[JobMessage]:
+        return exchange_messages(self._message, self.workers, self.device)

@@ -1,0 +1,331 @@
+"""Refresh of hard negatives with the encoder that is being trained, as a background job of training.
+
+1. When a round is due, the weights are copied. The first worker passes them to the miner, which writes the table of
+   the round. Training continues, or waits if the settings say so.
+2. A thread of each worker reads the table.
+3. The first worker records in the ledger from which step on the table is used: the first step that no loader can have
+   prepared. No worker uses the table before it is recorded, so a resumed run makes the same batches.
+
+After a failed round the current table stays in use. Negatives by the encoder as it trains: ANCE (Xiong et al., 2021,
+arXiv:2007.00808)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.negatives import NegativesTable
+from raytriever.errors import StorageError
+from raytriever.losses.engine.workers import Workers
+from raytriever.training.background import (
+    RUNNING,
+    BackgroundJob,
+    JobError,
+    JobMessage,
+    JobStatus,
+    Stage,
+)
+from raytriever.training.batches import PREFETCH_DEPTH, Batch, SourceVersions
+from raytriever.training.checkpoint import Progression
+from raytriever.training.parallel.model_state import Snapshot
+from raytriever.training.refresh.ledger import Round, read_ledger, round_path
+
+
+@dataclass(frozen=True)
+class MiningResult:
+    """Result of a round of mining.
+
+    Args:
+        metrics: for the tracker.
+        reason: why there is no table; empty where there is one.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+class MinerClient(Protocol):
+    """Access to the process that mines; used by the first worker alone, for one round at a time."""
+
+    def submit(self, number: int, snapshot: Snapshot) -> None:
+        """Start round `number` with the weights of a snapshot. Does not wait.
+
+        The miner commits the table of the round at `round_path`, and replaces any table there.
+        """
+
+    def poll(self) -> MiningResult | None:
+        """Return the result of the round; None while it is running. Does not wait."""
+
+
+@dataclass(frozen=True)
+class RefreshPlan:
+    """Plan of the refreshes of a run.
+
+    Args:
+        every: steps between two rounds.
+        waits: whether training waits for each round.
+        folder: of the ledger and the tables, seen by every worker.
+        read: reads the table in a committed directory.
+        miner: on the first worker; None on the others.
+        last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses
+            the table of a round that is started again, so that the logged metrics stay true.
+    """
+
+    every: int
+    waits: bool
+    folder: Path
+    read: Callable[[Path], NegativesTable]
+    miner: MinerClient | None
+    last_logged_step: int = 0
+
+
+class RefreshJob(BackgroundJob):
+    """Rounds of refresh of one run, on one worker.
+
+    Args:
+        plan: of the refreshes.
+        sources: of batches by step; each adopted table adds a version.
+        total_steps: after which training ends at the latest.
+        workers, device, log: see `BackgroundJob`.
+        take_snapshot: copies the weights; all workers call it.
+
+    Raises:
+        StorageError: the ledger of an interrupted run is damaged.
+    """
+
+    def __init__(
+        self,
+        plan: RefreshPlan,
+        sources: SourceVersions,
+        total_steps: int,
+        workers: Workers,
+        device: torch.device,
+        take_snapshot: Callable[[], Snapshot],
+        log: Callable[[str], None],
+    ) -> None:
+        mining, reading = Stage(self._check_mining), Stage(self._check_reading, self._start_reading, needs_all=True)
+        super().__init__([mining, reading, Stage(self._check_recording, self._record)], workers, device, log)
+        self._plan, self._sources, self._total_steps = plan, sources, total_steps
+        self._take_snapshot = take_snapshot
+        self._ledger = read_ledger(plan.folder)
+        self._readers: list[TableReader] = []  # the newest first; older ones may still read tables that failed
+        self._metrics: dict[str, float] = {}
+        self._end: dict[str, Any] = {}  # of the running round, as the ledger will record it
+        self._began = 0.0
+
+    # ------------------------------------------------------------------------------------------------------- hooks
+
+    def start(self, progression: Progression) -> Progression:
+        """Resume, unless training has ended.
+
+        Raises:
+            StorageError: a recorded table is missing or another one.
+        """
+        if progression.stopped or progression.step >= self._total_steps:
+            return progression
+        return self.after_step(super().start(progression))
+
+    def prefetch_limit(self, step: int, end: int) -> int:
+        """See `Callback.prefetch_limit`: the next step at which training waits for a round."""
+        return min(end, (step // self._plan.every + 1) * self._plan.every) if self._plan.waits else end
+
+    def before_batch(self, step: int, batch: Batch) -> None:
+        """Raise `RuntimeError` where a batch was not drawn from the table that the ledger records for its step."""
+        if batch.version != (recorded := self._ledger.version(step)):
+            raise RuntimeError(f"the batch of step {step} has negatives of round {batch.version}, not {recorded}")
+
+    def after_step(self, progression: Progression) -> Progression:
+        """Poll the running round, start one that is due, and wait for it where the settings say so."""
+        step = progression.step
+        if progression.stopped or step >= self._total_steps:
+            return progression
+        with self.count_wait():
+            self._sources.forget_before(step)
+            self.poll(step)
+            if not self.is_running and self._ledger.is_due(step, self._plan.every):
+                self._start_round(step, step)
+            if self._plan.waits:
+                self.wait_while(lambda: self.is_running, step)
+        return progression
+
+    def close(self) -> None:
+        """Wait for the threads that read tables: a process that ends while a thread is in C++ code is aborted
+        (pytorch#38228)."""
+        for reader in self._readers:
+            reader.join()
+
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """Return the round of `step`, the age of its negatives, failed rounds, seconds of waiting since the last call,
+        and the metrics of a round whose table `step` is the first to use."""
+        new = [one.measured for one in self._ledger.adopted_rounds if one.used_from == step]
+        return {
+            **{name: value for metrics in new for name, value in metrics.items()},
+            "negatives_round": float(self._ledger.version(step)),
+            "refresh_age_steps": float(self._ledger.age(step)),
+            "refresh_failures": float(self._ledger.failures),
+            "refresh_wait_seconds": self.take_wait_seconds(),
+        }
+
+    # -------------------------------------------------------------------------------------------------------- job
+
+    def recover(self, step: int) -> None:
+        """Use the recorded tables, and start the round that was running again, with the weights as they are now."""
+        self._ledger = self._ledger.without_later(step)
+        for one in self._ledger.adopted_rounds:
+            if one.number >= self._ledger.version(step):
+                self._add_recorded(one)
+        if self._ledger.running_round is not None:
+            self._start_round(step, self._ledger.running_round.due)
+
+    def adopt(self, step: int, result: float) -> None:
+        """Use the table from its step on."""
+        self._ledger = self._ledger.with_round_ended(**self._end)
+        self._add_version(self._readers[0].table, self._ledger.rounds[-1])
+
+    def reject(self, step: int, reason: str) -> None:
+        """Record the failure; the tables in use stay in use."""
+        reason = reason or "another worker could not read its table, or read another one"
+        self._ledger = self._ledger.with_round_ended(ended=step, reason=reason)
+        if self.is_first:
+            with self._failing():  # a failure that is not recorded is a round that a resumed run starts again
+                self._ledger.write(self._plan.folder)
+            number = self._ledger.rounds[-1].number
+            self.log(
+                f"Refresh round {number} of the hard negatives failed ({reason}). The current negatives stay in use."
+            )
+
+    def describe(self) -> str:
+        """See `BackgroundJob.describe`."""
+        return f"refresh round {self._ledger.rounds[-1].number} of the hard negatives"
+
+    def _start_round(self, step: int, due: int) -> None:
+        """Record that a round starts, and pass the weights to the miner."""
+        self._ledger = self._ledger.with_round_started(due, step)
+        self._began, self._metrics = time.monotonic(), {}
+        weights = self._take_snapshot()
+
+        def start() -> None:
+            if self._plan.miner is not None:
+                self._ledger.write(self._plan.folder)
+                self._plan.miner.submit(self._ledger.rounds[-1].number, weights)
+
+        self.submit(start)
+
+    def _check_mining(self, step: int) -> JobMessage:
+        result = self._plan.miner.poll() if self._plan.miner is not None else None
+        if result is None:
+            return RUNNING
+        if result.reason:
+            raise JobError(result.reason)
+        self._metrics = dict(result.metrics)
+        return JobMessage(JobStatus.DONE)
+
+    def _start_reading(self, step: int) -> None:
+        path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
+        reader = TableReader(self._plan.read, path, self._sources.newest.examples.negatives)
+        self._readers = [reader, *(one for one in self._readers if one.is_alive)]
+
+    def _check_reading(self, step: int) -> JobMessage:
+        return self._readers[0].message()
+
+    def _record(self, step: int) -> None:
+        """Choose the first step that uses the table; the first worker records it."""
+        plan, reader, this_round = self._plan, self._readers[0], self._ledger.rounds[-1]
+        ended = first = step
+        if not plan.waits:
+            # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.
+            ended = step + 1
+            last = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=0)
+            first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, last + 1)
+        self._end = {"ended": ended, "used_from": first, "digest": reader.table.digest}
+        if self.is_first:
+            self._end["measured"] = self._metrics | {
+                "refresh_overlap": reader.overlap,
+                "refresh_rows": float(len(reader.table)),
+                "refresh_staleness_steps": float(first - this_round.snapshot),
+                "refresh_seconds": time.monotonic() - self._began,
+            }
+            self._ledger.with_round_ended(**self._end).write(plan.folder)
+
+    def _check_recording(self, step: int) -> JobMessage:
+        return JobMessage(JobStatus.DONE) if self.is_first else RUNNING
+
+    def _add_recorded(self, one: Round) -> None:
+        path = round_path(self._plan.folder, one.number)
+        table = self._plan.read(path)
+        if table.digest != one.digest:
+            raise StorageError("is not the table that the run used", str(path), "train again with --fresh")
+        self._add_version(table, one)
+
+    def _add_version(self, table: NegativesTable, one: Round) -> None:
+        assert one.used_from is not None
+        self._sources.add(one.used_from, self._sources.newest.with_negatives(table, one.number))
+
+
+class TableReader:
+    """Thread that reads the table of one round.
+
+    Args:
+        read: reads the table in a committed directory.
+        path: of the table.
+        current: the table in use.
+    """
+
+    def __init__(self, read: Callable[[Path], NegativesTable], path: Path, current: NegativesTable | None) -> None:
+        self._read, self._path, self._current = read, path, current
+        self._table: NegativesTable | None = None
+        self._error: Exception | None = None
+        self.overlap = 0.0
+        self._thread = Thread(target=self._run, name="refresh", daemon=True)
+        self._thread.start()
+
+    @property
+    def table(self) -> NegativesTable:
+        """The table, once the message says `DONE`."""
+        assert self._table is not None
+        return self._table
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread is still reading."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
+
+    def message(self) -> JobMessage:
+        """Return `DONE` with the first 48 bits of the table's digest; raises the error of the thread."""
+        if self._error is not None:
+            raise self._error
+        return RUNNING if self._table is None else JobMessage(JobStatus.DONE, float(int(self._table.digest[:12], 16)))
+
+    def _run(self) -> None:
+        try:
+            table = self._read(self._path)
+            self.overlap = overlap(table, self._current)
+            self._table = table
+        except Exception as error:  # raised where the job is polled
+            self._error = error
+
+
+def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
+    """Return the share of a table's rows (query, document) that the table before it has too, in [0, 1]; 0 for no
+    rows."""
+    if before is None or not len(table) or not len(before):
+        return 0.0
+    size = 1 + max(int(table.documents.max()), int(before.documents.max()))
+    return float(np.isin(_pairs(table, size), _pairs(before, size), assume_unique=True).mean())
+
+
+def _pairs(table: NegativesTable, size: int) -> Int64[ndarray, " rows"]:
+    return table.queries * size + table.documents

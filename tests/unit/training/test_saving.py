@@ -102,11 +102,11 @@ def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back:
         writer.save(mine, state(1))
         for one in mine:
             one.values.fill_(2.0)  # the next step, while nothing is written yet
-        assert writer.status().writing
+        assert writer.status().is_writing
         assert newest_checkpoint(tmp_path) == (None, [])
         held_back.set()
         writer.wait()
-        assert not writer.status().writing
+        assert not writer.status().is_writing
         assert saved_value(tmp_path / "step-1") == 1.0
         writer.save(mine, state(2))
     assert saved_value(tmp_path / "step-2") == 2.0  # leaving waits for what was begun
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_committed_when_what_was_told_of_it_is_kept(tmp_path: Pa
     with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, heard) as writer:
         writer.save(slices(1.0), state(4))
         time.sleep(0.2)
-        assert writer.status().writing
+        assert writer.status().is_writing
         assert not (tmp_path / "step-4").exists()
         kept.set()
         writer.wait()
@@ -162,7 +162,7 @@ def test_one_is_written_at_a_time(tmp_path: Path) -> None:
 def test_the_clock_is_told_to_all() -> None:
     def run(workers: Threads) -> list[bool]:
         with CheckpointWriter(Path("none"), workers, CPU, 1, has_state=True) as writer:
-            return [writer.status(due=workers.rank == first).due for first in (0, 1, 2)]
+            return [writer.status(is_due=workers.rank == first).is_due for first in (0, 1, 2)]
 
     assert together(2, run) == [[True, False, False]] * 2
 
@@ -199,7 +199,7 @@ def test_nothing_stands_before_every_part_is_there(tmp_path: Path, monkeypatch: 
         with CheckpointWriter(tmp_path, workers, CPU, 1, has_state=True) as writer:
             writer.save(slices(1.0, workers.rank, 2), state(1))
             for _ in range(20):
-                assert writer.status().writing
+                assert writer.status().is_writing
                 assert newest_checkpoint(tmp_path) == (None, [])
             gate.set()
             writer.wait()

@@ -82,12 +82,12 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_claims_hold_on_the_results_of_their_papers(name: str) -> None:
+def test_verdicts_on_the_results_of_the_papers(name: str) -> None:
     study = open_at_full(name)
     results = as_printed(study)
-    told = [claim.verdict(results) for claim in study.claims]
-    words = [one.word for one in told]
-    assert words[: len(PRINTED[name])] == PRINTED[name], told
+    verdicts = [claim.verdict(results) for claim in study.claims]
+    words = [one.word for one in verdicts]
+    assert words[: len(PRINTED[name])] == PRINTED[name], verdicts
 
 
 def test_claims_of_multi_positive_on_the_results_of_the_paper() -> None:

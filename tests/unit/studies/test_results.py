@@ -246,8 +246,8 @@ def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> 
     for name in ("per_query", "scores"):
         (tmp_path / name).mkdir()
     about = {"set": {"queries": 6, "documents": 60, "split": "test"}}
-    told = {"format": 1, "models": {"mw": {"set": {"auc": area, "ndcg_at_10": 0.5}}}, "about": about}
-    (tmp_path / "results.json").write_text(json.dumps(told))
+    results_json = {"format": 1, "models": {"mw": {"set": {"auc": area, "ndcg_at_10": 0.5}}}, "about": about}
+    (tmp_path / "results.json").write_text(json.dumps(results_json))
     (tmp_path / "per_query" / "set.json").write_text(
         json.dumps(
             {

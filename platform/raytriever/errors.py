@@ -1,22 +1,29 @@
-"""The errors a user can mend, each one line: where it is, what is wrong, what would be right.
+"""Errors that a user can correct, each one line: where it is, what is wrong, what to do.
 
-Everything a person may get wrong (a flag, a file, a row, a model name, a full disk) is raised as a subclass of
-`UserError` at the boundary where it is noticed. The command line prints it as one line and exits with code 2; any
-other exception is a defect of raytriever and keeps its traceback.
+Everything that a person can get wrong (a flag, a file, a row, a model name, a full disk) is raised as a subclass of
+`UserError` where it is first detected. The command line prints it as one line and exits with code 2. Any other
+exception is a defect of raytriever and keeps its traceback.
 """
 
 
 class UserError(Exception):
-    """A mistake or a missing thing outside raytriever, told in one line.
+    """Error that a user can correct. Its text is one line: where, what, remedy.
 
     Args:
-        what: what is wrong, quoting what came.
-        where: the file, row, flag or field it is wrong in.
-        remedy: what would be right, or what to do.
+        what: what is wrong, with a quotation of the value.
+        where: the file, row, flag, argument or field that is wrong.
+        remedy: what is right, or what to do.
+
+    Example:
+        >>> try:
+        ...     rt.load_dataset("no/such/folder")
+        ... except rt.UserError as error:
+        ...     print(error.what)
+        no data set of this name and no such folder
     """
 
     def __init__(self, what: str, where: str | None = None, remedy: str | None = None) -> None:
-        # Passed on whole so that the exception survives pickling between processes.
+        # Exception keeps the arguments, so that the error can be pickled between processes.
         super().__init__(what, where, remedy)
         self.what, self.where, self.remedy = what, where, remedy
 
@@ -26,20 +33,62 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A flag or a field of a configuration file is unknown, out of range or contradicts another."""
+    """A setting is unknown, out of range, without effect, or contradicts another.
+
+    Example:
+        >>> try:
+        ...     rt.mine_hard_negatives(data, num_negatives=0)
+        ... except rt.ConfigError as error:
+        ...     print(error)
+        num_negatives: 0 is out of range; give a value at least 1
+    """
 
 
 class DataError(UserError):
-    """A data set is missing, broken or not what its name says."""
+    """A data set is missing or broken, or contains something else than its name says.
+
+    Example:
+        >>> try:
+        ...     rt.evaluate(["bm25"], data, split="tset")
+        ... except rt.DataError as error:
+        ...     print(error.what)
+        no split 'tset'; there are: dev, test, train
+    """
 
 
 class ModelError(UserError):
-    """An encoder cannot be found, loaded or trusted."""
+    """An encoder cannot be found, loaded or trusted.
+
+    Example:
+        >>> try:
+        ...     rt.load_model("./no/such/model")
+        ... except rt.ModelError as error:
+        ...     print(error.what)
+        no such directory
+    """
 
 
 class StorageError(UserError):
-    """Something on disk is torn or cannot be written."""
+    """A file or directory is damaged or incomplete, cannot be written, or exists already.
+
+    Example:
+        >>> report = rt.evaluate(["bm25"], data)
+        >>> _ = report.save("lexical")
+        >>> try:
+        ...     report.save("lexical")
+        ... except rt.StorageError as error:
+        ...     print(error.what)
+        is there already
+    """
 
 
 class LossInputError(UserError, ValueError):
-    """A loss was given scores, ids or a temperature for which it has no value."""
+    """A loss has no value for its scores, ids or temperature. It is a `ValueError` too.
+
+    Example:
+        >>> try:
+        ...     rt.losses.mann_whitney(torch.zeros(2, 3), torch.tensor([[0], [1]]), temperature=0.0)
+        ... except rt.losses.LossInputError as error:
+        ...     print(error.remedy)
+        give a finite one above 0
+    """

@@ -33,7 +33,7 @@ Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
 class Dataset:
     """Checked data set for retrieval: documents, queries, and which documents answer which query.
 
-    Make one with `load_dataset`, or from data in memory with `from_dict`, `from_pandas`, `from_csv` or
+    It is made by `load_dataset`, or from data in memory by `from_dict`, `from_pandas`, `from_csv` or
     `from_huggingface`. Data in memory is written once to the cache, under the digest of its content, and then checked
     as files are: a bad row is left out and listed in `bad_rows`, and too many bad rows are an error.
 

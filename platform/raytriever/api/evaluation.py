@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import public, working
@@ -24,7 +25,7 @@ from raytriever.terminal import warn
 if TYPE_CHECKING:
     import pandas
 
-    from raytriever.evaluation.request import EvaluatedModel
+    from raytriever.evaluation.request import EvaluatedModel, EvaluationJob
     from raytriever.evaluation.results import Results
 
 
@@ -44,9 +45,11 @@ class Report:
         (2, 6)
     """
 
-    def __init__(self, results: Results, folder: Path, kept: TemporaryDirectory[str] | None) -> None:
-        self._results, self._folder, self._kept = results, folder, kept
-        self.path: Path | None = None if kept else folder
+    def __init__(self, results: Results, folder: Path, temporary: Path | None) -> None:
+        self._results, self._folder = results, folder
+        self.path: Path | None = None if temporary else folder
+        if temporary:
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
         self.metrics: dict[str, dict[str, dict[str, float]]] = results.models
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -174,17 +177,28 @@ def evaluate(
     job = build_evaluation_job(
         evaluated, [source_of(one) for one in sets], config, baselines, calibrate, precision, rate, warn
     )
-    kept = TemporaryDirectory(prefix="raytriever-") if output is None else None
-    folder = Path(kept.name) / "results" if kept else path_of(str(output))
+    if output is not None:
+        folder = path_of(output)
+        return Report(_measure(job, encoding, folder, fresh, is_tracked=True), folder, None)
+    temporary = Path(mkdtemp(prefix="raytriever-"))
+    try:
+        folder = temporary / "results"
+        return Report(_measure(job, encoding, folder, fresh, is_tracked=False), folder, temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, is_tracked: bool) -> Results:
+    """Evaluate into a directory."""
     with working("evaluate", folder):
         from raytriever.cluster.evaluation import evaluate_in_session
         from raytriever.tracking.mlflow_tracker import tracking_uri
         from raytriever.tracking.spool import open_adjacent
         from raytriever.tracking.tracker import NullTracker
 
-        tracker = NullTracker if kept else lambda: open_adjacent(tracking_uri(), folder, warn)
-        results = evaluate_in_session(job, encoding, folder, fresh, tracker, warn)
-    return Report(results, folder, kept)
+        tracker = (lambda: open_adjacent(tracking_uri(), folder, warn)) if is_tracked else NullTracker
+        return evaluate_in_session(job, encoding, folder, fresh, tracker, warn)
 
 
 @public
@@ -206,10 +220,10 @@ def compare(
         StorageError: a run is damaged, or the file cannot be written.
 
     Example:
-        >>> first = rt.evaluate(["bm25"], data, output="results/lexical")
-        >>> second = rt.evaluate([encoder], data, output="results/dense")
-        >>> rt.compare([first, "results/dense"], "page.html").exists()
-        True
+        >>> lexical = rt.evaluate(["bm25"], data)
+        >>> folder = rt.evaluate([encoder], data).save("results/dense")
+        >>> rt.compare([lexical, folder], "page.html")
+        PosixPath('page.html')
     """
     if isinstance(runs, str | os.PathLike | Run | Report) or not runs:
         raise ConfigError("is no list of runs", "runs", "give a list such as ['runs/a', 'runs/b']")

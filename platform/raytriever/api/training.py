@@ -48,11 +48,11 @@ class HardNegatives:
         settings: how the negatives were mined.
 
     Example:
-        >>> hard = rt.mine_hard_negatives(data, num_negatives=3)
+        >>> hard = rt.mine_hard_negatives(data, encoder, num_negatives=2)
         >>> len(hard)
-        288
+        192
         >>> hard.settings["method"]
-        'bm25'
+        'dense'
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
@@ -132,9 +132,9 @@ def mine_hard_negatives(
         StorageError: `output` exists, or cannot be written.
 
     Example:
-        >>> hard = rt.mine_hard_negatives(data, num_negatives=2)
+        >>> hard = rt.mine_hard_negatives(data, encoder, num_negatives=2)
         >>> sorted(hard.to_pandas()["origin"].unique())
-        ['bm25']
+        ['dense']
     """
     from raytriever.mining.job import MiningJob, run_mining
     from raytriever.models.config import ModelConfig
@@ -202,7 +202,7 @@ def train(
     Args:
         data: the data set, with a split `train`; `test` is measured, and `dev` decides when to stop.
         model: the encoder to begin from.
-        loss: its name, see `rt.losses.LOSS_NAMES`.
+        loss: its name, such as `mw`, `infonce` or `lsepair`.
         hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
             them as `negatives_per_query` says, by default up to 5.
         max_steps: optimiser steps.

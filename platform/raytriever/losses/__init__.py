@@ -1,4 +1,10 @@
-"""Losses: functions of embeddings and ids that return a value and its gradients."""
+"""Losses: functions of embeddings and ids that return a value and its gradients.
+
+Example:
+    >>> scores = torch.tensor([[0.9, 0.2, 0.1], [0.3, 0.8, 0.2]], requires_grad=True)
+    >>> loss = rt.losses.mann_whitney(scores, torch.tensor([[0], [1]]), temperature=0.1)
+    >>> loss.backward()
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raytriever.errors import LossInputError
-    from raytriever.losses.config import LOSS_NAMES
     from raytriever.losses.mw.functional import mann_whitney
 
-__all__ = ["LOSS_NAMES", "LossInputError", "mann_whitney"]
+__all__ = ["LossInputError", "mann_whitney"]
 _MODULE_OF = {
-    "LOSS_NAMES": "raytriever.losses.config",
     "LossInputError": "raytriever.errors",
     "mann_whitney": "raytriever.losses.mw.functional",
 }

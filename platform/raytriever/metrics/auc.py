@@ -20,14 +20,24 @@ MOST_PAIRS = 2**63
 
 
 def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> float:
-    """The AUC of two pools of scores, 0 to 1; a tie counts half; NaN when either pool is empty.
+    """Compute the area under the ROC curve (AUC) of two pools of scores.
+
+    The AUC is the share of pairs in which the positive has the higher score; a tie counts half. It is exact.
 
     Args:
-        positives, negatives: of any range and order, infinities allowed. Where one pool is float64, float32 scores of
-            the other are compared with it as they are.
+        positives: scores of relevant pairs, of all queries together, in any order; infinities are allowed.
+        negatives: scores of other pairs. Where one pool is float64, float32 scores of the other are compared with it as
+            they are.
+
+    Returns:
+        The AUC, 0 to 1; NaN if a pool is empty.
 
     Raises:
         MetricInputError: a score is NaN, or there are 2^63 pairs or more.
+
+    Example:
+        >>> rt.metrics.pooled_auc(np.array([0.9, 0.5]), np.array([0.7, 0.1]))
+        0.75
     """
     if not len(positives) or not len(negatives):
         return float("nan")

@@ -10,7 +10,15 @@ from raytriever.errors import UserError
 
 
 class MetricInputError(UserError, ValueError):
-    """A metric was given rankings, judgements or scores for which it has no value."""
+    """A metric has no value for its rankings, judgements or scores. It is a `ValueError` too.
+
+    Example:
+        >>> try:
+        ...     rt.metrics.pooled_auc(np.array([np.nan]), np.array([0.5]))
+        ... except rt.metrics.MetricInputError as error:
+        ...     print(error.where)
+        scores of positives
+    """
 
 
 def scores_of(values: ndarray, where: str) -> ndarray:

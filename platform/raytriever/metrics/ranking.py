@@ -138,13 +138,26 @@ def title(name: str) -> str:
 def measure_ranking(
     ranking: Ranking, relevance: Relevance, names: Iterable[str] = DEFAULT_METRICS, level: int = 1
 ) -> dict[str, PerQuery]:
-    """The named metrics, per query.
+    """Compute ranking metrics of each query.
 
     Args:
-        ranking: document positions, best first, padded with -1; a query with none counts 0.
-        relevance: the judgements; queries without a relevant document count 0 here and nothing in `mean`.
-        names: as in `ranking_metric`.
-        level: the grade from which on a document is relevant in all of them but nDCG.
+        ranking: document positions, best first, padded with -1, int64 `[queries, depth]`.
+        relevance: the judgements.
+        names: `ndcg`, `mrr`, `recall`, `map`, `precision`, `success`, `r_precision` or `judged`, most with a cutoff
+            such as `ndcg_at_10`; without one the whole ranking counts.
+        level: lowest grade of a relevant document, at least 1; nDCG uses the grades themselves.
+
+    Returns:
+        float64 `[queries]` by name, 0 to 1. A query without results or without a relevant document has 0.
+
+    Raises:
+        MetricInputError: a metric is unknown, or the ranking or the judgements are inconsistent.
+
+    Example:
+        >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([1, 1, 1])
+        >>> relevance = rt.metrics.Relevance(queries, documents, grades, query_count=2)
+        >>> rt.metrics.measure_ranking(np.array([[4, 5], [7, 5]]), relevance, ["recall_at_2"])
+        {'recall_at_2': array([0.5, 1. ])}
     """
     metrics = {name: ranking_metric(name) for name in names}
     placed = relevance.find_ranks(ranking, level)

@@ -27,13 +27,18 @@ NOWHERE = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Relevance:
-    """The judged documents of each query.
+    """Judged documents of each query.
 
     Args:
-        queries: position of the judged query, per judgement.
-        documents: position of the judged document, per judgement.
-        scores: its integer grade.
-        query_count: how many queries there are; positions run from 0.
+        queries: position of the judged query, int64 `[judgements]`.
+        documents: position of the judged document, int64 `[judgements]`.
+        scores: integer grade of the document, int64 `[judgements]`; above 0 is relevant.
+        query_count: number of queries; positions count from 0.
+
+    Example:
+        >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([2, 1, 1])
+        >>> rt.metrics.Relevance(queries, documents, grades, query_count=2).query_count
+        2
     """
 
     queries: Int64[ndarray, " judgements"]
@@ -67,7 +72,11 @@ class Relevance:
         return JudgedRanks(queries, grades, ranks, lengths, level)
 
     def gains(self, ranking: Ranking) -> Gains:
-        """The grade of each ranked document, 0 where it is unjudged, not relevant, or padding (-1)."""
+        """Return the grade of each ranked document, 0 where it is unjudged, not relevant, or padding (-1).
+
+        Args:
+            ranking: document positions, best first, padded with -1.
+        """
         placed = self.find_ranks(ranking)
         gains = np.zeros(ranking.shape, np.float32)
         found = placed.ranks < ranking.shape[1]

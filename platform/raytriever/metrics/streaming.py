@@ -132,14 +132,24 @@ FILLED = 0.75
 
 
 class ScoreCounts:
-    """Counts of the scores of positives and negatives; only the memory of used bins is taken."""
+    """Counts of the scores of positives and negatives in bins, for `streaming_auc`. Unused bins take no memory.
+
+    Args:
+        budget: memory of the counts in bytes, at least 4 MiB.
+
+    Raises:
+        MetricInputError: the budget is too small.
+
+    Example:
+        >>> counts, others = rt.metrics.ScoreCounts(), rt.metrics.ScoreCounts()
+        >>> counts.add(np.array([0.9]), np.array([0.7, 0.1]))
+        >>> others.add(np.array([0.5]), np.array([0.2]))
+        >>> counts.merge(others)
+        >>> counts.sizes
+        (2, 3)
+    """
 
     def __init__(self, budget: int = 512 * 2**20) -> None:
-        """No scores yet.
-
-        Args:
-            budget: bytes the counts may take, at least 4 MiB.
-        """
         self.room = budget // 20  # two counts of eight bytes a bin, and what it has seen
         if self.room < 2 * CELLS:
             raise MetricInputError(f"a budget of {budget} bytes", "score counts", "give at least 4 MiB")
@@ -160,6 +170,10 @@ class ScoreCounts:
     def add(self, positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> None:
         """Count more scores, of any range, infinities allowed; float64 is rounded to float32, which is remembered.
 
+        Args:
+            positives: scores of relevant pairs.
+            negatives: scores of other pairs.
+
         Raises:
             MetricInputError: a score is NaN, or there would be 2^63 pairs or more. Nothing is counted then.
         """
@@ -177,7 +191,10 @@ class ScoreCounts:
                 count_bins(self._bits(scores[start : start + CHUNK]), self.bases, shifts, self.counts[pool], self.seen)
 
     def merge(self, other: ScoreCounts) -> None:
-        """Count the scores of another too; `other` stays as it is.
+        """Count the scores of another too.
+
+        Args:
+            other: counts of other scores; it does not change.
 
         Raises:
             MetricInputError: there would be 2^63 pairs or more.
@@ -250,7 +267,18 @@ def _power(exponents: Float64[ndarray, " cells"]) -> Int64[ndarray, " cells"]:
 
 @dataclass(frozen=True)
 class BoundedAuc:
-    """An AUC, 0 to 1, how far at most it is from that of the scores as given, and the sizes of the pools."""
+    """AUC with a bound on its error, returned by `streaming_auc`.
+
+    Attributes:
+        value: the AUC, 0 to 1.
+        error_bound: largest possible distance from the exact AUC of the scores.
+        positives: number of scores of positives.
+        negatives: number of scores of negatives.
+
+    Example:
+        >>> rt.metrics.BoundedAuc(0.75, 0.0, positives=2, negatives=2).value
+        0.75
+    """
 
     value: float
     error_bound: float
@@ -259,7 +287,20 @@ class BoundedAuc:
 
 
 def streaming_auc(counts: ScoreCounts) -> BoundedAuc:
-    """The AUC of all scores counted so far; NaN, with a bound of NaN, while a pool is empty."""
+    """Compute the AUC of all scores counted so far, in bounded memory.
+
+    Args:
+        counts: counts of the scores. Several workers may count, and one may `merge` the counts.
+
+    Returns:
+        The AUC and a bound on its error; both NaN while a pool is empty.
+
+    Example:
+        >>> counts = rt.metrics.ScoreCounts()
+        >>> counts.add(np.array([0.9, 0.5]), np.array([0.7, 0.1]))
+        >>> rt.metrics.streaming_auc(counts).value
+        0.75
+    """
     positives, negatives = counts.sizes
     if not positives or not negatives:
         return BoundedAuc(float("nan"), float("nan"), positives, negatives)

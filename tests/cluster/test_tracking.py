@@ -99,7 +99,7 @@ def test_a_server_that_is_killed_and_restarted_costs_a_run_nothing(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, err
-    assert err.count("the run goes on, and what it tells is kept") == 1
+    assert err.count("the run continues, and its data is stored") == 1
     assert err.count("MLflow answers again after") == 1
     client = MlflowClient(server.uri)
     identity = json.loads((run / "run.json").read_text())

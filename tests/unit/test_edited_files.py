@@ -160,7 +160,7 @@ def test_an_identity(tmp_path: Path) -> None:
     assert refused > count / 2
     for child in ("/etc", "../other"):
         file.write_text(json.dumps(content | {"children": [child]}))
-        with pytest.raises(UserError, match="is not within this one"):
+        with pytest.raises(UserError, match="is not in this one"):
             Outbox(folder)
 
 
@@ -171,7 +171,7 @@ def test_a_line_of_steps(tmp_path: Path) -> None:
     refusals: list[str] = []
     for text in map(text_of, edits(line)):
         file.write_text(good + text + "\n" + json.dumps(line | {"step": 3}) + "\n")
-        for read in (lambda: StepLog(tmp_path).after(0, 99), lambda: read_curves(tmp_path, ["loss"])):
+        for read in (lambda: StepLog(tmp_path).read_from(0, 99), lambda: read_curves(tmp_path, ["loss"])):
             try:
                 read()
             except UserError as error:

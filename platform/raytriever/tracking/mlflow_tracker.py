@@ -23,24 +23,35 @@ from raytriever.masking import masked
 from raytriever.storage import check_writable, disk_errors
 from raytriever.tracking.tracker import DatasetRecord, Point
 
+EXPERIMENT = "raytriever"
+PARENT = "mlflow.parentRunId"
+KEY = "raytriever.key"
+METRICS_PER_REQUEST = 1000
+PARAMS_PER_REQUEST = 100
+PARAM_CHARACTERS = 6000  # MLflow refuses longer values
+REASON_CHARACTERS = 300
+# The outbox decides when to retry: a request that MLflow repeats could create a run twice.
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", TIMEOUT: "10"}
+FILE_TIMEOUT = "120"  # seconds; a server may copy a file to slower storage before it answers
 SQLITE = "sqlite:///"
-# The databases that MLflow knows, by the default port of their servers, and the package of their usual driver.
+# Default ports of the servers that MLflow supports, and the packages of the usual drivers.
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433, "http": 80, "https": 443}
 DRIVERS = {"postgresql": "postgresql+psycopg2://... with psycopg2-binary", "mysql": "mysql+pymysql://... with pymysql"}
 HEADER = b"SQLite format 3\0"
-ANSWER_SECONDS = 5.0
-_REMEDY = "mend MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current folder"
+CONNECT_SECONDS = 5.0
+_REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current folder"
 
 
 def check_uri(uri: str) -> None:
-    """Refuse an address of MLflow at which nothing can be tracked; passes what only MLflow itself can judge.
+    """Check an address of MLflow as far as possible without MLflow itself.
 
     Args:
         uri: the address; users and passwords in it are never shown.
 
     Raises:
-        ConfigError: the address, its driver or its server.
-        StorageError: an SQLite file cannot be written.
+        ConfigError: the address is not valid, its driver is missing, or its server does not answer.
+        StorageError: an SQLite file is not writable.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator:
@@ -65,13 +76,13 @@ def check_uri(uri: str) -> None:
         _check_driver(uri, name)
     if host and not _goes_through_proxy(address):
         try:
-            socket.create_connection((host, port), ANSWER_SECONDS).close()
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise _refusal(
                 uri,
                 f"MLflow does not answer ({reason} at {host}:{port})",
-                "start the server, or mend MLFLOW_TRACKING_URI",
+                "start the server, or correct MLFLOW_TRACKING_URI",
             ) from error
 
 
@@ -87,13 +98,15 @@ def _check_sqlite(uri: str) -> None:
         if file.is_dir():
             raise _refusal(uri, "is a folder", f"name a file in it, as sqlite:///{file / 'mlflow.db'}")
         if not file.parent.is_dir():
-            raise _refusal(uri, f"the folder {file.parent} does not exist", "make it, or name a file in another folder")
+            raise _refusal(
+                uri, f"the folder {file.parent} does not exist", "create it, or name a file in another folder"
+            )
         check_writable(file.parent)  # SQLite writes its journal there
         if not file.exists():
             return
         with file.open("r+b") as stream:
-            begins = stream.read(len(HEADER))
-    if begins not in (b"", HEADER):
+            header = stream.read(len(HEADER))
+    if header not in (b"", HEADER):
         raise _refusal(uri, "is no SQLite database", "name another file, or move this one away")
 
 
@@ -113,45 +126,32 @@ def _check_driver(uri: str, name: str) -> None:
 
 
 def _goes_through_proxy(address: SplitResult) -> bool:
-    """Whether a request would be sent to another server first, which alone may reach this one."""
+    """Return whether requests go through a proxy, which may be the only way to reach the server."""
     if address.scheme not in ("http", "https") or not address.hostname:
         return False
     return bool(getproxies().get(address.scheme)) and not proxy_bypass(address.hostname)
 
 
-EXPERIMENT = "raytriever"
-PARENT = "mlflow.parentRunId"
-KEY = "raytriever.key"
-METRICS_A_REQUEST = 1000
-PARAMS_A_REQUEST = 100
-PARAM_CHARACTERS = 6000  # more are refused
-REASON_CHARACTERS = 300
-# Whoever asks decides whether to ask again: a request that is repeated below could make a run twice.
-TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", TIMEOUT: "10"}
-FILE_TIMEOUT = "120"  # a server may pass a file on to a slower place before it answers
-
-
 def tracking_uri() -> str:
-    """`MLFLOW_TRACKING_URI`, or `sqlite:///mlflow.db` in the current directory, made absolute."""
+    """Return `MLFLOW_TRACKING_URI`, or the absolute address of `mlflow.db` in the current directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
 class MlflowServer:
-    """A tracking server or database.
+    """MLflow tracking server or database.
 
     Args:
         uri: its address; users and passwords in it are never shown.
 
     Raises:
         ConfigError: it does not answer.
-        StorageError: the database could not be written.
+        StorageError: the database is not writable.
     """
 
     def __init__(self, uri: str) -> None:
-        # Loading a model out of an artifact must never unpickle it.
+        # A model of an artifact must never be unpickled.
         os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
-        # What fails is raised to us too; told by MLflow's log as well, one line would become thirty.
+        # Errors are raised as well; MLflow's log would print thirty lines for each.
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         for name, value in REQUESTS.items():
             os.environ.setdefault(name, value)
@@ -161,58 +161,57 @@ class MlflowServer:
         from sqlalchemy.exc import SQLAlchemyError
 
         self._errors = (MlflowException, SQLAlchemyError)
-        self.not_known = MlflowException
+        self.exception = MlflowException
         self._uri = uri
-        self.shown = masked(uri)
-        with activity(f"opening MLflow at {self.shown}"), self.telling():
+        self.masked_uri = masked(uri)
+        with activity(f"opening MLflow at {self.masked_uri}"), self.translate_errors():
             self.client = MlflowClient(tracking_uri=uri)
             self.client.get_experiment_by_name(EXPERIMENT)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tell what MLflow raises as one `ConfigError` line."""
+    def translate_errors(self) -> Iterator[None]:
+        """Raise the errors of MLflow as a `ConfigError` of one line."""
         try:
             yield
         except self._errors as error:
             reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
             raise ConfigError(
                 f"MLflow does not answer ({reason})",
-                self.shown,
-                "start the server, free its disk, or mend MLFLOW_TRACKING_URI",
+                self.masked_uri,
+                "start the server, free its disk, or correct MLFLOW_TRACKING_URI",
             ) from error
 
     def experiment(self) -> str:
-        """The id of the experiment in which all runs are, made where there is none."""
+        """Return the id of the experiment of all runs, which is created if it does not exist."""
         experiment = self.client.get_experiment_by_name(EXPERIMENT)
         if experiment is not None:
             return str(experiment.experiment_id)
-        # Beside the database, and absolute, so that the UI finds the files from any directory.
-        place = (Path.cwd() / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
+        # Next to the database, and absolute, so that the UI finds the files from any directory.
+        location = (Path.cwd() / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
         try:
-            return str(self.client.create_experiment(EXPERIMENT, artifact_location=place))
-        except self.not_known as error:
-            made = self.client.get_experiment_by_name(EXPERIMENT)  # by another run, a moment ago
-            if error.error_code != "RESOURCE_ALREADY_EXISTS" or made is None:
+            return str(self.client.create_experiment(EXPERIMENT, artifact_location=location))
+        except self.exception as error:
+            existing = self.client.get_experiment_by_name(EXPERIMENT)  # another run has created it
+            if error.error_code != "RESOURCE_ALREADY_EXISTS" or existing is None:
                 raise
-            return str(made.experiment_id)
+            return str(existing.experiment_id)
 
     def connect(
         self, run_name: str, run_id: str | None = None, parent: str | None = None, key: str | None = None
     ) -> MlflowTracker:
-        """A run of this server; see `MlflowTracker`."""
+        """Create or resume a run on this server; see `MlflowTracker`."""
         return MlflowTracker(self, run_name, run_id, parent, key)
 
 
 class MlflowTracker:
-    """One MLflow run: a `Tracker` that raises where the server fails.
+    """One MLflow run: a `Tracker` that raises an error if the server fails.
 
     Args:
-        server: that keeps it.
+        server: of the run.
         run_name: shown in the UI.
-        run_id: a run to continue; a new one is made when None, or when the server does not know it
-            or has deleted it.
-        parent: the id of the run within which this one is shown.
-        key: a text of the run's own, by which a run is found that was made while its answer was lost.
+        run_id: run to resume. A new run is created if it is None, or the server does not know it or has deleted it.
+        parent: id of the parent run.
+        key: unique text of the run. It finds a run that was created although the response was lost.
 
     Raises:
         ConfigError: the server does not answer.
@@ -226,43 +225,43 @@ class MlflowTracker:
         parent: str | None = None,
         key: str | None = None,
     ) -> None:
-        self._client, self._telling, self._not_known = server.client, server.telling, server.not_known
+        self._client, self._translate_errors, self._exception = server.client, server.translate_errors, server.exception
         self._tags = {name: value for name, value in ((PARENT, parent), (KEY, key)) if value}
-        with self._telling():
-            self.run_id = self._continue(run_id) or self._create(server.experiment(), run_name, key)
+        with self._translate_errors():
+            self.run_id = self._resume(run_id) or self._create(server.experiment(), run_name, key)
 
-    def _continue(self, run_id: str | None) -> str | None:
+    def _resume(self, run_id: str | None) -> str | None:
         if run_id is None:
             return None
         try:
             if self._client.get_run(run_id).info.lifecycle_stage == "deleted":
                 return None
-        except self._not_known as error:
+        except self._exception as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
         self._client.update_run(run_id, status="RUNNING")
         for name, value in self._tags.items():
-            self._client.set_tag(run_id, name, value)  # the parent may be another: see above
+            self._client.set_tag(run_id, name, value)  # the parent may have been created again
         return run_id
 
     def _create(self, experiment: str, run_name: str, key: str | None) -> str:
-        if key is not None and (made := self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")):
-            return str(made[0].info.run_id)
+        if key is not None and (existing := self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")):
+            return str(existing[0].info.run_id)
         return str(self._client.create_run(experiment, run_name=run_name, tags=self._tags).info.run_id)
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log flattened settings as params, the data set as an input, and tags."""
-        with self._telling():
+        with self._translate_errors():
             self._describe(config, dataset, tags)
 
     def _describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        known = self._client.get_run(self.run_id).data.params  # params cannot change: log the missing ones
+        known = self._client.get_run(self.run_id).data.params  # params cannot change, so only missing ones are logged
         params = [Param(name, value[:PARAM_CHARACTERS]) for name, value in flatten(config).items() if name not in known]
-        for start in range(0, len(params), PARAMS_A_REQUEST):
-            self._client.log_batch(self.run_id, params=params[start : start + PARAMS_A_REQUEST])
+        for start in range(0, len(params), PARAMS_PER_REQUEST):
+            self._client.log_batch(self.run_id, params=params[start : start + PARAMS_PER_REQUEST])
         self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
         record = Dataset(
             name=dataset.name,
@@ -274,36 +273,36 @@ class MlflowTracker:
         self._client.log_inputs(self.run_id, [DatasetInput(record, [InputTag("mlflow.data.context", "training")])])
 
     def log(self, points: Sequence[Point]) -> None:
-        """Log metric values, at most a thousand a request."""
+        """Log metric values, at most `METRICS_PER_REQUEST` in a request."""
         from mlflow.entities import Metric
 
         metrics = [Metric(point.name, point.value, point.milliseconds, point.step) for point in points]
-        with self._telling():
-            for start in range(0, len(metrics), METRICS_A_REQUEST):
-                self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_A_REQUEST])
+        with self._translate_errors():
+            for start in range(0, len(metrics), METRICS_PER_REQUEST):
+                self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Copy a file or a directory into the run's artifacts."""
         try:
-            with self._telling(), _patient():
+            with self._translate_errors(), _longer_timeout():
                 if path.is_dir():
                     self._client.log_artifacts(self.run_id, str(path), folder or path.name)
                 else:
                     self._client.log_artifact(self.run_id, str(path), folder or None)
         except OSError as error:
             raise StorageError(
-                f"cannot be copied into the run's artifacts ({error.strerror})", str(path), "free some space"
+                f"cannot be copied to the artifacts of the run ({error.strerror})", str(path), "free some space"
             ) from error
 
     def finish(self, status: str) -> None:
         """Set the run's final status."""
-        with self._telling():
+        with self._translate_errors():
             self._client.set_terminated(self.run_id, status)
 
 
 @contextmanager
-def _patient() -> Iterator[None]:
-    """Wait longer for an answer, unless the user has said how long."""
+def _longer_timeout() -> Iterator[None]:
+    """Use a longer timeout for the block, unless the user has set one."""
     before = os.environ.get(TIMEOUT)
     if before == REQUESTS[TIMEOUT]:
         os.environ[TIMEOUT] = FILE_TIMEOUT
@@ -315,7 +314,7 @@ def _patient() -> Iterator[None]:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as `section.name: text`, the form of MLflow's params; the items of a list count from 1."""
+    """Return nested settings as `section.name: text`, the form of MLflow's params. Items of a list count from 1."""
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, list):

@@ -19,30 +19,30 @@ from typing import Any, Self
 
 from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
-from raytriever.progress import say as say_beside_progress
+from raytriever.progress import say as log_above_progress
 from raytriever.storage import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
 from raytriever.tracking.outbox import IDENTITY, Outbox, OutboxSender
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Point
 
-# How long a server that fails is waited for at the end of a run, and of one that was interrupted or failed.
+# Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Spool:
-    """A `LastingTracker` over a run directory.
+    """A `PersistentTracker` that stores its data in a run directory.
 
     Args:
         outbox: of this run.
-        sender: sends it; it is closed when the run is finished, unless the run is within another.
-        say: hears lines for the person.
-        parent: the run within which this one is.
+        sender: sends the outbox. It is closed when the run is finished, unless the run has a parent.
+        log: called with lines for the user.
+        parent: the parent run.
     """
 
-    def __init__(self, outbox: Outbox, sender: OutboxSender, say: Say, parent: Spool | None = None) -> None:
-        self._outbox, self._sender, self._say, self._parent = outbox, sender, say, parent
+    def __init__(self, outbox: Outbox, sender: OutboxSender, log: Log, parent: Spool | None = None) -> None:
+        self._outbox, self._sender, self._log, self._parent = outbox, sender, log, parent
         self._children: dict[str, Spool] = {}
         sender.add(outbox)
         for folder in outbox.children:
@@ -56,38 +56,38 @@ class Spool:
         folder: Path,
         run_name: str,
         parent: str | None = None,
-        say: Say = say_beside_progress,
+        log: Log = log_above_progress,
     ) -> Self:
-        """Begin or continue a run.
+        """Start or resume a run.
 
         Args:
-            server: has just answered.
+            server: a server that answers.
             folder: the run directory, which exists.
             run_name: shown by the server.
-            parent: the id of the run within which this one is shown.
-            say: hears lines for the person, from another thread.
+            parent: id of the parent run.
+            log: called with lines for the user, from another thread.
 
         Raises:
             ConfigError: the server refuses the run.
-            StorageError: `run.json` is torn or changed, or cannot be written.
+            StorageError: `run.json` is torn, was changed, or cannot be written.
         """
         outbox = Outbox(folder, parent)
         outbox.begin(run_name)
         outbox.connect(server.connect)
-        return cls(outbox, OutboxSender(server.connect, say, server.shown), say)
+        return cls(outbox, OutboxSender(server.connect, log, server.masked_uri), log)
 
     @property
     def folder(self) -> Path:
-        """Where what is told is kept."""
+        """The run directory."""
         return self._outbox.folder
 
     @property
     def run_id(self) -> str | None:
-        """See `LastingTracker`; never None for a run that `open` gave."""
+        """See `PersistentTracker`; never None after `open`."""
         return self._outbox.run_id
 
     def child(self, run_name: str, folder: Path) -> Spool:
-        """See `LastingTracker`; it may be begun while the server is away."""
+        """See `PersistentTracker`; a child can be started while the server does not answer."""
         name = os.path.relpath(folder, self._outbox.folder)
         self._outbox.put_child(name)
         child = self._child(name)
@@ -97,7 +97,7 @@ class Spool:
     def _child(self, folder: str) -> Spool:
         if folder not in self._children:
             outbox = Outbox(self._outbox.folder / folder, self._outbox)
-            self._children[folder] = Spool(outbox, self._sender, self._say, self)
+            self._children[folder] = Spool(outbox, self._sender, self._log, self)
         return self._children[folder]
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
@@ -106,18 +106,18 @@ class Spool:
         self._sender.wake()
 
     def log(self, points: Sequence[Point]) -> None:
-        """See `Tracker`; a point whose name and step were told before is left out."""
+        """See `Tracker`; points whose name and step were logged before are left out."""
         self._outbox.put_points(points)
         self._sender.wake()
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """See `Tracker`; the file has to stay where it is until it is sent.
+        """See `Tracker`; the file must exist until it is sent.
 
         Raises:
-            StorageError: there is none.
+            StorageError: the file does not exist.
         """
         if not path.exists():
-            raise StorageError("is not there to be kept as an artifact", str(path), "write it first")
+            raise StorageError("does not exist, so it cannot be logged as an artifact", str(path), "write it first")
         if path.is_file():
             self._outbox.put_file(path, folder)
         else:
@@ -127,97 +127,97 @@ class Spool:
         self._sender.wake()
 
     def backlog(self) -> Backlog:
-        """See `LastingTracker`; of all runs that the same thread sends."""
+        """See `PersistentTracker`; includes all runs that the same thread sends."""
         return self._sender.backlog()
 
     def finish(self, status: str) -> None:
-        """Close the run; one that is not within another waits for its server, and says what waits if in vain."""
+        """Close the run. A run without a parent waits for the server, and logs the data that remains unsent."""
         self._outbox.put_status(status)
         self._sender.wake()
         if self._parent is None:
-            self.settle(END_SECONDS if status == "FINISHED" else SHORT_END_SECONDS)
+            self.drain(END_SECONDS if status == "FINISHED" else SHORT_END_SECONDS)
 
     @activity("sending what remains to MLflow")
-    def settle(self, patience: float) -> bool:
-        """Wait for the server, and send no more; answers whether nothing waits.
+    def drain(self, patience: float) -> bool:
+        """Send all remaining data, then stop the thread. Return whether all data was sent.
 
         Args:
-            patience: seconds of a server that fails.
+            patience: seconds to wait for a failing server.
         """
         before = self.backlog()
         if before.failures and before.points:
-            self._say(f"waiting up to {patience:.0f} s for MLflow, for which {before.points:,} points wait")
+            self._log(f"waiting up to {patience:.0f} s for MLflow, to send {before.points:,} points")
         if self._sender.close(patience):
             return True
         left = self.backlog()
-        self._say(
+        self._log(
             f"{left.points:,} points and {left.files:,} files wait for MLflow in {self._outbox.folder}; "
             "the same command sends them"
         )
         return False
 
 
-def send_pending(folder: Path, uri: str, say: Say) -> bool:
-    """Send what a finished run, or one within it, has told and its server does not have yet; `say` hears of it.
+def send_pending(folder: Path, uri: str, log: Log) -> bool:
+    """Send the unsent data of a finished run and its child runs.
 
-    A server that does not answer is no mistake here: the run is finished, and its figures stand.
+    A server that does not answer is no error here, because the run is finished and its results are stored.
 
     Returns:
-        Whether nothing waits any more.
+        Whether all data has been sent.
     """
-    if not _waits(folder):
+    if not _has_unsent_data(folder):
         return True
     try:
         server = MlflowServer(uri)
         outbox = Outbox(folder)
         outbox.connect(server.connect)
     except UserError as error:
-        say(f"{error}; what waits in {folder} is sent by this command when it answers")
+        log(f"{error}; repeat this command when MLflow answers, to send the data in {folder}")
         return False
-    return Spool(outbox, OutboxSender(server.connect, say, server.shown), say).settle(END_SECONDS)
+    return Spool(outbox, OutboxSender(server.connect, log, server.masked_uri), log).drain(END_SECONDS)
 
 
-def _waits(folder: Path) -> bool:
+def _has_unsent_data(folder: Path) -> bool:
     if not (folder / IDENTITY).is_file():
         return False
     outbox = Outbox(folder)
-    return outbox.waits or any(_waits(folder / child) for child in outbox.children)
+    return outbox.has_unsent_data or any(_has_unsent_data(folder / child) for child in outbox.children)
 
 
 class TemporarySpool(Spool):
-    """A `Spool` that removes its folder when nothing waits."""
+    """A `Spool` that removes its folder when all data has been sent."""
 
-    def settle(self, patience: float) -> bool:
+    def drain(self, patience: float) -> bool:
         """See `Spool`."""
-        done = super().settle(patience)
-        if done:
+        is_empty = super().drain(patience)
+        if is_empty:
             _remove(self.folder)
-        return done
+        return is_empty
 
 
-def open_adjacent(uri: str, output: Path, say: Say) -> Spool:
-    """Begin a run for a job that writes `output`.
+def open_adjacent(uri: str, output: Path, log: Log) -> Spool:
+    """Start a run for a job that writes `output` at its end.
 
     Args:
         uri: of the server or database.
-        output: need not exist; its name becomes the run's.
-        say: hears lines for the person.
+        output: may not exist; its name is the name of the run.
+        log: called with lines for the user.
 
     Raises:
         ConfigError: the server does not answer.
-        StorageError: nothing can be written beside `output`.
+        StorageError: the folder of `output` is not writable.
     """
     server = MlflowServer(uri)
     name = output.resolve().name
-    place = output.resolve().with_name(f".{name}.tracking")
-    for left in sorted(place.iterdir()) if place.is_dir() else []:
-        if send_pending(left, uri, say):
-            _remove(left)
-    folder = place / secrets.token_hex(6)
+    parent = output.resolve().with_name(f".{name}.tracking")
+    for earlier in sorted(parent.iterdir()) if parent.is_dir() else []:
+        if send_pending(earlier, uri, log):
+            _remove(earlier)
+    folder = parent / secrets.token_hex(6)
     with disk_errors(folder):
         folder.mkdir(parents=True)
     try:
-        return TemporarySpool.open(server, folder, name, say=say)
+        return TemporarySpool.open(server, folder, name, log=log)
     except BaseException:
         _remove(folder)
         raise
@@ -225,5 +225,5 @@ def open_adjacent(uri: str, output: Path, say: Say) -> Spool:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # of others it holds some
+    with suppress(OSError):  # it holds folders of other jobs
         folder.parent.rmdir()

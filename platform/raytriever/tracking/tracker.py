@@ -1,4 +1,4 @@
-"""Interface of experiment tracking: what a run logs (data sets, metric values, files, its git commit) and to whom."""
+"""Interface of experiment tracking: data sets, metric values, files and the git commit of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+STAGE = "raytriever.stage"  # tag with the stage that made a run; the UI can filter by it
+
 
 def git_commit(directory: Path) -> str | None:
-    """The commit of the checkout that holds `directory`, with `-dirty` where files differ; None outside one."""
+    """Return the commit of the checkout that holds `directory`, with `-dirty` if files differ; None outside of one."""
 
     def git(*words: str) -> str | None:
         try:
@@ -28,13 +30,9 @@ def git_commit(directory: Path) -> str | None:
     return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
 
 
-# The tag that says which stage made a run, so that the UI can be filtered by it.
-STAGE = "raytriever.stage"
-
-
 @dataclass(frozen=True)
 class DatasetRecord:
-    """The data a run was fed: its name, where it is, the digest of its content, and how much there is."""
+    """Data set of a run: its name, its source, the digest of its content, and its sizes."""
 
     name: str
     source: str
@@ -44,7 +42,7 @@ class DatasetRecord:
 
 @dataclass(frozen=True)
 class Point:
-    """One value of one metric: at an optimiser step, at a time in milliseconds since 1970."""
+    """One value of one metric at an optimiser step, with its time in milliseconds since 1970."""
 
     name: str
     value: float
@@ -54,13 +52,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Backlog:
-    """What a run has told and its server does not have yet.
+    """Data that a run has logged and its server does not have yet.
 
     Args:
-        points: how many points wait.
-        files: how many files.
-        seconds: since the oldest of the points was told, 0 where none waits.
-        failures: requests that failed since the run began or went on.
+        points: number of points.
+        files: number of files.
+        seconds: age of the oldest point, 0 without any.
+        failures: requests that failed since the start of this call.
     """
 
     points: int = 0
@@ -70,16 +68,16 @@ class Backlog:
 
 
 class Tracker(Protocol):
-    """Where a run's settings, numbers and files go; one writer a run, on the driver."""
+    """Receives the settings, metrics and files of a run from the driver, the only writer of the run."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        """Log the resolved settings, the data and the tags; said again on a continued run, changes nothing."""
+        """Log the resolved settings, the data and the tags. A resumed run may repeat the call; nothing changes."""
 
     def log(self, points: Sequence[Point]) -> None:
         """Log metric values."""
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Keep a file, or a directory with all it holds, as an artifact."""
+        """Store a file, or a directory with its content, as an artifact."""
 
     def finish(self, status: str) -> None:
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
@@ -102,22 +100,22 @@ class NullTracker(Tracker):
 
 
 class PersistentTracker(Tracker, Protocol):
-    """A tracker that keeps beside the run what it is told, until its server has it; see `spool.Spool`."""
+    """Tracker that stores its data in the run directory until the server has it; see `spool.Spool`."""
 
     @property
     def run_id(self) -> str | None:
-        """The server's name of the run; None as long as the server has not made it."""
+        """The server's id of the run; None before the server has created it."""
 
     def child(self, run_name: str, folder: Path) -> PersistentTracker:
-        """A run within this one, with settings, numbers and files of its own, kept in a run directory of its own."""
+        """Return a child run with its own settings, metrics, files and run directory."""
 
     def backlog(self) -> Backlog:
-        """What waits, of this run and of those within it."""
+        """Return the unsent data of this run and its child runs."""
 
 
 @contextmanager
 def closing(tracker: Tracker) -> Iterator[None]:
-    """Close a run when the block ends, as what it ends with says."""
+    """Close a run at the end of the block, with the status that the block ends with."""
     status = "FAILED"
     try:
         yield

@@ -252,7 +252,7 @@ def test_a_tracking_server_that_does_not_answer(
     assert run("train", ["--dataset", str(letters), "--model", str(tiny_encoder), "--output", "run"]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: http://127.0.0.1:9: MLflow does not answer (")
-    assert line.endswith("mend MLFLOW_TRACKING_URI")
+    assert line.endswith("correct MLFLOW_TRACKING_URI")
     assert not list(work.iterdir())
 
 

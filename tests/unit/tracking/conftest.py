@@ -1,4 +1,4 @@
-"""A real MLflow database, and a door before it."""
+"""MLflow database for all tests of tracking, and a server that can be made to fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from door import Door
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests of tracking: making its tables takes longer than the tests."""
+    """Return one database for all tests, because the creation of its tables takes longer than the tests."""
     return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
 
 

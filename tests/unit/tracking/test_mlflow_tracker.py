@@ -36,7 +36,7 @@ def client(uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri=uri)
 
 
-def test_the_database_is_named_absolutely(folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_database_is_absolute(folder: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert uri == f"sqlite:///{folder}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
     assert tracking_uri() == "http://elsewhere"
@@ -49,7 +49,7 @@ def test_settings_data_numbers_and_files_of_a_run(
     config = {"loss": {"loss": "mw", "temperature": 0.01}, "training": {"epochs": None}}
     tracker.describe(config, DATA, {"config_hash": "cafe"})
     # Batches are cut where the server would refuse them: here after two.
-    monkeypatch.setattr(mlflow_tracker, "METRICS_A_REQUEST", 2)
+    monkeypatch.setattr(mlflow_tracker, "METRICS_PER_REQUEST", 2)
     tracker.log([Point("loss", 1 / (step + 1), step, 1000 + step) for step in range(5)])
     tracker.log([])
     tracker.log([Point("after/auc", 0.75, 5, 2000)])
@@ -78,7 +78,7 @@ def test_settings_data_numbers_and_files_of_a_run(
     assert {path.name for path in tmp_path.iterdir()} == {"figures", "config.yaml"}
 
 
-def test_a_run_is_continued_by_its_id(uri: str, client: MlflowClient) -> None:
+def test_a_run_is_resumed_by_its_id(uri: str, client: MlflowClient) -> None:
     first = MlflowServer(uri).connect("continued")
     first.describe({"loss": {"loss": "mw"}}, DATA, {"config_hash": "a"})
     first.log([Point("loss", 0.5, 1, 1)])
@@ -95,7 +95,7 @@ def test_a_run_is_continued_by_its_id(uri: str, client: MlflowClient) -> None:
     assert [m.value for m in client.get_metric_history(first.run_id, "loss")] == [0.5, 0.25]
 
 
-def test_a_run_that_is_not_there_any_more_is_begun_anew(uri: str, client: MlflowClient) -> None:
+def test_a_missing_run_is_created_again(uri: str, client: MlflowClient) -> None:
     unknown = MlflowServer(uri).connect("unknown", "0" * 32)
     assert unknown.run_id != "0" * 32
     assert client.get_run(unknown.run_id).info.status == "RUNNING"
@@ -105,7 +105,7 @@ def test_a_run_that_is_not_there_any_more_is_begun_anew(uri: str, client: Mlflow
     deleted.log([Point("loss", 0.5, 1, 1)])
 
 
-def test_a_run_within_another(uri: str, client: MlflowClient) -> None:
+def test_a_child_run(uri: str, client: MlflowClient) -> None:
     server = MlflowServer(uri)
     parent, other = server.connect("whole"), server.connect("another")
     child = server.connect("whole/1-first", None, parent.run_id)
@@ -116,7 +116,7 @@ def test_a_run_within_another(uri: str, client: MlflowClient) -> None:
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == other.run_id
 
 
-def test_a_run_whose_making_was_not_heard_of_is_found_by_its_key(uri: str, client: MlflowClient) -> None:
+def test_a_run_is_found_by_its_key_after_a_lost_response(uri: str, client: MlflowClient) -> None:
     server = MlflowServer(uri)
     made = server.connect("once", key="cafe")
     assert server.connect("once", key="cafe").run_id == made.run_id
@@ -125,7 +125,7 @@ def test_a_run_whose_making_was_not_heard_of_is_found_by_its_key(uri: str, clien
     assert server.connect("once", key="cafe").run_id != made.run_id
 
 
-def test_a_point_that_is_sent_twice_is_kept_once(uri: str, client: MlflowClient) -> None:
+def test_a_point_that_is_sent_twice_is_stored_once(uri: str, client: MlflowClient) -> None:
     tracker = MlflowServer(uri).connect("twice")
     values = [0.5, 0.5, float("nan"), float("inf"), -0.0, 1e-300]
     points = [Point("loss", value, step, 1000 + step) for step, value in enumerate(values)]
@@ -138,7 +138,7 @@ def test_a_point_that_is_sent_twice_is_kept_once(uri: str, client: MlflowClient)
 @pytest.mark.parametrize(
     ("ending", "status"), [(None, "FINISHED"), (KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")]
 )
-def test_a_run_is_closed_as_its_block_ends(
+def test_a_run_is_closed_with_the_status_of_its_block(
     uri: str, client: MlflowClient, ending: type[BaseException] | None, status: str
 ) -> None:
     tracker = MlflowServer(uri).connect("closed")
@@ -188,7 +188,7 @@ def test_a_server_that_is_silent_ends_in_seconds(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////proc/x.db", "sqlite:////dev/null/x.db", "ftp://x", "sqlite:///mlflow.db"])
-def test_an_address_that_cannot_be_is_one_line(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_is_a_user_error(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mlflow.db").write_bytes(b"no database at all" * 100)
     began = time.monotonic()
@@ -199,15 +199,15 @@ def test_an_address_that_cannot_be_is_one_line(uri: str, tmp_path: Path, monkeyp
     assert time.monotonic() - began < 10
 
 
-def test_a_file_that_cannot_be_copied_is_named(uri: str, tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_cannot_be_copied(uri: str, tmp_path: Path) -> None:
     tracker = MlflowServer(uri).connect("files")
     with pytest.raises(
-        StorageError, match=rf"{tmp_path}/gone\.yaml: cannot be copied into the run's artifacts \(No such"
+        StorageError, match=rf"{tmp_path}/gone\.yaml: cannot be copied to the artifacts of the run \(No such"
     ):
         tracker.log_file(tmp_path / "gone.yaml")
 
 
-def test_a_database_that_goes_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_removed_database_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     database = tmp_path / "copy.db"
     MlflowServer(f"sqlite:///{folder}/mlflow.db").connect("made")  # its tables
     database.write_bytes((folder / "mlflow.db").read_bytes())
@@ -218,7 +218,7 @@ def test_a_database_that_goes_away_is_one_line(tmp_path: Path, monkeypatch: pyte
         tracker.log([Point("loss", 0.5, 1, 1)])
 
 
-def test_nested_settings_become_flat_texts() -> None:
+def test_nested_settings_become_flat_params() -> None:
     assert flatten({"a": {"b": 1, "c": {"d": None}}, "e": "x"}) == {"a.b": "1", "a.c.d": "None", "e": "x"}
     assert flatten({"s": [{"n": "one"}, {"n": "two", "l": {"t": 1}}]}) == {
         "s.1.n": "one",

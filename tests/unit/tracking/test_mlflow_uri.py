@@ -1,4 +1,4 @@
-"""MLflow's address is checked before anything else: each mistake is one line, at once, and no password is shown."""
+"""Check of MLflow's address: a wrong one is reported at once in one line, without its password."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def closed_port() -> int:
         ("mssql+pyodbc://user:hushhush@127.0.0.1/db", "pyodbc"),
     ],
 )
-def test_a_missing_driver_is_named(uri: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_reported(uri: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # also where it is installed
     line = refusal(uri)
     assert f"needs the Python package {package}, which is not installed; pip install {package}" in line
@@ -48,18 +48,18 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
     assert line == (f"sqlite:///{tmp_path}: is a folder; name a file in it, as sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    assert f"the folder {tmp_path}/none does not exist; make it" in refusal(f"sqlite:///{tmp_path}/none/m.db")
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
+    assert f"the folder {tmp_path}/none does not exist; create it" in refusal(f"sqlite:///{tmp_path}/none/m.db")
 
 
-def test_another_file_is_no_database_and_is_kept(tmp_path: Path) -> None:
+def test_another_file_is_no_database_and_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("dear diary, today I trained")
     assert "is no SQLite database; name another file" in refusal(f"sqlite:///{file}")
     assert file.read_text() == "dear diary, today I trained"
 
 
-def test_a_database_that_may_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_not_writable_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "m.db"
     with sqlite3.connect(file) as connection:
         connection.execute("create table t (x)")
@@ -80,35 +80,35 @@ def test_an_address_without_a_file_is_refused(uri: str) -> None:
     assert "write sqlite:///FILE, with three slashes" in refusal(uri)
 
 
-def test_an_unknown_scheme_is_named() -> None:
+def test_an_unknown_scheme_is_reported() -> None:
     line = refusal("postgre://host/db")
     assert "has the unknown scheme 'postgre'; use one of sqlite:///FILE, postgresql://, mysql://, mssql://" in line
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_server_that_is_dead_is_named(scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_server_is_reported(scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     line = refusal(f"{scheme}://user:hushhush@127.0.0.1:{closed_port}")
     assert f"MLflow does not answer (Connection refused at 127.0.0.1:{closed_port}); start the server, or" in line
     assert "hushhush" not in line
 
 
-def test_what_only_a_proxy_reaches_is_left_to_mlflow(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_behind_a_proxy_is_not_checked(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.delenv("no_proxy", raising=False)
     check_uri(f"http://tracking.example:{closed_port}")
 
 
-def test_a_port_that_is_none_is_refused() -> None:
+def test_an_invalid_port_is_refused() -> None:
     assert "is no address (" in refusal("http://host:port")
 
 
 @pytest.mark.parametrize("uri", ["databricks", "mlruns", "file:///tmp/mlruns"])
-def test_what_only_mlflow_can_judge_passes(uri: str) -> None:
+def test_other_addresses_are_left_to_mlflow(uri: str) -> None:
     check_uri(uri)
 
 
-def test_a_database_and_a_file_that_is_to_be_one_pass(tmp_path: Path) -> None:
+def test_an_existing_and_a_new_database_are_accepted(tmp_path: Path) -> None:
     check_uri(f"sqlite:///{tmp_path}/new.db")
     (tmp_path / "empty.db").touch()
     check_uri(f"sqlite:///{tmp_path}/empty.db")
@@ -116,7 +116,7 @@ def test_a_database_and_a_file_that_is_to_be_one_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["train", "tune", "evaluate"])
-def test_a_stage_refuses_before_it_opens_anything(
+def test_a_stage_checks_the_address_before_it_opens_data(
     stage: str,
     tiny_encoder: Path,
     tmp_path: Path,

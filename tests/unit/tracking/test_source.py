@@ -1,4 +1,4 @@
-"""Which code made a run."""
+"""Git commit of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tracker whose server fails at any point: nothing lost, nothing doubled, order kept, and nobody waits."""
+"""Tracker with a server that fails at any point: no data is lost, repeated or reordered, and no caller waits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 from door import DATA, Door, begin, expected, kept, points, wait_for
 
 
-def test_a_few_points_wait_for_more_unless_something_else_is_told(
+def test_a_few_points_wait_for_more_unless_other_data_is_logged(
     server: MlflowServer, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 1000.0)
-    monkeypatch.setattr(outbox_module, "POINTS_A_MESSAGE", 8)
+    monkeypatch.setattr(outbox_module, "POINTS_PER_MESSAGE", 8)
     spool = begin(door, tmp_path / "run")
 
     def there(last: int) -> Callable[[], bool]:
@@ -52,7 +52,7 @@ def test_a_few_points_wait_for_more_unless_something_else_is_told(
     assert there(7)()
 
 
-def test_a_few_points_do_not_wait_for_ever(
+def test_a_few_points_are_sent_after_a_while(
     server: MlflowServer, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 0.05)
@@ -63,7 +63,7 @@ def test_a_few_points_do_not_wait_for_ever(
     spool.finish("FINISHED")
 
 
-def test_what_is_told_reaches_the_server(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+def test_all_data_reaches_the_server(server: MlflowServer, door: Door, tmp_path: Path) -> None:
     run = tmp_path / "run"
     spool = begin(door, run)
     spool.describe({"loss": {"loss": "mw", "parts": [1, 2]}, "long": "x" * 9000}, DATA, {"config_hash": "cafe"})
@@ -73,7 +73,7 @@ def test_what_is_told_reaches_the_server(server: MlflowServer, door: Door, tmp_p
     (run / "config.yaml").write_text("loss: {}")
     for name in ("config.yaml", "figures"):
         spool.log_file(run / name)
-    with pytest.raises(StorageError, match=r"gone\.yaml: is not there"):
+    with pytest.raises(StorageError, match=r"gone\.yaml: does not exist"):
         spool.log_file(run / "gone.yaml")
     spool.finish("FINISHED")
     found = server.client.get_run(spool.run_id)
@@ -89,7 +89,7 @@ def test_what_is_told_reaches_the_server(server: MlflowServer, door: Door, tmp_p
     assert spool.backlog().points == spool.backlog().files == 0
 
 
-def test_a_server_that_is_away_costs_two_lines(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+def test_a_lost_server_costs_two_lines(server: MlflowServer, door: Door, tmp_path: Path) -> None:
     said: list[str] = []
     spool = begin(door, tmp_path / "run", said)
     spool.log(points(1, 2))
@@ -102,24 +102,24 @@ def test_a_server_that_is_away_costs_two_lines(server: MlflowServer, door: Door,
     wait_for(lambda: spool.backlog().failures > 5)
     assert len(said) == 1
     assert "the answer" not in said[0]
-    assert "http://***@door is shut; the run goes on" in said[0]
+    assert "http://***@door is shut; the run continues" in said[0]
     backlog = spool.backlog()
     assert (backlog.points, backlog.files) == (27 * 2, 1)
-    assert backlog.seconds > 1e6  # these were told in 1970
+    assert backlog.seconds > 1e6  # their times are of 1970
     assert kept(server, spool.run_id) == expected(2)
     door.shut = False
     spool.finish("FINISHED")
     assert kept(server, spool.run_id) == expected(29)
     assert kept(server, spool.run_id, "auc") == expected(29)
     assert len(said) == 3
-    assert said[1].startswith("waiting up to 60 s for MLflow, for which ") or "answers again" in said[1]
+    assert said[1].startswith("waiting up to 60 s for MLflow, to send ") or "answers again" in said[1]
     assert any("MLflow answers again after" in line for line in said)
     assert server.client.get_run(spool.run_id).info.status == "FINISHED"
     assert [file.path for file in server.client.list_artifacts(spool.run_id)] == ["late"]
 
 
-def test_answers_that_are_lost_double_nothing(server: MlflowServer, door: Door, tmp_path: Path) -> None:
-    door.lose_answers = 1  # the run is made, and nobody hears of it
+def test_lost_responses_repeat_no_data(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+    door.lose_answers = 1  # the run is created, and the response is lost
     with pytest.raises(ConnectionError):
         begin(door, tmp_path / "run")
     spool = begin(door, tmp_path / "run")
@@ -137,7 +137,7 @@ def test_answers_that_are_lost_double_nothing(server: MlflowServer, door: Door, 
     assert len(server.client.get_run(spool.run_id).inputs.dataset_inputs) == 1
 
 
-def test_what_waits_at_the_end_is_told_and_sent_by_the_same_command(
+def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
     server: MlflowServer, door: Door, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
@@ -148,7 +148,7 @@ def test_what_waits_at_the_end_is_told_and_sent_by_the_same_command(
     door.shut = True
     late = run / "stages" / "2"
     (late).mkdir(parents=True)
-    unmade = spool.child("run/2-second", late)  # begun while the server is away
+    unmade = spool.child("run/2-second", late)  # started while the server does not answer
     for each in (spool, child, unmade):
         each.log(points(1, 4))
         each.finish("FINISHED") if each is not spool else None
@@ -158,9 +158,9 @@ def test_what_waits_at_the_end_is_told_and_sent_by_the_same_command(
     assert said[-1] == f"24 points and 1 files wait for MLflow in {run}; the same command sends them"
     assert unmade.run_id is None
 
-    # A server that is still away is no mistake of a finished run, and then it is back.
+    # A server that does not answer is no error of a finished run. Then it answers again.
     send_pending(run, "sqlite:////proc/none.db", said.append)
-    assert said[-1].endswith(f"what waits in {run} is sent by this command when it answers")
+    assert said[-1].endswith(f"repeat this command when MLflow answers, to send the data in {run}")
     said.clear()
     send_pending(run, uri, said.append)
     assert said == []
@@ -175,7 +175,7 @@ def test_what_waits_at_the_end_is_told_and_sent_by_the_same_command(
     assert said == []
 
 
-def test_a_run_that_the_server_lost_is_told_anew(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+def test_a_run_that_the_server_deleted_is_sent_again(server: MlflowServer, door: Door, tmp_path: Path) -> None:
     spool = begin(door, tmp_path / "run")
     spool.log(points(1, 3))
     wait_for(lambda: not spool.backlog().points)
@@ -187,17 +187,17 @@ def test_a_run_that_the_server_lost_is_told_anew(server: MlflowServer, door: Doo
     assert kept(server, spool.run_id) == expected(5)
 
 
-def test_a_continued_run_tells_what_was_not_told(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+def test_a_resumed_run_sends_the_unsent_data(server: MlflowServer, door: Door, tmp_path: Path) -> None:
     spool = begin(door, tmp_path / "run")
     spool.log(points(1, 3))
     wait_for(lambda: not spool.backlog().points)
     door.shut = True
     spool.log(points(4, 5))
-    spool.settle(0.0)  # this driver sends no more, as if it were dead
+    spool.drain(0.0)  # this driver stops sending, as if it had died
     door.shut = False
     again = begin(door, tmp_path / "run")
     assert again.run_id == spool.run_id
-    again.log([Point("loss", 99.0, 5, 99), *points(5, 6)])  # step 5 is done again
+    again.log([Point("loss", 99.0, 5, 99), *points(5, 6)])  # step 5 is repeated
     again.finish("FINISHED")
     assert kept(server, again.run_id) == expected(6)
     assert [value for _, value in read_curve(tmp_path / "run", "loss")] == [step / 7 for step in range(1, 7)]

@@ -1,4 +1,4 @@
-"""What a tracker keeps beside a run: whole after kills, torn lines and full disks, and small in memory."""
+"""Files of a tracker in the run directory: whole after kills, torn lines and full disks, and small in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ spool.finish("FINISHED")
 
 
 @pytest.mark.slow
-def test_a_driver_killed_at_any_moment_loses_and_doubles_nothing(
+def test_a_killed_driver_loses_and_repeats_no_data(
     server: MlflowServer, uri: str, tmp_path: Path
 ) -> None:
     run, last = tmp_path / "killed", 0
@@ -57,8 +57,8 @@ def test_a_driver_killed_at_any_moment_loses_and_doubles_nothing(
         assert process.stdout.readline() == "begun\n"
         time.sleep(0.1 + 0.12 * kill)
         os.kill(process.pid, signal.SIGKILL)
-        told = process.communicate()[0].split("\n")[:-1]
-        last = max([last, *map(int, told)])
+        printed = process.communicate()[0].split("\n")[:-1]
+        last = max([last, *map(int, printed)])
     subprocess.run([*words, str(last + 10)], check=True, stdout=subprocess.DEVNULL)
     run_id = json.loads((run / IDENTITY).read_text())["tracking_id"]
     assert kept(server, run_id) == expected(last + 10)
@@ -67,28 +67,28 @@ def test_a_driver_killed_at_any_moment_loses_and_doubles_nothing(
     assert len(server.client.search_runs([server.experiment()], f"tags.`raytriever.key` = '{key}'")) == 1
 
 
-def test_memory_does_not_grow_with_what_waits(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "POINTS_A_MESSAGE", 100)
-    asked: list[int] = []
+def test_memory_does_not_grow_with_unsent_data(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "POINTS_PER_MESSAGE", 100)
+    sizes: list[int] = []
 
     class Counting(StepLog):
-        def after(self, offset: int, most: int) -> Any:
-            stretch = super().after(offset, most)
-            asked.append(len(stretch.points))
-            return stretch
+        def read_from(self, offset: int, limit: int) -> Any:
+            batch = super().read_from(offset, limit)
+            sizes.append(len(batch.points))
+            return batch
 
-    monkeypatch.setattr(outbox_module, "Steps", Counting)
+    monkeypatch.setattr(outbox_module, "StepLog", Counting)
     spool = begin(door, tmp_path / "run")
     door.shut = True
     for first in range(1, 1000, 50):
         spool.log(points(first, first + 49))
     door.shut = False
     spool.finish("FINISHED")
-    assert max(asked) < 200
-    assert sum(asked) >= 2000
+    assert max(sizes) < 200
+    assert sum(sizes) >= 2000
 
 
-def test_a_torn_line_is_cut_off_and_only_that(tmp_path: Path) -> None:
+def test_only_a_torn_line_is_cut_off(tmp_path: Path) -> None:
     steps = StepLog(tmp_path)
     assert steps.add(points(1, 3)) == 6
     whole = (tmp_path / STEPS).read_bytes()
@@ -98,54 +98,54 @@ def test_a_torn_line_is_cut_off_and_only_that(tmp_path: Path) -> None:
         assert again.points == 4
         assert again.add(points(2, 3)) == 2
         assert (tmp_path / STEPS).read_bytes() == whole
-        assert StepLog(tmp_path).after(0, 99).points == points(1, 3)
+        assert StepLog(tmp_path).read_from(0, 99).points == points(1, 3)
     (tmp_path / STEPS).write_bytes(whole + b'{"step": 9, "measured": {"' + b"x" * 500)  # longer than what comes next
     StepLog(tmp_path).add(points(4, 4))
     assert (tmp_path / STEPS).read_bytes().startswith(whole)
     assert (tmp_path / STEPS).read_bytes().count(b"x") == 0
-    assert StepLog(tmp_path).after(0, 2) == (points(1, 1), whole.index(b"\n") + 1)
+    assert StepLog(tmp_path).read_from(0, 2) == (points(1, 1), whole.index(b"\n") + 1)
 
 
-def test_a_full_disk_is_one_line(full_disk: Path) -> None:
+def test_a_full_disk_is_a_user_error(full_disk: Path) -> None:
     with pytest.raises(StorageError, match="no space left on the disk"):
         StepLog(full_disk).add(points(1, 3))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"sent": "many"}'])
-def test_a_torn_identity_is_told_by_its_name(tmp_path: Path, content: str) -> None:
+def test_an_error_names_the_torn_file(tmp_path: Path, content: str) -> None:
     (tmp_path / IDENTITY).write_text(content)
     with pytest.raises(StorageError, match=r"run\.json: is torn or changed: .*; give --fresh"):
         Outbox(tmp_path)
 
 
-def test_a_job_whose_directory_appears_at_its_end(
+def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
     server: MlflowServer, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
-    output, place, said = tmp_path / "results", tmp_path / ".results.tracking", list[str]()
+    output, parent, said = tmp_path / "results", tmp_path / ".results.tracking", list[str]()
     with pytest.raises(UserError):
         open_adjacent("sqlite:////proc/none.db", output, said.append)
-    assert not place.exists()
+    assert not parent.exists()
     first = open_adjacent(uri, output, said.append)
     for name in ("letters", "numbers"):  # several data sets of one run
         first.describe({"split": "test"}, replace(DATA, name=name), {})
     first.log(points(1, 2))
     first.finish("FINISHED")
-    assert not place.exists()
+    assert not parent.exists()
     assert kept(server, first.run_id) == expected(2)
     inputs = server.client.get_run(first.run_id).inputs.dataset_inputs
     assert {given.dataset.name for given in inputs} == {"letters", "numbers"}
 
-    # What an earlier call could not send stands there, and goes first.
-    place.mkdir()
+    # Unsent data of an earlier call is sent first.
+    parent.mkdir()
     door = Door(server)
-    left = begin(door, place / "left", said)
+    earlier = begin(door, parent / "earlier", said)
     door.shut = True
-    left.log(points(1, 3))
-    left.finish("FINISHED")
+    earlier.log(points(1, 3))
+    earlier.finish("FINISHED")
     assert said[-1].endswith("the same command sends them")
     again = open_adjacent(uri, output, said.append)
-    assert kept(server, left.run_id) == expected(3)
-    assert [folder.name for folder in place.iterdir()] == [again.folder.name]
+    assert kept(server, earlier.run_id) == expected(3)
+    assert [folder.name for folder in parent.iterdir()] == [again.folder.name]
     again.finish("FAILED")
-    assert not place.exists()
+    assert not parent.exists()

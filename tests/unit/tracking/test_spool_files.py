@@ -45,9 +45,7 @@ spool.finish("FINISHED")
 
 
 @pytest.mark.slow
-def test_a_killed_driver_loses_and_repeats_no_data(
-    server: MlflowServer, uri: str, tmp_path: Path
-) -> None:
+def test_a_killed_driver_loses_and_repeats_no_data(server: MlflowServer, uri: str, tmp_path: Path) -> None:
     run, last = tmp_path / "killed", 0
     run.mkdir()
     words = [sys.executable, "-c", DRIVER, str(run), uri]

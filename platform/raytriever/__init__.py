@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raytriever.errors import ConfigError, DataError, ModelError, StorageError, UserError
     from raytriever.search.exact import Hit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ConfigError",
     "DataError",

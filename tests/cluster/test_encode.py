@@ -88,10 +88,10 @@ def test_actors_write_what_one_process_writes(session: None, case: Case) -> None
 def test_a_text_that_kills_is_left_out_after_three_deaths(session: None, case: Case) -> None:
     encoder = case.encoder("store", "%")
     reached: list[int] = []
-    run_in_actors(POOL)(encoder, encoder.work.missing(), reached.append)
+    run_in_actors(POOL)(encoder, encoder.writer.missing(), reached.append)
     assert sum(reached) == DOCUMENTS
     assert (case.folder / "store.deaths").read_text().count("died") == 3
-    store = encoder.work.finish("numbers", case.dataset.passages())
+    store = encoder.writer.finish("numbers", case.dataset.passages())
     assert store.meta["left_out"] == [SKULL]
     [entry] = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
     assert (entry["row"], entry["reason"]) == (SKULL + 1, "kills the encoder's process (signal 9)")
@@ -112,7 +112,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
         clean(number)
     clean.work.finish("numbers", case.dataset.passages())
     encoder = case.encoder("store", "~", seconds=0.3)
-    first = shard_folder(encoder.work.path, 0)
+    first = shard_folder(encoder.writer.path, 0)
     stamps: list[int] = []
     killed: list[list[int]] = []
 
@@ -122,16 +122,16 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
         stamps.append(first.stat().st_mtime_ns)
         process = int((case.folder / "store.loaded").read_text().split()[0])
         os.kill(process, signal.SIGKILL)
-        killed.append(encoder.work.missing())
+        killed.append(encoder.writer.missing())
 
     thread = threading.Thread(target=kill_one)
     thread.start()
-    run_in_actors(POOL)(encoder, encoder.work.missing(), lambda rows: None)
+    run_in_actors(POOL)(encoder, encoder.writer.missing(), lambda rows: None)
     thread.join()
     assert len(killed) == 1
     assert len(killed[0]) > 2
-    assert encoder.work.missing() == []
-    encoder.work.finish("numbers", case.dataset.passages())
+    assert encoder.writer.missing() == []
+    encoder.writer.finish("numbers", case.dataset.passages())
     assert case.files("store") == case.files("clean")
     assert [first.stat().st_mtime_ns] == stamps
 
@@ -140,5 +140,5 @@ def test_a_mistake_in_an_actor_is_one_line(session: None, case: Case, tmp_path: 
     encoder = case.encoder("store", "%")
     broken = replace(encoder, load=replace(encoder.load, model=str(tmp_path / "none")))
     with pytest.raises(ModelError, match="no such directory") as caught:
-        run_in_actors(POOL)(broken, encoder.work.missing(), lambda rows: None)
+        run_in_actors(POOL)(broken, encoder.writer.missing(), lambda rows: None)
     assert "\n" not in str(caught.value)

@@ -72,7 +72,7 @@ def run_in_actors(pool: ActorPool) -> Runner:
         if not missing:
             return
         # The copy without the encoder and the data set of this process.
-        sent = replace(encoder, done=None)
+        sent = replace(encoder, on_progress=None)
         with quiet_data_context():
             numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
             shards = numbers.map_batches(
@@ -90,7 +90,7 @@ def run_in_actors(pool: ActorPool) -> Runner:
             for row in shards.iter_rows():
                 if row["error"]:
                     raise deserialize_error(row["error"])
-                advance(len(encoder.work.plan.rows_of(row["shard"])))
+                advance(len(encoder.writer.plan.rows_of(row["shard"])))
 
     return run
 

@@ -1,1 +1,1 @@
-"""Encode the texts of a data set and store the embeddings."""
+"""Encoding of the texts of a data set, and storage of the embeddings."""

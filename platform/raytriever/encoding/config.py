@@ -1,4 +1,4 @@
-"""The settings of encoding a data set. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of encoding a data set. Imports nothing heavy: the command line reads this file for `--help`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from raytriever.errors import ConfigError
 from raytriever.options import option
 
 
-def pool_size(given: Any) -> str:
-    """The actors of a pool, `N` or `MIN:MAX`, each 1 or more; raises `ValueError` saying what would be right."""
-    fewest, colon, most = str(given).partition(":")
+def pool_size(value: Any) -> str:
+    """Check the size of an actor pool, `N` or `MIN:MAX`, each at least 1; raises `ValueError` with the remedy."""
+    fewest, colon, most = str(value).partition(":")
     sizes = [fewest, most if colon else fewest]
     if not all(size.isdecimal() and 1 <= int(size) <= 9_999 for size in sizes) or int(sizes[0]) > int(sizes[1]):
-        raise ValueError("give a number of actors from 1 on, or MIN:MAX")
-    return str(given)
+        raise ValueError("give a number of actors of at least 1, or MIN:MAX")
+    return str(value)
 
 
 @dataclass(frozen=True)
 class EncodeConfig:
-    """Which side of a data set becomes embeddings, how they are kept, and who encodes."""
+    """Settings of encoding: the side of the data set, the storage type, and the processes that encode."""
 
     side: str = option("passage", "texts to encode, and the tower that encodes them", choices=("passage", "query"))
     dtype: str = option(
@@ -45,7 +45,7 @@ class EncodeConfig:
 
 
 def check_encode(config: EncodeConfig) -> None:
-    """Refuse settings that contradict each other; raises `ConfigError`."""
+    """Check that the settings do not contradict each other; raises `ConfigError`."""
     gpus = config.actor_gpus
     if gpus is not None and gpus > 1:
-        raise ConfigError(f"{gpus!r} is out of range", "--actor-gpus", "an encoder is on one GPU: give at most 1")
+        raise ConfigError(f"{gpus!r} is out of range", "--actor-gpus", "an encoder runs on one GPU: give at most 1")

@@ -1,8 +1,8 @@
-"""Embeddings of one side of a data set: opened from the cache, encoded where they are missing, or opened from a store
-that the user names.
+"""Embeddings of one side of a data set: read from the cache, encoded if they are missing, or read from a store that
+the user names.
 
-A store is keyed by the weights, the settings of encoding and the texts, so a changed model or corpus is never
-answered from old embeddings. When the cache grows beyond its bound, the stores used longest ago are removed first."""
+The key of a store covers the weights, the encoding settings and the texts, so old embeddings are never used for a
+changed model or corpus. When the cache exceeds its limit, the least recently used stores are removed first."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, 
 from raytriever.terminal import warn
 
 CACHE_BYTES = 4 * 2**30
-# Encodes the missing shards in any order, and tells a progress how many texts were encoded.
+# Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
 def embed_corpus(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, run: Runner = encode_in_process
 ) -> EmbeddingStore:
-    """All passages of a data set in the cache, encoded now or found there.
+    """Return the embeddings of all passages of a data set, from the cache if they are there.
 
     Args:
-        config: names the directory the weights came from.
-        retriever: loaded from there.
-        dataset: whose documents are encoded, in their order.
-        run: who encodes; `cluster.encode` knows of actors.
+        config: names the directory of the weights.
+        retriever: loaded from this directory.
+        dataset: data set whose documents are encoded, in their order.
+        run: encodes the missing shards; `cluster.encoding` has a runner with actors.
 
     Raises:
         ModelError: an embedding is not finite.
     """
     folder = cache_folder() / "embeddings"
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
-    place = folder / plan.key[:32]
-    store = _store_of(plan, place)
+    path = folder / plan.key[:32]
+    store = _open_finished(plan, path)
     if store is None:
-        with one_writer(place, wait=True, report=warn):
-            work = StoreWriter(place, plan)
-            if not work.is_ours():  # the name is the plan's: what is there instead is damage
-                warn(f"{place}: is torn or changed; encoding again")
-                shutil.rmtree(place)
-            elif (place / MANIFEST).exists():
-                warn(f"{place}: is torn or changed; encoding again what is not whole")
-            store = encode_store(work, config, retriever, dataset, run)
-    os.utime(place)
-    _prune(folder, keep=place)
+        with one_writer(path, wait=True, report=warn):
+            writer = StoreWriter(path, plan)
+            if not writer.has_own_plan():  # the folder is named by the plan, so other content is damage
+                warn(f"{path}: is torn or changed; encoding again")
+                shutil.rmtree(path)
+            elif (path / MANIFEST).exists():
+                warn(f"{path}: is torn or changed; encoding its damaged shards again")
+            store = encode_store(writer, config, retriever, dataset, run)
+    os.utime(path)
+    _prune(folder, keep=path)
     return store
 
 
@@ -79,11 +79,11 @@ def plan_embeddings(
     dtype: str,
     batch_tokens: int | None = None,
 ) -> EmbeddingPlan:
-    """What a store of one side of a data set is to hold; see `EmbeddingPlan`."""
+    """Return the plan of a store of one side of a data set; see `EmbeddingPlan`."""
     directory = resolve_model(config.model, config.revision)
     files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
-    description, corpus = retriever.description, SideTexts(dataset, side)
+    description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix, length = (
         (description.query_prefix, description.query_length)
         if side == "query"
@@ -94,7 +94,7 @@ def plan_embeddings(
         model=config.model,
         model_digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
         dataset=dataset.name,
-        data_digest=corpus.digest,
+        data_digest=side_texts.digest,
         side=side,
         prefix=prefix,
         length=length,
@@ -102,63 +102,63 @@ def plan_embeddings(
         similarity=description.similarity,
         precision={torch.float32: "fp32", torch.bfloat16: "bf16"}[next(retriever.parameters()).dtype],
         dtype=dtype,
-        rows=len(corpus.texts),
+        rows=len(side_texts.texts),
         width=retriever.width,
-        shard_rows=shard_rows(len(corpus.texts)),
+        shard_rows=shard_rows(len(side_texts.texts)),
         batch_tokens=batch_tokens,
     )
 
 
 def encode_store(
-    work: StoreWriter,
+    writer: StoreWriter,
     config: ModelConfig,
     retriever: Retriever,
     dataset: RetrievalDataset,
     run: Runner = encode_in_process,
 ) -> EmbeddingStore:
-    """The store of a plan: found whole, gone on with, or made.
+    """Return the store of a plan: open it if it is finished, else encode the missing shards.
 
     Args:
-        work: where, and what; no other process may be making it.
-        config, retriever, dataset: what the plan was made of.
-        run: who encodes; `cluster.encode` knows of actors.
+        writer: writer of the store; no other process may write it.
+        config, retriever, dataset: from which the plan was made.
+        run: encodes the missing shards; `cluster.encoding` has a runner with actors.
 
     Raises:
-        ModelError: an embedding is not finite, or the encoder's process dies over and over.
-        StorageError: the directory holds something else, or cannot be written.
+        ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
+        StorageError: the directory has other content, or cannot be written.
     """
-    store = _store_of(work.plan, work.path)
+    store = _open_finished(writer.plan, writer.path)
     if store is not None:
         return store
-    work.begin()
-    plan = work.plan
-    corpus = SideTexts(dataset, plan.side)
-    missing = work.missing()
-    there = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
-    load = partial(load_for_encoding, replace(config, model=_from_anywhere(config.model)), plan.precision)
-    encoder = ShardEncoder(work, load, _from_anywhere(str(dataset.place)))
-    encoder.retriever, encoder.corpus = retriever, corpus  # this process has them
-    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", there) as progress:
+    writer.begin()
+    plan = writer.plan
+    side_texts = SideTexts(dataset, plan.side)
+    missing = writer.missing()
+    done = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
+    load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
+    encoder = ShardEncoder(writer, load, _absolute(str(dataset.place)))
+    encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
+    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", done) as progress:
         run(encoder, missing, progress.advance)
-    return work.finish(f"{corpus.name} ({plan.side})", corpus.texts)
+    return writer.finish(f"{side_texts.name} ({plan.side})", side_texts.texts)
 
 
-def _store_of(plan: EmbeddingPlan, place: Path) -> EmbeddingStore | None:
-    """The finished store of a plan; None where it is not finished, or damaged: the shards that are whole are kept."""
+def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
+    """Open the finished store of a plan; return None if it is unfinished or damaged."""
     try:
-        store = EmbeddingStore.open(place)
+        store = EmbeddingStore.open(path)
     except StorageError:
         return None
     return store if store.meta["key"] == plan.key else None
 
 
-def _from_anywhere(name: str) -> str:
-    """A path for processes that have another current directory; a name or a URI as it is."""
+def _absolute(name: str) -> str:
+    """Return an absolute path, for processes with another current directory; a name or a URI is unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Remove the entries used longest ago until the rest is within the bound."""
+    """Remove the least recently used stores until the rest is within the limit."""
     entries = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
     total = 0
     for path in entries:
@@ -167,8 +167,8 @@ def _prune(folder: Path, keep: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-# By what a plan names: what the store holds where it differs.
-_DIFFERS = {
+# Fields of a plan, and what a store holds if they differ.
+_DIFFERENCES = {
     "side": "queries",
     "data_digest": "another data set",
     "model_digest": "another model's embeddings",
@@ -183,23 +183,23 @@ _DIFFERS = {
 def open_matching_store(
     path: Path, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset
 ) -> EmbeddingStore:
-    """A finished store of a data set's passages, made by a retriever in whatever arithmetic and storage.
+    """Open a finished store of a data set's passages, encoded by this retriever in any arithmetic and storage type.
 
     Args:
-        path: of the store.
-        config: names the directory the weights came from.
-        retriever: loaded from there.
-        dataset: the data set.
+        path: directory of the store.
+        config: names the directory of the weights.
+        retriever: loaded from this directory.
+        dataset: data set of the passages.
 
     Raises:
-        StorageError: it holds something else, was never finished, or is damaged.
+        StorageError: the store has other content, was never finished, or is damaged.
     """
     store = EmbeddingStore.open(path)
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
-    for name, what in _DIFFERS.items():
-        there, here = store.meta[name], getattr(plan, name)
-        if there != here:
-            told = "" if name.endswith("digest") else f" ({there!r}, here {here!r})"
+    for name, content in _DIFFERENCES.items():
+        stored, expected = store.meta[name], getattr(plan, name)
+        if stored != expected:
+            values = "" if name.endswith("digest") else f" ({stored!r}, here {expected!r})"
             remedy = f"name the passages of {dataset.name} as jobs/encode.py encoded them with {config.model}"
-            raise StorageError(f"holds {what}{told}", str(path), remedy)
+            raise StorageError(f"holds {content}{values}", str(path), remedy)
     return store

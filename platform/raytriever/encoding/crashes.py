@@ -1,8 +1,8 @@
-"""Find the texts at which an encoder's process dies.
+"""Find the texts that kill an encoder's process.
 
-Before each batch an encoder writes the batch number to a mark file, so the next process knows at which batch the
-last one died. `find_fatal_texts` then encodes the texts of that batch one by one in a child process; a text that killed
-two of them has had its three tries. Each such text costs two processes."""
+Before each batch an encoder writes the batch number to a crash record, so the next process knows at which batch the
+last one died. `find_fatal_texts` then encodes the texts of that batch one by one in a child process. A text that kills
+two child processes has had three tries. Each such text costs two processes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from raytriever.interruption import end_with_parent
 from raytriever.models.retriever import Retriever, Side
 from raytriever.reading.structured import read_json
 
-LOADING = -1  # stands for the batch before the encoder is there
+LOADING = -1  # batch number while the encoder is loading
+_DEATHS = 2  # child processes that a text may kill
+MOST = 16  # a larger number of fatal texts has another cause
 
 
-class _Left(TypedDict):
+class _Content(TypedDict):
     deaths: list[int]
     examined: list[int]
     killers: dict[str, str]
@@ -35,13 +37,13 @@ class _Left(TypedDict):
 
 @dataclass
 class CrashRecord:
-    """What dying processes leave of a shard.
+    """Record of the processes that died while they encoded a shard.
 
     Args:
-        file: where.
-        deaths: the batch at hand of each process that died.
-        examined: the batches whose texts were tried one by one since.
-        killers: rows of the shard that kill, and how.
+        file: path of the record.
+        deaths: batch number of each process that died.
+        examined: batches whose texts were then encoded one by one.
+        killers: rows of the shard that kill the process, with the reason.
     """
 
     file: Path
@@ -51,96 +53,93 @@ class CrashRecord:
 
     @classmethod
     def of(cls, folder: Path, number: int) -> CrashRecord:
-        """The mark of a shard as it was left in the folder of marks, or a new one."""
+        """Read the record of a shard from the folder of records, or create a new one."""
         return cls.read(folder / f"{number:06d}.json")
 
     @classmethod
     def read(cls, file: Path) -> CrashRecord:
-        """What the file says, if it is there."""
-        mark = cls(file)
+        """Read a record; it is empty if the file does not exist or is damaged."""
+        record = cls(file)
         with suppress(OSError, StorageError):
-            left = read_json(mark.file, _Left, "encode again")
-            mark.deaths, mark.examined = left["deaths"], left["examined"]
-            mark.killers = {int(row): why for row, why in left["killers"].items() if row.isdecimal()}
-        return mark
+            content = read_json(record.file, _Content, "encode again")
+            record.deaths, record.examined = content["deaths"], content["examined"]
+            record.killers = {int(row): reason for row, reason in content["killers"].items() if row.isdecimal()}
+        return record
 
-    def forgive_loading(self) -> None:
-        """A new attempt may have more memory: deaths before the encoder was there count no more."""
+    def forget_loading(self) -> None:
+        """Remove deaths while the encoder was loading, because a new attempt may have more memory."""
         self._write([batch for batch in self.deaths if batch != LOADING])
 
-    def unexamined(self, batches: int) -> list[int]:
-        """The batches, of so many, at which a process died and whose texts were not looked at."""
+    def unexamined_batches(self, batches: int) -> list[int]:
+        """Return the batches, out of `batches`, that killed a process and were not examined yet."""
         return sorted({batch for batch in self.deaths if 0 <= batch < batches} - set(self.examined))
 
     @contextmanager
-    def at(self, batch: int) -> Iterator[None]:
-        """Leave the mark; what ends in this process by an exception was no death."""
-        self.leave(batch)
+    def recording(self, batch: int) -> Iterator[None]:
+        """Record a batch; an exception in this process removes the entry, because it is no death."""
+        self.record(batch)
         try:
             yield
         except BaseException:
             self._write(self.deaths)
             raise
 
-    def leave(self, batch: int) -> None:
-        """Take note that a batch is at hand."""
+    def record(self, batch: int) -> None:
+        """Record that a batch is about to be encoded."""
         self._write([*self.deaths, batch])
 
     def remove(self) -> None:
-        """The shard stands."""
+        """Delete the record, because the shard is committed."""
         self.file.unlink(missing_ok=True)
 
     def _write(self, deaths: list[int]) -> None:
-        # Not synced, as it is about the death of processes, and whole or absent, as they die at any time.
-        aside = self.file.with_suffix(".aside")
-        aside.write_text(json.dumps({"deaths": deaths, "examined": self.examined, "killers": self.killers}))
-        aside.replace(self.file)
-
-
-_DEATHS = 2  # of these processes, by one text
-MOST = 16  # what kills more often than this is not the texts
+        # Not synced: only processes die, not the machine. Renamed: a process may die while it writes.
+        temporary = self.file.with_suffix(".aside")
+        temporary.write_text(json.dumps({"deaths": deaths, "examined": self.examined, "killers": self.killers}))
+        temporary.replace(self.file)
 
 
 def find_fatal_texts(load: Callable[[], Retriever], contents: Sequence[ndarray], side: Side) -> dict[int, str]:
-    """The places of the texts that kill, and how.
+    """Return the indices of the texts that kill the encoder's process, with the reason.
 
     Args:
         load: loads the encoder; sent to the processes.
-        contents: see `Retriever.contents`.
-        side: which tower.
+        contents: token ids; see `Retriever.contents`.
+        side: side of the texts.
 
     Raises:
-        ModelError: more than `MOST` do, or a process dies before it has an encoder.
+        ModelError: more than `MOST` texts do, or a process dies while it loads the encoder.
     """
     killers: dict[int, str] = {}
-    first = died_here = 0
+    first = deaths = 0
     while first < len(contents):
-        process, ours = _start(load, contents[first:], side)
-        told = -1  # how many texts are done; -1 while it loads
+        process, connection = _start(load, contents[first:], side)
+        done = -1  # number of encoded texts; -1 while the encoder is loading
         try:
-            while told < len(contents) - first:
-                told = ours.recv()
+            while done < len(contents) - first:
+                done = connection.recv()
         except EOFError:
             pass
         finally:
-            ours.close()
+            connection.close()
             process.join()
-        if told < 0:
-            raise ModelError(f"its process ends with code {process.exitcode}", "loading the encoder", "free memory")
-        if told == len(contents) - first:
+        if done < 0:
+            reason = f"the process ended with code {process.exitcode}"
+            raise ModelError(reason, "loading the encoder", "free some memory")
+        if done == len(contents) - first:
             break
-        died_here = died_here + 1 if told == 0 else 1
-        first += told
-        if died_here == _DEATHS:
+        deaths = deaths + 1 if done == 0 else 1
+        first += done
+        if deaths == _DEATHS:
             code = process.exitcode or 0
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             killers[first] = f"kills the encoder's process ({how})"
-            first, died_here = first + 1, 0
+            first, deaths = first + 1, 0
         if len(killers) > MOST:
             raise ModelError(
                 f"{len(killers)} texts of one shard kill its process",
                 "the encoder",
-                "look at its first death, and mend it",
+                "correct the cause of the first death",
             )
     return killers
 

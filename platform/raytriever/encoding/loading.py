@@ -1,15 +1,16 @@
-"""Load a retriever for encoding only: on a device, its weights in the chosen precision, with faster layers on a CPU.
+"""Load a retriever for encoding only, with its weights in the chosen precision and with faster layers on a CPU.
 
-The arithmetic on a CPU is another order of the same sums; such a retriever cannot be trained or written.
+The layers on a CPU sum in another order, so the last bits differ. Such a retriever cannot be trained or written.
 
-1. Linear layers go to oneDNN with weights packed once, a GELU behind one in the same pass, as torch.compile has it for
-   frozen models. oneDNN multiplies fp32 2.2 times as fast as the MKL that torch otherwise uses on AMD processors.
-2. Attention in bf16 is two batched products and a softmax in fp32, a few texts at a time so that their scores stay in
-   the cache. torch's fused kernel needs twice the time for heads as narrow as encoders have, on processors without
+1. Linear layers use oneDNN with weights that are packed once, and a GELU after a layer runs in the same pass, as
+   torch.compile does for frozen models. oneDNN multiplies fp32 2.2 times as fast as the MKL that torch otherwise uses
+   on AMD processors.
+2. Attention in bf16 is two batched products and a softmax in fp32, for a few texts at a time so that their scores stay
+   in the cache. torch's fused kernel takes twice the time for the narrow heads of encoders on processors without
    matrix units.
 
-MiniLM in bf16 on one core, 151 tokens a text, texts a second of processor time: 57 without, 65 with the first, 68 with
-both; sentence-transformers in fp32, 18. A model without such layers is not changed."""
+MiniLM in bf16 on one core with 151 tokens per text, in texts per second of processor time: 57 without both, 65 with
+the first, 68 with both. sentence-transformers in fp32: 18. Models without such layers are not changed."""
 
 from __future__ import annotations
 
@@ -23,13 +24,29 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 
 ATTENTION = "raytriever_cpu"
-# Scores at a time: 1 MB of them in bf16, a core's second cache.
+# Attention scores at a time: 1 MB in bf16, the second-level cache of a core.
 _SCORES = 1 << 19
-_NEVER = -1e30
+_MASKED = -1e30
+
+
+def load_for_encoding(config: ModelConfig, precision: str, device: torch.device | None = None) -> Retriever:
+    """Load a retriever whose weights are stored in `precision`, which is faster than a cast at every call.
+
+    The retriever is for encoding only: on a CPU its layers can no longer be trained or written.
+
+    Args:
+        config: names the model and how it reads texts.
+        precision: `fp32` or `bf16`.
+        device: device of the retriever; by default the GPU if there is one, else the CPU.
+    """
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    retriever = load_retriever(config).to(device)
+    retriever = retriever.to(torch.bfloat16) if precision == "bf16" else retriever
+    return speed_up(retriever) if device.type == "cpu" else retriever
 
 
 def speed_up(retriever: Retriever) -> Retriever:
-    """Change a retriever on a CPU, in place, for inference; it can be neither trained nor written afterwards."""
+    """Replace layers of a retriever on a CPU by faster ones, in place; it cannot be trained or written afterwards."""
     dtype = next(retriever.parameters()).dtype
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return retriever
@@ -40,27 +57,28 @@ def speed_up(retriever: Retriever) -> Retriever:
         backbone: Any = tower.backbone
         supported = getattr(type(backbone), "_supports_attention_backend", False)
         if dtype == torch.bfloat16 and supported and backbone.config._attn_implementation == "sdpa":
-            _register()
+            _register_attention()
             backbone.set_attn_implementation(ATTENTION)
     return retriever
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight lies as oneDNN reads it, with or without a GELU behind it."""
+    """Linear layer with a weight in the layout of oneDNN, optionally followed by a GELU."""
 
     def __init__(self, linear: nn.Linear, gelu: bool = False) -> None:
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self._bias = None if linear.bias is None else linear.bias.detach()
-        self._behind: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
+        self._activation: tuple[str, list[float], str] = ("gelu", [], "none") if gelu else ("none", [], "")
 
     def forward(self, states: Float[Tensor, "*texts inputs"]) -> Float[Tensor, "*texts outputs"]:
-        """The layer's answer."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, *self._behind)
-        return found
+        """Apply the layer and its activation."""
+        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, *self._activation)
+        return outputs
 
 
 def _pack(module: nn.Module) -> None:
+    """Replace the linear layers below a module by packed ones."""
     act = getattr(module, "intermediate_act_fn", None)
     if getattr(act, "act", None) is nn.functional.gelu and type(module.dense) is nn.Linear:
         module.dense, module.intermediate_act_fn = PackedLinear(module.dense, gelu=True), nn.Identity()
@@ -71,7 +89,7 @@ def _pack(module: nn.Module) -> None:
             _pack(child)
 
 
-def _register() -> None:
+def _register_attention() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -88,41 +106,26 @@ def _attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Float[Tensor, "texts tokens heads width"], None]:
-    """Softmax(query key^T scaling) value; what it does not know is left to transformers' own."""
-    unknown = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+    """Return softmax(query key^T scaling) value; transformers' own attention handles unsupported arguments."""
+    is_unsupported = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if (
-        unknown
+        is_unsupported
         or getattr(module, "is_causal", False)
         or query.shape != key.shape
         or (mask is not None and mask.dtype != torch.bool)
     ):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
-        return found
+        outputs: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
+        return outputs
     texts, heads, tokens, width = query.shape
-    answer = query.new_empty(texts, tokens, heads, width)
+    mixed = query.new_empty(texts, tokens, heads, width)
     step = max(1, _SCORES // (heads * tokens * tokens))
     for start in range(0, texts, step):
         some = slice(start, start + step)
         scores = (query[some] @ key[some].transpose(-1, -2)).float()
         scores.mul_(width**-0.5 if scaling is None else scaling)
         if mask is not None:
-            scores.masked_fill_(~mask[some], _NEVER)
-        answer[some] = (scores.softmax(-1).to(value.dtype) @ value[some]).transpose(1, 2)
-    return answer, None
-
-
-def load_for_encoding(config: ModelConfig, precision: str, device: torch.device | None = None) -> Retriever:
-    """A retriever whose weights themselves are in `precision`: faster than casting at every call. It is for encoding
-    alone: on a CPU its layers are no longer those that can be trained or written.
-
-    Args:
-        config: which, and how it reads texts.
-        precision: `fp32` or `bf16`.
-        device: where it encodes; the GPU of this process when None, if it has one.
-    """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    retriever = load_retriever(config).to(device)
-    retriever = retriever.to(torch.bfloat16) if precision == "bf16" else retriever
-    return speed_up(retriever) if device.type == "cpu" else retriever
+            scores.masked_fill_(~mask[some], _MASKED)
+        mixed[some] = (scores.softmax(-1).to(value.dtype) @ value[some]).transpose(1, 2)
+    return mixed, None

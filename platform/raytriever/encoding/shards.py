@@ -1,12 +1,12 @@
-"""Encoder of one shard of a store: read or make its tokens, encode them, commit the embeddings.
+"""Encoder of single shards of a store: read or make the tokens, encode them, and commit the embeddings.
 
-1. Prepared tokens are used if they are of this tokenizer and prefix; else the texts are tokenised.
-2. Before each batch its number is written to a mark next to the shards. A process that dies leaves the mark, so the
-   process that gets the shard next knows at which batch that was.
-3. The texts of that batch are then tried one by one in a process of their own (`crashes`). A text that kills it twice
-   more is left out; if no text does, the death was an accident, and the batch is encoded as usual.
+1. Prepared tokens are used if they were made by this tokenizer and prefix. Otherwise the texts are tokenised.
+2. Before each batch its number is written to a crash record next to the shards. If the process dies, the next process
+   that encodes the shard knows at which batch.
+3. That process tries the texts of the batch one by one in a child process (`crashes`). A text that kills it twice more
+   is left out. If no text does, the batch is encoded as usual.
 
-A batch that kills `TRIES` processes although no single text of it does ends the work with one line."""
+A batch that kills `TRIES` processes although none of its texts does ends the job with an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRIES = 3
 
 
 class SideTexts:
-    """The texts and the contents of one side of a data set, by position."""
+    """Texts and contents of one side of a data set, by position."""
 
     def __init__(self, dataset: RetrievalDataset, side: Side) -> None:
         self.side = side
@@ -41,95 +41,103 @@ class SideTexts:
         self.texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
         tokens = dataset.tokens
         self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
-        self._tokenised = tokens.digest if tokens else None
+        self._token_digest = tokens.digest if tokens else None
 
     def contents(self, retriever: Retriever, rows: range) -> list[ndarray]:
-        """Token ids of some rows, as prepared for this retriever, or made now."""
-        if self._tokens is not None and self._tokenised == tokenisation_of(retriever).digest:
+        """Return the token ids of some rows, prepared for this retriever if possible."""
+        if self._tokens is not None and self._token_digest == tokenisation_of(retriever).digest:
             return self._tokens.take(np.array(rows))
         return retriever.contents(self.texts[rows.start : rows.stop], self.side)
 
 
 @dataclass
 class ShardEncoder:
-    """Encodes shards of a store; sent to the processes that do it, which load the encoder and open the data set.
+    """Encoder of shards; it is sent to worker processes, which load the encoder and open the data set.
 
     Args:
-        work: the store.
-        load: loads the encoder onto this process's device.
-        place: where any process opens the data set; see `RetrievalDataset`.
-        done: hears how many texts were encoded.
+        writer: writer of the store.
+        load: loads the encoder onto the device of this process.
+        dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
+        on_progress: called with the number of encoded texts after each batch.
     """
 
-    work: StoreWriter
+    writer: StoreWriter
     load: Callable[[], Retriever]
-    place: str
-    done: Callable[[int], None] | None = None
+    dataset_path: str
+    on_progress: Callable[[int], None] | None = None
 
     @cached_property
     def retriever(self) -> Retriever:
-        """Loaded when first asked for, which is behind the first mark."""
+        """Encoder, loaded on first use, when the crash record is already written."""
         return self.load()
 
     @cached_property
-    def corpus(self) -> SideTexts:
-        """Opened when first asked for."""
-        return SideTexts(open_dataset(self.place, []), self.work.plan.side)
+    def side_texts(self) -> SideTexts:
+        """Texts of the side that is encoded, opened on first use."""
+        return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side)
 
     def __call__(self, number: int) -> None:
         """Encode and commit one shard.
 
         Raises:
-            ModelError: an embedding is not finite, or the encoder's process dies over and over.
+            ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
         """
-        plan = self.work.plan
-        if self.work.is_whole(number):
-            return  # by one who died before it could tell
+        plan = self.writer.plan
+        if self.writer.is_whole(number):
+            return  # committed by a process that died before it could report
         rows = plan.rows_of(number)
-        mark = CrashRecord.of(self.work.path / WORK, number)
-        with mark.at(LOADING):
-            if mark.deaths.count(LOADING) >= TRIES:
-                raise ModelError(f"{TRIES} processes died loading it", plan.model, "free some memory")
-            contents = self.corpus.contents(self.retriever, rows)
+        record = CrashRecord.of(self.writer.path / WORK, number)
+        with record.recording(LOADING):
+            if record.deaths.count(LOADING) >= TRIES:
+                raise ModelError(f"{TRIES} processes died while loading the model", plan.model, "free some memory")
+            contents = self.side_texts.contents(self.retriever, rows)
             budget = plan.batch_tokens or token_budget(self.retriever)
-            self._examine(mark, contents, budget, rows)
+            self._examine(record, contents, budget, rows)
             try:
                 embeddings = encode_contents(
-                    self.retriever, contents, self.corpus.side, budget, mark.killers, mark.leave, self.done
+                    self.retriever,
+                    contents,
+                    self.side_texts.side,
+                    budget,
+                    skipped=record.killers,
+                    before_batch=record.record,
+                    on_progress=self.on_progress,
                 )
             except torch.OutOfMemoryError as error:
                 raise ModelError(
-                    f"{budget:,} tokens are too many for the GPU's memory", "--batch-tokens", "give fewer"
+                    f"{budget:,} tokens exceed the memory of the GPU", "--batch-tokens", "give fewer tokens"
                 ) from error
-            check_finite(embeddings, self.corpus.side, lambda row: self.corpus.texts[row], rows.start)
-            self.work.write(number, embeddings, {rows.start + row: why for row, why in mark.killers.items()})
-        mark.remove()
+            check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[row], rows.start)
+            left_out = {rows.start + row: reason for row, reason in record.killers.items()}
+            self.writer.write(number, embeddings, left_out)
+        record.remove()
 
-    def _examine(self, mark: CrashRecord, contents: list[ndarray], budget: int, rows: range) -> None:
-        """Find the texts that kill in the batches at which processes died."""
-        side = self.corpus.side
-        parts = batches([len(ids) for ids in self.retriever.assemble(contents, side)], budget)
-        for batch in mark.unexamined(len(parts)):
-            found = find_fatal_texts(self.load, [contents[row] for row in parts[batch]], side)
-            mark.killers |= {parts[batch][place]: why for place, why in found.items()}
-            mark.examined.append(batch)
-        for batch in mark.examined:
-            if mark.deaths.count(batch) >= TRIES:
+    def _examine(self, record: CrashRecord, contents: list[ndarray], budget: int, rows: range) -> None:
+        """Find the fatal texts of the batches at which processes died."""
+        side = self.side_texts.side
+        rows_of_batch = batches([len(ids) for ids in self.retriever.assemble(contents, side)], budget)
+        for batch in record.unexamined_batches(len(rows_of_batch)):
+            killers = find_fatal_texts(self.load, [contents[row] for row in rows_of_batch[batch]], side)
+            record.killers |= {rows_of_batch[batch][index]: reason for index, reason in killers.items()}
+            record.examined.append(batch)
+        for batch in record.examined:
+            if record.deaths.count(batch) >= TRIES:
+                batch_rows = rows_of_batch[batch]
                 raise ModelError(
-                    f"{TRIES} processes died over a batch of {len(parts[batch])} texts, none of which does it alone",
-                    f"{self.corpus.name}, row {rows.start + min(parts[batch]) + 1} and others",
-                    "lower --batch-tokens, or free memory",
+                    f"{TRIES} processes died over a batch of {len(batch_rows)} texts, but no single text kills one",
+                    f"{self.side_texts.name}, row {rows.start + min(batch_rows) + 1} and others",
+                    "lower --batch-tokens, or free some memory",
                 )
 
 
 def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
-    """The runner that needs nothing."""
-    encoder.done = advance
+    """Encode the missing shards in this process; see `corpus.Runner`."""
+    encoder.on_progress = advance
     for number in missing:
         encoder(number)
 
 
 def tokenisation_of(retriever: Retriever) -> Tokenisation:
-    """How data sets are tokenised for a retriever."""
+    """Return the settings with which a data set is tokenised for a retriever."""
     prefixes = retriever.description.query_prefix, retriever.description.passage_prefix
     return Tokenisation(content_tokenizer_json(retriever.tokenizer), *prefixes)

@@ -1,17 +1,17 @@
 """Store of the embeddings of one side of a data set, in shards on disk; a row is the position of a document or a
 query.
 
-    DIR/manifest.json             written last: what encoded what, and how; the digest of every file
-    DIR/plan.json                 the same settings, written first and compared when the work is continued
-    DIR/shards/000000/            the rows of one range of positions, a committed directory of its own
+    DIR/manifest.json             written last: model, data set and settings, and the digest of every file
+    DIR/plan.json                 the same settings, written first and compared when encoding continues
+    DIR/shards/000000/            the rows of one range of positions, as a committed directory
     DIR/quarantine.jsonl          rows that killed the encoder's process, if any; their embeddings are 0
 
-A store without its manifest is unfinished work, which the same command continues (`encoding.writer`). Components
-are kept as
+A store without a manifest is unfinished, and the same command continues it (`encoding.writer`). Components are stored
+as
 1. `fp32`: 4 bytes, memory-mapped when read;
-2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be kept;
-3. `int8`: 1 byte and 4 a row: each row is divided by its largest component over 127 and rounded, so that a
-   component is wrong by at most 1/254 of the row's largest."""
+2. `fp16`: 2 bytes, 11 significant bits; components beyond 65,504 cannot be stored;
+3. `int8`: 1 byte, and 4 bytes per row: each row is divided by its largest component over 127 and rounded, so the error
+   of a component is at most 1/254 of the row's largest component."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import MANIFEST, disk_errors, read_manifest
 
+PLAN, SHARDS = "plan.json", "shards"
+KIND, VERSION = "embeddings", 1
 EMBEDDINGS, SCALES = "embeddings.npy", "scales.npy"
 _REMEDY = "encode again"
 _LEVELS = 127
@@ -40,12 +42,12 @@ def write_embeddings(folder: Path, embeddings: Float32[ndarray, "rows width"], d
     """Write rows into a folder.
 
     Args:
-        folder: exists and holds none yet.
-        embeddings: finite.
+        folder: existing folder without embeddings.
+        embeddings: finite embeddings.
         dtype: `fp32`, `fp16` or `int8`.
 
     Raises:
-        ModelError: `fp16` cannot hold them.
+        ModelError: a component is too large for `fp16`.
     """
     if dtype == "fp32":
         np.save(folder / EMBEDDINGS, embeddings)
@@ -63,32 +65,28 @@ def write_embeddings(folder: Path, embeddings: Float32[ndarray, "rows width"], d
 def read_embeddings(
     folder: Path, shape: Shape = (None, None), rows: slice | ndarray = slice(None)
 ) -> Float32[ndarray, "rows width"]:
-    """What `write_embeddings` wrote, or some rows of it; a slice of `fp32` is memory-mapped, not read.
+    """Read the rows that `write_embeddings` wrote, or some of them; a slice of `fp32` is memory-mapped.
 
-    The mapping is copy-on-write: torch complains of arrays it may not write to.
+    The mapping is copy-on-write, because torch warns of arrays that are read-only.
 
     Args:
-        folder: holds them.
-        shape: rows and width that there must be, where they are known.
-        rows: which are wanted.
+        folder: folder of the files.
+        shape: expected numbers of rows and components; None where unknown.
+        rows: selection of rows.
 
     Raises:
         StorageError: a file has another type or shape.
     """
     whole = read_array(folder / EMBEDDINGS, ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
-    kept = whole[rows]
-    if kept.dtype == np.int8:
+    stored = whole[rows]
+    if stored.dtype == np.int8:
         scales = read_array(folder / SCALES, ["float32"], (len(whole),), _REMEDY)[rows]
-        return kept.astype(np.float32) * scales[:, None]
-    return kept if kept.dtype == np.float32 else kept.astype(np.float32)
-
-
-PLAN, SHARDS = "plan.json", "shards"
-KIND, VERSION = "embeddings", 1
+        return stored.astype(np.float32) * scales[:, None]
+    return stored if stored.dtype == np.float32 else stored.astype(np.float32)
 
 
 class Keyed(TypedDict):
-    """The key of a plan, which everything that was made by it holds."""
+    """The key of a plan, stored in every file that was written by this plan."""
 
     key: str
 
@@ -109,11 +107,11 @@ class _StoreMeta(Keyed):
 
 @dataclass(frozen=True)
 class EmbeddingStore:
-    """The embeddings of a data set's documents or queries.
+    """Store of the embeddings of a data set's documents or queries.
 
     Args:
-        path: the directory.
-        meta: what encoded what: see `embedding_work.EmbeddingPlan`, and `left_out`, the rows that have none.
+        path: directory of the store.
+        meta: fields of `writer.EmbeddingPlan`, and `left_out`, the rows without an embedding.
     """
 
     path: Path
@@ -121,24 +119,24 @@ class EmbeddingStore:
 
     @classmethod
     def open(cls, path: Path | str) -> EmbeddingStore:
-        """Open a finished store; every byte of it is compared with its digest once, and again when it has changed.
+        """Open a finished store. Every file is compared with its digest once, and again after it has changed.
 
         Raises:
-            StorageError: it was never finished, is damaged, or holds something else.
+            StorageError: the store was never finished, is damaged, or has other content.
         """
         path = Path(path)
         check_directory(path)
         meta = read_manifest(path, verify=False)["meta"]
         if meta.get("kind") != KIND or meta.get("version") != VERSION:
             raise StorageError("holds no embeddings", str(path), "name the --output of jobs/encode.py")
-        held = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
-        if plan_key(path) != held["key"]:
+        fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
+        if plan_key(path) != fields["key"]:
             reason = f"is the plan of other embeddings than {MANIFEST} describes"
             raise StorageError(reason, str(path / PLAN), "encode again")
-        if min(held["rows"] + 1, held["width"], held["shard_rows"]) < 1:
+        if min(fields["rows"] + 1, fields["width"], fields["shard_rows"]) < 1:
             raise StorageError("its rows, width or rows of a shard are below 1", str(path / MANIFEST), "encode again")
-        if outside := [row for row in held["left_out"] if not 0 <= row < held["rows"]]:
-            reason = f"row {outside[0]} is left out, of {held['rows']}"
+        if outside := [row for row in fields["left_out"] if not 0 <= row < fields["rows"]]:
+            reason = f"row {outside[0]} is left out, but there are {fields['rows']} rows"
             raise StorageError(reason, str(path / MANIFEST), "encode again")
         return cls(path, meta)
 
@@ -147,28 +145,28 @@ class EmbeddingStore:
 
     @property
     def width(self) -> int:
-        """The number of components of an embedding."""
+        """Number of components of an embedding."""
         return int(self.meta["width"])
 
     @property
     def left_out(self) -> Int64[ndarray, " rows"]:
-        """The rows that have no embedding and are 0."""
+        """Rows without an embedding, whose components are 0."""
         return np.array(self.meta["left_out"], dtype=np.int64)
 
     def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
-        """The embeddings of a shard, or some rows of it; raises `StorageError` where they have another shape."""
-        of = self.meta["shard_rows"]
-        length = min(of, len(self) - number * of)
+        """Return the embeddings of a shard, or some of its rows; raises `StorageError` for another shape."""
+        size = self.meta["shard_rows"]
+        length = min(size, len(self) - number * size)
         return read_embeddings(shard_folder(self.path, number), (length, self.width), rows)
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-        """Each shard as its first row and its embeddings: memory-mapped, or decoded when its turn comes."""
+        """Yield each shard as its first row and its embeddings, memory-mapped or decoded on demand."""
         for number, first in enumerate(range(0, len(self), self.meta["shard_rows"])):
             with disk_errors(self.path, reading=True):
                 yield first, self.shard(number)
 
     def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
-        """The embeddings of these rows, in their order; of a shard only those are read.
+        """Return the embeddings of these rows, in their order; only these rows are read.
 
         Raises:
             IndexError: a row is not in [0, len(store)).
@@ -176,28 +174,28 @@ class EmbeddingStore:
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"rows must be in [0, {len(self)})")
-        found = np.empty((len(rows), self.width), np.float32)
+        embeddings = np.empty((len(rows), self.width), np.float32)
         shards = rows // self.meta["shard_rows"]
         for number in np.unique(shards):
-            here = shards == number
-            within = rows[here] - number * self.meta["shard_rows"]
+            is_here = shards == number
+            within = rows[is_here] - number * self.meta["shard_rows"]
             with disk_errors(self.path, reading=True):
-                found[here] = self.shard(int(number), within)
-        return found
+                embeddings[is_here] = self.shard(int(number), within)
+        return embeddings
 
     def array(self) -> Float32[ndarray, "rows width"]:
-        """All embeddings in memory, 4 bytes a component."""
-        found = np.empty((len(self), self.width), np.float32)
-        for first, part in self.blocks():
-            found[first : first + len(part)] = part
-        return found
+        """Return all embeddings in memory, with 4 bytes per component."""
+        embeddings = np.empty((len(self), self.width), np.float32)
+        for first, block in self.blocks():
+            embeddings[first : first + len(block)] = block
+        return embeddings
 
 
 def plan_key(path: Path) -> str:
-    """Return the key in the plan of a store, finished or not; raises `StorageError` where it has none."""
+    """Return the key in the plan of a store, finished or not; raises `StorageError` if there is none."""
     return read_json(path / PLAN, Keyed, "encode again", needed=True)["key"]
 
 
 def shard_folder(path: Path, number: int) -> Path:
-    """Where a shard of a store stands."""
+    """Return the path of a shard of a store."""
     return path / SHARDS / f"{number:06d}"

@@ -1,7 +1,7 @@
-"""Writer of an embedding store: which shards exist, which are missing, and the manifest at the end.
+"""Writer of an embedding store: finds the missing shards, commits shards, and writes the manifest at the end.
 
-A shard depends on the plan and its number alone, so every process that makes it writes the same bytes, and a valid
-shard is never made again. A shard that is torn or changed is not valid."""
+A shard depends only on the plan and its number, so every process writes the same bytes, and a valid shard is never
+encoded again. A shard that is torn or changed is not valid."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """What a store is to hold.
+    """Content and settings of a store. The names of the model and the data set are informational.
 
     Args:
-        model: as the user named it, for people.
+        model: name of the model, as the user passed it.
         model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
-        dataset: its name, for people.
-        data_digest: of the side's ids and texts.
+        dataset: name of the data set.
+        data_digest: digest of the side's ids and texts.
         side: `passage` or `query`.
-        prefix: in front of every text.
-        length: of the longest text in tokens, special tokens included.
+        prefix: text in front of every text.
+        length: largest number of tokens of a text, including special tokens.
         pooling, similarity: see `models.config`.
-        precision: the encoder's arithmetic, `fp32` or `bf16`.
-        dtype: how embeddings are kept; see `embedding_dtypes`.
-        rows, width: of the matrix.
-        shard_rows: rows of every shard but the last.
-        batch_tokens: tokens of a batch, padding included, which decide the last bits; None for what suits the device
-            of whoever encodes.
+        precision: arithmetic of the encoder, `fp32` or `bf16`.
+        dtype: storage type; see `store`.
+        rows, width: shape of the matrix.
+        shard_rows: rows of every shard except the last.
+        batch_tokens: tokens per batch, including padding, which decide the last bits; None for a value that suits the
+            device of the encoding process.
     """
 
     model: str
@@ -87,82 +87,88 @@ class EmbeddingPlan:
 
     @property
     def key(self) -> str:
-        """SHA-256 over all that decides a byte; names are for people."""
+        """SHA-256 over everything that decides the bytes of the store."""
         decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
         return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """Number of shards."""
         return -(-self.rows // self.shard_rows)
 
     def rows_of(self, number: int) -> range:
-        """The positions of a shard."""
+        """Return the positions of a shard."""
         return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
 
 
 def shard_rows(rows: int) -> int:
-    """How large shards are: some hundreds of them where that leaves them of use, never too large for memory."""
+    """Return the rows of a shard: up to a few hundred shards, each within size limits."""
     return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
 
 
 @dataclass(frozen=True)
 class StoreWriter:
-    """The directory of a store that is being made; sent to the processes that make it."""
+    """Writer of the directory of a store; it is sent to the processes that encode."""
 
     path: Path
     plan: EmbeddingPlan
 
     def check(self) -> bool:
-        """Whether an earlier attempt left something there.
+        """Return true if the directory holds an earlier attempt at this plan, false if it is empty or missing.
 
         Raises:
-            StorageError: it holds something else.
+            StorageError: the directory has other content.
         """
-        there = self._is_there()
-        if there and not self.is_ours():
+        has_content = self._has_content()
+        if has_content and not self.has_own_plan():
             raise StorageError(
-                "holds something else than these embeddings", str(self.path), "give another --output, or remove it"
+                "has other content than these embeddings", str(self.path), "give another --output, or remove it"
             )
-        return there
+        return has_content
 
-    def is_ours(self) -> bool:
-        """Whether the directory is empty, or holds an earlier attempt at the same plan."""
-        return not self._is_there() or _key_of(self.path) == self.plan.key
+    def has_own_plan(self) -> bool:
+        """Return true if the directory is empty or missing, or holds an earlier attempt at this plan."""
+        return not self._has_content() or _key_of(self.path) == self.plan.key
 
-    def _is_there(self) -> bool:
+    def _has_content(self) -> bool:
         with disk_errors(self.path, reading=True):
             return self.path.is_dir() and any(self.path.iterdir())
 
     def begin(self) -> None:
-        """Make the directory, or find it as an earlier attempt left it; raises what `check` raises."""
-        there = self.check()
+        """Make the directory, or continue an earlier attempt; raises the errors of `check`."""
+        continues = self.check()
         with disk_errors(self.path):
-            # Whoever looks meanwhile must not find a manifest of shards that are made anew.
+            # Other processes must not read a manifest while shards are written again.
             (self.path / MANIFEST).unlink(missing_ok=True)
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
             (self.path / WORK).mkdir(exist_ok=True)
             for file in (self.path / WORK).glob("*.json"):
-                CrashRecord.read(file).forgive_loading()
-        if not there:
+                CrashRecord.read(file).forget_loading()
+        if not continues:
             write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
 
     def missing(self) -> list[int]:
-        """The shards that are not there, or not whole."""
+        """Return the numbers of the shards that are missing or damaged."""
         return [number for number in range(self.plan.shards) if not self.is_whole(number)]
 
     def write(self, number: int, embeddings: Float32[ndarray, "rows width"], left_out: Mapping[int, str]) -> None:
-        """Commit a shard; `left_out` tells of its rows, by position in the data set, why they have no embedding."""
-        meta = {"key": self.plan.key, "left_out": {str(row): reason for row, reason in sorted(left_out.items())}}
-        with committed_directory(shard_folder(self.path, number), meta, replace=True) as aside:
-            write_embeddings(aside, embeddings, self.plan.dtype)
-
-    def finish(self, where: str, texts: Any) -> EmbeddingStore:
-        """Commit the whole, of which no shard is missing.
+        """Commit a shard.
 
         Args:
-            where: names the rows in the quarantine.
-            texts: of all rows, read for those in the quarantine only.
+            number: number of the shard.
+            embeddings: all rows of the shard.
+            left_out: rows without an embedding, by position in the data set, with the reason.
+        """
+        meta = {"key": self.plan.key, "left_out": {str(row): reason for row, reason in sorted(left_out.items())}}
+        with committed_directory(shard_folder(self.path, number), meta, replace=True) as folder:
+            write_embeddings(folder, embeddings, self.plan.dtype)
+
+    def finish(self, where: str, texts: Any) -> EmbeddingStore:
+        """Commit the store when no shard is missing.
+
+        Args:
+            where: name of the side in the quarantine file.
+            texts: texts of all rows; only those of quarantined rows are read.
         """
         files: dict[str, FileEntry] = {}
         left_out: dict[int, str] = {}
@@ -179,13 +185,13 @@ class StoreWriter:
         meta = {"kind": KIND, "version": VERSION, "key": self.plan.key, **asdict(self.plan), "left_out": [*left_out]}
         with disk_errors(self.path):
             shutil.rmtree(self.path / WORK, ignore_errors=True)
-            for leftover in (self.path / SHARDS).glob(".*"):  # of processes that died while they committed
+            for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
                 shutil.rmtree(leftover, ignore_errors=True)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
         return EmbeddingStore(self.path, meta)
 
     def is_whole(self, number: int) -> bool:
-        """Whether a shard stands, and every byte of it is as it was written."""
+        """Return true if a shard is committed and every byte is as it was written."""
         folder = shard_folder(self.path, number)
         try:
             check_directory(folder)

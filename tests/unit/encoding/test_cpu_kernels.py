@@ -1,4 +1,4 @@
-"""The faster layers answer what the layers they stand for answer."""
+"""The faster layers on a CPU agree with the layers that they replace."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def retriever(tiny_encoder: Path) -> Retriever:
     return load_retriever(ModelConfig(str(tiny_encoder)))
 
 
-def test_fp32_is_the_same_but_for_rounding(retriever: Retriever) -> None:
+def test_fp32_agrees_up_to_rounding(retriever: Retriever) -> None:
     plain = encode_texts(retriever, TEXTS, "passage")
     assert any(isinstance(module, PackedLinear) for module in speed_up(retriever).modules())
     assert not any(type(module) is nn.Linear for module in retriever.query.backbone.encoder.modules())
     np.testing.assert_allclose(encode_texts(retriever, TEXTS, "passage"), plain, atol=1e-6)
 
 
-def test_bf16_is_as_near_to_fp32_as_it_was(retriever: Retriever) -> None:
+def test_bf16_is_as_close_to_fp32_as_before(retriever: Retriever) -> None:
     if choose_precision(None, torch.device("cpu")) != "bf16":
         pytest.skip("this processor has no bf16")
     exact = encode_texts(retriever, TEXTS, "passage")

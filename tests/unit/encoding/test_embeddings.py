@@ -1,4 +1,4 @@
-"""Stores of embeddings: what is written is read, what is torn is made again, and nothing else is."""
+"""Stores of embeddings: writing, reading, damaged shards and the cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan(config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -
 
 # How far a stored row may be from the row of length one, and what it may cost in bytes.
 @pytest.mark.parametrize(("dtype", "error", "bytes_a_row"), [("fp32", 0, 128), ("fp16", 5e-4, 64), ("int8", 6e-3, 36)])
-def test_what_is_written_is_read(
+def test_stored_embeddings_are_read_back(
     config: ModelConfig,
     retriever: Retriever,
     dataset: RetrievalDataset,
@@ -75,15 +75,15 @@ def test_what_is_written_is_read(
         store.read(np.array([160]))
 
 
-def test_only_what_is_missing_or_torn_is_made_again(
+def test_only_missing_or_damaged_shards_are_encoded_again(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
     work = StoreWriter(tmp_path / "store", plan)
     whole = encode_store(work, config, retriever, dataset)
     before = {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()}
     stamps = {number: shard_folder(whole.path, number).stat().st_mtime_ns for number in range(4)}
-    torn = shard_folder(whole.path, 1) / "embeddings.npy"
-    torn.write_bytes(torn.read_bytes()[:-1] + b"\0")
+    damaged = shard_folder(whole.path, 1) / "embeddings.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
     (whole.path / "manifest.json").unlink()
     (shard_folder(whole.path, 3) / "manifest.json").unlink()
     with pytest.raises(StorageError, match="never completed"):
@@ -94,7 +94,7 @@ def test_only_what_is_missing_or_torn_is_made_again(
     assert {n for n, stamp in stamps.items() if shard_folder(whole.path, n).stat().st_mtime_ns == stamp} == {0, 2}
 
 
-def test_a_byte_that_changed_is_noticed(
+def test_a_changed_byte_is_detected(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
     store = encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
@@ -106,7 +106,7 @@ def test_a_byte_that_changed_is_noticed(
         EmbeddingStore.open(store.path)
 
 
-def test_a_directory_of_something_else_is_left_alone(
+def test_a_directory_with_other_content_is_not_changed(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
     encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
@@ -117,7 +117,7 @@ def test_a_directory_of_something_else_is_left_alone(
     assert {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()} == before
 
 
-def test_another_number_of_tokens_a_batch_is_another_store(
+def test_another_number_of_tokens_per_batch_is_another_store(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
     for tokens in (64, 4_096):
@@ -131,7 +131,7 @@ def test_another_number_of_tokens_a_batch_is_another_store(
         encode_store(StoreWriter(one.path, plan), config, retriever, dataset)
 
 
-def test_the_tokens_of_a_preparation_give_what_the_texts_give(
+def test_prepared_tokens_give_the_embeddings_of_the_texts(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     from raytriever.encoding.shards import SideTexts, tokenisation_of
@@ -147,38 +147,38 @@ def test_the_tokens_of_a_preparation_give_what_the_texts_give(
 
 
 @pytest.mark.parametrize(
-    ("torn", "says"),
+    ("damaged", "message"),
     [
-        ({"manifest.json": "{"}, "encoding again what is not whole"),
+        ({"manifest.json": "{"}, "encoding its damaged shards again"),
         ({"plan.json": "{"}, ""),  # the manifest holds the same
         ({"manifest.json": None, "plan.json": None}, "encoding again\n"),
         ({"manifest.json": "[]", "plan.json": '{"key": 7}'}, "encoding again\n"),
     ],
 )
-def test_a_torn_entry_of_the_cache_is_encoded_again(
+def test_a_damaged_entry_of_the_cache_is_encoded_again(
     config: ModelConfig,
     retriever: Retriever,
     dataset: RetrievalDataset,
     capsys: pytest.CaptureFixture[str],
-    torn: dict[str, str | None],
-    says: str,
+    damaged: dict[str, str | None],
+    message: str,
 ) -> None:
     first = embed_corpus(config, retriever, dataset)
     embeddings = first.array()
-    for name, content in torn.items():
+    for name, content in damaged.items():
         (first.path / name).unlink()
         if content is not None:
             (first.path / name).write_text(content)
-    if says:
+    if message:
         assert (embed_corpus(config, retriever, dataset).array() == embeddings).all()
-        assert f"{first.path}: is torn or changed; {says}" in capsys.readouterr().err
+        assert f"{first.path}: is torn or changed; {message}" in capsys.readouterr().err
     else:
         with pytest.raises(StorageError, match="torn"):
             EmbeddingStore.open(first.path)
         assert (embed_corpus(config, retriever, dataset).array() == embeddings).all()
 
 
-def test_the_cache_keeps_what_was_used_last(
+def test_the_cache_keeps_the_most_recently_used_stores(
     config: ModelConfig,
     retriever: Retriever,
     dataset: RetrievalDataset,
@@ -196,7 +196,7 @@ def test_the_cache_keeps_what_was_used_last(
     assert list((tmp_path / "cache" / "embeddings").iterdir()) == [second.path]
 
 
-def test_an_embedding_that_is_not_finite_is_one_line_and_no_store(
+def test_an_embedding_that_is_not_finite_ends_in_one_line_without_a_store(
     config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
 ) -> None:
     import torch
@@ -211,7 +211,7 @@ def test_an_embedding_that_is_not_finite_is_one_line_and_no_store(
     assert json.loads(mark.read_bytes())["deaths"] == []
 
 
-def test_fp16_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+def test_fp16_refuses_components_beyond_its_range(tmp_path: Path) -> None:
     from raytriever.encoding.store import read_embeddings, write_embeddings
 
     rows = np.array([[1e5, 1], [0, 0]], np.float32)
@@ -222,7 +222,7 @@ def test_fp16_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         (np.zeros((59, 8), np.float32), "has the shape 59 x 8, expected 60 x 8"),
         (np.zeros((60, 9), np.float32), "has the shape 60 x 9, expected 60 x 8"),
@@ -230,10 +230,10 @@ def test_fp16_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
         (np.zeros((60, 8), np.int8), "scales.npy: is missing"),
     ],
 )
-def test_a_shard_of_another_shape_is_one_line(tmp_path: Path, values: np.ndarray, says: str) -> None:
+def test_a_shard_of_another_shape_ends_in_one_line(tmp_path: Path, values: np.ndarray, message: str) -> None:
     fixture = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "passages"
     shutil.copytree(fixture, tmp_path / "store")
     store = EmbeddingStore.open(tmp_path / "store")
     np.save(tmp_path / "store" / "shards" / "000000" / "embeddings.npy", values)
-    with pytest.raises(StorageError, match=says):
+    with pytest.raises(StorageError, match=message):
         store.array()

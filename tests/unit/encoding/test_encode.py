@@ -1,4 +1,4 @@
-"""Encoding keeps the order of the texts and spends nothing on padding that matters."""
+"""Encoding keeps the order of the texts; batches follow the token budget."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_a_budget_smaller_than_one_text_still_encodes_it() -> None:
     assert module.batches([5, 9, 2], budget=4) == [[1], [0], [2]]
 
 
-def test_broken_weights_are_told(tiny_encoder: Path) -> None:
+def test_broken_weights_are_refused(tiny_encoder: Path) -> None:
     retriever = load_retriever(ModelConfig(str(tiny_encoder)))
     with torch.no_grad():
         next(retriever.parameters()).fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""What is made of the marks that dying processes leave."""
+"""Crash records of processes that die while they encode a shard."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ REASON = "kills the encoder's process (signal 9)"
 
 
 class Case:
-    """160 documents in four shards, of which the second has a mark."""
+    """A store of 160 documents in four shards, of which the second has a crash record."""
 
     def __init__(self, model: Path, dataset: Path, folder: Path) -> None:
         self.config = ModelConfig(str(model))
         self.retriever: Retriever = load_retriever(self.config)
         self.dataset = open_dataset(dataset, [])
         plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
-        self.work = StoreWriter(folder / "store", replace(plan, shard_rows=48))
+        self.writer = StoreWriter(folder / "store", replace(plan, shard_rows=48))
 
-    def left(self, deaths: list[int], examined: list[int], killers: dict[int, str]) -> None:
-        self.work.begin()
+    def write_record(self, deaths: list[int], examined: list[int], killers: dict[int, str]) -> None:
+        self.writer.begin()
         content = {"deaths": deaths, "examined": examined, "killers": killers}
-        (self.work.path / "work" / "000001.json").write_text(json.dumps(content))
+        (self.writer.path / "work" / "000001.json").write_text(json.dumps(content))
 
-    def encode_store(self) -> EmbeddingStore:
-        return encode_store(self.work, self.config, self.retriever, self.dataset)
+    def encode(self) -> EmbeddingStore:
+        return encode_store(self.writer, self.config, self.retriever, self.dataset)
 
 
 @pytest.fixture
@@ -46,27 +46,27 @@ def case(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: py
     return Case(tiny_encoder, tiny_dataset, tmp_path)
 
 
-def test_a_mark_tells_at_which_batches_processes_died(tmp_path: Path) -> None:
+def test_a_record_names_the_batches_at_which_processes_died(tmp_path: Path) -> None:
     for expected in ([], [2], [2, 2]):
-        mark = CrashRecord.of(tmp_path, 7)
-        assert mark.deaths == expected
-        with mark.at(LOADING):
-            mark.leave(0)
-            mark.leave(2)
-    # What ends by an exception was no death.
-    mark = CrashRecord.of(tmp_path, 7)
-    with pytest.raises(KeyboardInterrupt), mark.at(LOADING):
+        record = CrashRecord.of(tmp_path, 7)
+        assert record.deaths == expected
+        with record.recording(LOADING):
+            record.record(0)
+            record.record(2)
+    # An exception is no death.
+    record = CrashRecord.of(tmp_path, 7)
+    with pytest.raises(KeyboardInterrupt), record.recording(LOADING):
         raise KeyboardInterrupt
     assert CrashRecord.of(tmp_path, 7).deaths == [2, 2, 2]
-    assert CrashRecord.of(tmp_path, 7).unexamined(3) == [2]
-    assert CrashRecord.of(tmp_path, 7).unexamined(2) == []
-    mark.remove()
+    assert CrashRecord.of(tmp_path, 7).unexamined_batches(3) == [2]
+    assert CrashRecord.of(tmp_path, 7).unexamined_batches(2) == []
+    record.remove()
     assert CrashRecord.of(tmp_path, 7).deaths == []
 
 
-def test_rows_that_kill_are_left_out_and_told(case: Case) -> None:
-    case.left([0, 0], [0], {5: REASON})
-    store = case.encode_store()
+def test_fatal_rows_are_quarantined(case: Case) -> None:
+    case.write_record([0, 0], [0], {5: REASON})
+    store = case.encode()
     assert store.meta["left_out"] == [53]
     [entry] = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
     assert entry == {
@@ -83,16 +83,16 @@ def test_rows_that_kill_are_left_out_and_told(case: Case) -> None:
 
 
 def test_a_batch_that_kills_as_a_whole_ends_in_one_line(case: Case) -> None:
-    case.left([0, 0, 0], [0], {})
-    with pytest.raises(ModelError, match="3 processes died over a batch of 48 texts, none of which does it") as caught:
-        case.encode_store()
+    case.write_record([0, 0, 0], [0], {})
+    with pytest.raises(ModelError, match="3 processes died over a batch of 48 texts, but no single text") as caught:
+        case.encode()
     assert "\n" not in str(caught.value)
 
 
-def test_deaths_while_loading_end_in_one_line_unless_a_new_attempt_is_made(case: Case) -> None:
+def test_deaths_while_loading_end_in_one_line_until_the_next_attempt(case: Case) -> None:
     from raytriever.encoding.shards import ShardEncoder
 
-    case.left([LOADING] * 3, [], {})
-    with pytest.raises(ModelError, match="3 processes died loading it"):
-        ShardEncoder(case.work, lambda: case.retriever, str(case.dataset.place))(1)
-    assert len(case.encode_store()) == 160
+    case.write_record([LOADING] * 3, [], {})
+    with pytest.raises(ModelError, match="3 processes died while loading the model"):
+        ShardEncoder(case.writer, lambda: case.retriever, str(case.dataset.place))(1)
+    assert len(case.encode()) == 160

@@ -1,1 +1,1 @@
-"""Top-k over embeddings: scores, rankings, and exact and approximate indexes."""
+"""Top-k search over embeddings: scores, rankings, and exact and approximate indexes."""

@@ -1,5 +1,6 @@
-"""Refuse to search in a process that was forked from one that searched: OpenMP's threads do not survive a fork, so
-faiss would hang there and compiled code would end the process."""
+"""Refuse searches in a process that was forked after a search.
+
+The threads of OpenMP do not survive a fork: FAISS would hang there, and compiled code would end the process."""
 
 from __future__ import annotations
 
@@ -7,27 +8,27 @@ import os
 
 from raytriever.errors import ConfigError
 
-_searched = _forked = False
+_has_searched = _was_forked = False
 
 
 def refuse_forked() -> None:
-    """Called before every search.
+    """Check that this process may search; called before every search.
 
     Raises:
-        ConfigError: this process was forked from one that searched.
+        ConfigError: this process was forked from a process that had searched.
     """
-    global _searched
-    if _forked:
+    global _has_searched
+    if _was_forked:
         raise ConfigError(
-            "this process was forked from one that has searched, whose threads it does not have",
+            "this process was forked from a process that had searched, and lacks its threads",
             remedy='start processes that search with multiprocessing.get_context("spawn")',
         )
-    _searched = True
+    _has_searched = True
 
 
-def _note_fork() -> None:
-    global _forked
-    _forked = _searched
+def _record_fork() -> None:
+    global _was_forked
+    _was_forked = _has_searched
 
 
-os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(after_in_child=_record_fork)

@@ -1,22 +1,22 @@
-"""Scores of query-document pairs: the exact score, and proven bounds of the error of a quick one.
+"""Scores of query-document pairs: exact scores, and proven bounds of the error of quick scores.
 
-The exact score is the float32 of the dot product in float64, by one routine for all callers. The product of two float32
-numbers is exact in float64, and the sums are taken in an order that depends on the width alone: element i is added to
-elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a score is within one rounding of
-the true dot product and has the same bits in every block, shard, thread, device and processor.
+The exact score is the dot product in float64, rounded to float32, and one routine computes it for all callers. The
+product of two float32 numbers is exact in float64. The order of the sums depends on the width alone: element i is
+added to elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a score is within one
+rounding of the true dot product, and it has the same bits in every block, shard, thread, device and processor.
 
-Quick scores come from a matrix product in bf16 where the hardware multiplies it, else in float32. With q = q' + r
-and d = d' + s, where q' and d' are what is multiplied (rounded to bf16, or r = s = 0) and n the width:
+Quick scores come from a matrix product, in bf16 if the hardware supports it, else in float32. Let q = q' + r and
+d = d' + s, where q' and d' are the factors (rounded to bf16, or r = s = 0), and let n be the width:
 
     |q·d - q'·d'|           <= |r| |d| + |q'| |s|            (Cauchy-Schwarz)
     |q'·d' - its float32 sum| <= γ |q'| |d'|, γ = m u / (1 - m u), u = 2^-24, m = n + 16, in any order of summation
                                                              (Higham, Accuracy and Stability, section 3.1)
     rounding that sum to bf16 <= 2^-8 of the quick score
     the score's own rounding  <= (2^-24 + n 2^-53) |q| |d|
-    numbers below 2^-126 may be taken for 0, in the factors and in the products
+    numbers below 2^-126 may be replaced by 0, in the factors and in the products
 
-so |score - quick| <= a |d| + b |s| + c + rounding |quick|. The norms are measured, not assumed. For a norm beyond
-2^60 float32 might overflow, and the bound is infinite."""
+So |score - quick| <= a |d| + b |s| + c + rounding |quick|. The norms are measured, not assumed. For a norm above 2^60
+float32 might overflow, and the bound is infinite."""
 
 from __future__ import annotations
 
@@ -32,44 +32,49 @@ from numpy import ndarray
 from raytriever.errors import ModelError
 from raytriever.models.precision import choose_precision
 
+LARGEST_NORM = 2.0**60
+_TINY = 2.0**-126
+# Covers the rounding errors of the bound itself.
+_SLACK = 1 + 1e-6
+
 
 def pair_scores(
     queries: Float32[ndarray, "queries width"],
     documents: Float32[ndarray, "documents width"],
-    of: Int64[ndarray, " pairs"],
-    to: Int64[ndarray, " pairs"],
+    query_rows: Int64[ndarray, " pairs"],
+    document_rows: Int64[ndarray, " pairs"],
 ) -> Float32[ndarray, " pairs"]:
-    """Scores of given pairs, bit for bit those that a search gives them.
+    """Return the scores of pairs of rows, bit for bit equal to those of a search.
 
     Raises:
-        IndexError: a position is not among the queries or the documents.
+        IndexError: a row is out of range.
     """
-    for rows, held in ((of, queries), (to, documents)):
-        if len(rows) and (rows.min() < 0 or rows.max() >= len(held)):
-            raise IndexError(f"positions must be in [0, {len(held)})")
+    for rows, vectors in ((query_rows, queries), (document_rows, documents)):
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
+            raise IndexError(f"rows must be in [0, {len(vectors)})")
     numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-    scores = np.empty(len(of), np.float32)
-    _score_pairs(read_only(queries), read_only(documents), of, to, scores)
+    scores = np.empty(len(query_rows), np.float32)
+    _score_pairs(read_only(queries), read_only(documents), query_rows, document_rows, scores)
     return scores
 
 
 def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
-    """A view that may not be written, as memory-mapped embeddings may not: compiled code tells the two apart."""
+    """Return a read-only view, like memory-mapped embeddings: numba compiles writable arrays separately."""
     view = np.ascontiguousarray(vectors, np.float32).view()
     view.flags.writeable = False
     return view
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _score_pairs(queries, documents, of, to, scores):  # type: ignore[no-untyped-def]
-    for pair in prange(len(of)):
-        query = queries[of[pair]].astype(np.float64)
-        scores[pair] = dot(query, documents[to[pair]], np.empty(len(query)))
+def _score_pairs(queries, documents, query_rows, document_rows, scores):  # type: ignore[no-untyped-def]
+    for pair in prange(len(query_rows)):
+        query = queries[query_rows[pair]].astype(np.float64)
+        scores[pair] = dot(query, documents[document_rows[pair]], np.empty(len(query)))
 
 
 @numba.njit(cache=True, error_model="numpy")
 def dot(query, document, sums):  # type: ignore[no-untyped-def]
-    """The score of a float64 copy of a query and a float32 document; `sums` is room for width // 8 numbers."""
+    """Return the score of a float64 copy of a query and a float32 document; `sums` is a buffer of width // 8."""
     width = len(query)
     h = width // 8
     for i in range(h):
@@ -90,18 +95,12 @@ def dot(query, document, sums):  # type: ignore[no-untyped-def]
         h = half
     for i in range(h):
         total += sums[i]
-    # A score that rounds to -0 equals one that rounds to 0.
+    # Turn -0 into 0, so that both have equal bits.
     return np.float32(total) + np.float32(0)
 
 
-LARGEST_NORM = 2.0**60
-_TINY = 2.0**-126
-# For the roundings of the bound itself.
-_SLACK = 1 + 1e-6
-
-
 class Bounds(NamedTuple):
-    """The query's side of the bound, one number a query."""
+    """Terms of the error bound that depend on the query, one number per query."""
 
     a: Float64[ndarray, " queries"]
     b: Float64[ndarray, " queries"]
@@ -110,30 +109,30 @@ class Bounds(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What is multiplied: bits of bf16 or float32, and the norms of the vectors and of what rounding took from them."""
+    """Factors of quick scores: bits in bf16 or float32, norms of the vectors, and norms of their rounding errors."""
 
     bits: ndarray
     norms: Float64[ndarray, " vectors"]
     residuals: Float64[ndarray, " vectors"]
 
     def tensor(self) -> torch.Tensor:
-        """The factors as torch multiplies them."""
+        """Return the factors as a tensor of bf16 or float32."""
         return torch.from_numpy(self.bits).view(torch.bfloat16 if self.bits.dtype == np.int16 else torch.float32)
 
 
 def quick_precision(device: torch.device) -> str:
-    """`bf16` or `fp32`, whichever this device multiplies faster."""
+    """Return `bf16` or `fp32`, the type that this device multiplies faster."""
     return choose_precision(None, device)
 
 
 def factors(vectors: ndarray, precision: str, name: str, positions: ndarray) -> Factors:
-    """Round float32 vectors to what is multiplied, and measure them.
+    """Round float32 vectors to the type that is multiplied, and measure their norms.
 
     Args:
-        vectors: one a row.
-        precision: from `quick_precision`.
+        vectors: one vector per row.
+        precision: type from `quick_precision`.
         name: `query` or `document`, for the error.
-        positions: which one each row is, for the error.
+        positions: position of each row, for the error.
 
     Raises:
         ModelError: a vector is not finite.
@@ -146,36 +145,36 @@ def factors(vectors: ndarray, precision: str, name: str, positions: ndarray) -> 
         bits = vectors.copy().view(np.int32)
         _measure(vectors, norms)
         if torch.get_float32_matmul_precision() != "highest":
-            # torch may then multiply numbers cut to eight bits.
+            # torch may then multiply numbers truncated to eight bits.
             residuals = norms * 2.0**-7
     refuse_not_finite(np.isfinite(norms), name, positions)
     return Factors(bits, np.where(norms > LARGEST_NORM, np.inf, norms), residuals)
 
 
 def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: ndarray) -> None:
-    """Name the first vector that is not finite.
+    """Check that all vectors are finite.
 
     Raises:
-        ModelError: there is one.
+        ModelError: a vector is not finite; the error names the first one.
     """
     if not finite.all():
         raise ModelError(
             f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
-            remedy="the encoder's weights are broken or overflow in bf16: train or load them anew, and encode again",
+            remedy="the encoder's weights are broken or overflow in bf16: train or load them again, and encode again",
         )
 
 
-def query_bounds(of: Factors, width: int) -> Bounds:
-    """The query's side of the bound."""
+def query_bounds(queries: Factors, width: int) -> Bounds:
+    """Return the terms of the error bound that depend on the query."""
     terms = width + 16
     gamma = terms * 2.0**-24 / (1 - terms * 2.0**-24)
     own = 2.0**-24 + width * 2.0**-53
-    norms, residuals = of.norms, of.residuals
+    norms, residuals = queries.norms, queries.residuals
     root = width**0.5
     a = residuals + gamma * 2 * (norms + residuals) + own * norms + 2 * _TINY * root
     b = norms + residuals
     c = _TINY * (2 * root * (norms + residuals) + 4 * width)
-    return Bounds(a * _SLACK, b * _SLACK, c * _SLACK, 2.0**-8 * _SLACK if of.bits.dtype == np.int16 else 0.0)
+    return Bounds(a * _SLACK, b * _SLACK, c * _SLACK, 2.0**-8 * _SLACK if queries.bits.dtype == np.int16 else 0.0)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
@@ -183,14 +182,14 @@ def _round(vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
     for row in prange(len(vectors)):
         vector, out = vectors[row], bits[row]
         square, lost = 0.0, 0.0
-        for place in range(np.uint64(len(vector))):
-            exact = np.float32(vector[place]).view(np.uint32)
-            # To nearest, ties to even.
+        for i in range(np.uint64(len(vector))):
+            exact = np.float32(vector[i]).view(np.uint32)
+            # Round to nearest, ties to even.
             nearest = np.uint32(
                 (exact + np.uint32(0x7FFF) + ((exact >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
             )
-            out[place] = np.uint16(nearest)
-            value = np.float64(vector[place])
+            out[i] = np.uint16(nearest)
+            value = np.float64(vector[i])
             square += value * value
             rest = value - np.float64(np.uint32(nearest << np.uint32(16)).view(np.float32))
             lost += rest * rest
@@ -202,7 +201,7 @@ def _measure(vectors, norms):  # type: ignore[no-untyped-def]
     for row in prange(len(vectors)):
         vector = vectors[row]
         square = 0.0
-        for place in range(np.uint64(len(vector))):
-            value = np.float64(vector[place])
+        for i in range(np.uint64(len(vector))):
+            value = np.float64(vector[i])
             square += value * value
         norms[row] = np.sqrt(square)

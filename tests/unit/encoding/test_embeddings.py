@@ -112,7 +112,7 @@ def test_a_directory_with_other_content_is_not_changed(
     encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
     before = {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()}
     other = StoreWriter(tmp_path / "store", replace(plan, length=9))
-    with pytest.raises(StorageError, match="holds something else"):
+    with pytest.raises(StorageError, match="has other content"):
         encode_store(other, config, retriever, dataset)
     assert {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()} == before
 
@@ -127,7 +127,7 @@ def test_another_number_of_tokens_per_batch_is_another_store(
     assert one.meta["key"] != other.meta["key"]
     # Matrices of another size may be multiplied in another order, which decides the last bits.
     np.testing.assert_allclose(one.array(), other.array(), atol=2e-6)
-    with pytest.raises(StorageError, match="holds something else"):
+    with pytest.raises(StorageError, match="has other content"):
         encode_store(StoreWriter(one.path, plan), config, retriever, dataset)
 
 

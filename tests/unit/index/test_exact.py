@@ -1,4 +1,4 @@
-"""Exact search against scoring and sorting everything."""
+"""Exact search, compared with scoring and sorting all documents."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "t
 
 @pytest.fixture(params=["bf16", "fp32"])
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small tiles, so that small cases cross them, in either arithmetic."""
+    """Use small tiles, so that small cases need several of them, in either arithmetic."""
     monkeypatch.setattr(scan, "quick_precision", lambda device: request.param)
     monkeypatch.setattr(scan_torch, "quick_precision", lambda device: request.param)
     for module in (scan, scan_torch):
         monkeypatch.setattr(module, "QUERY_TILE", 3)
         monkeypatch.setattr(module, "DOCUMENT_TILE", 128)
     monkeypatch.setattr(search, "FEWEST_ROWS", 96)
-    monkeypatch.setattr(sift, "SETTLED_ROWS", 50)
+    monkeypatch.setattr(sift, "FLUSHED_ROWS", 50)
     return request.param
 
 
 def everything(
     queries: ndarray, documents: ndarray, k: int, ties: ndarray, exclude: ndarray | None
 ) -> tuple[ndarray, ndarray]:
-    """Score every pair, sort every row."""
+    """Score every pair, and sort every row."""
     of, to = np.divmod(np.arange(len(queries) * len(documents)), len(documents))
     scores = pair_scores(queries, documents, of, to).reshape(len(queries), -1)
     k = min(k, len(documents))
@@ -53,7 +53,7 @@ def everything(
 
 
 def vectors(rng: np.random.Generator, count: int, kind: str) -> ndarray:
-    """Embeddings that are hard to tell apart in some way."""
+    """Return embeddings whose order is hard to compute, for reasons that depend on `kind`."""
     width = 12
     if kind == "ties":
         return rng.integers(-1, 2, (count, width)).astype(np.float32)
@@ -72,7 +72,7 @@ def vectors(rng: np.random.Generator, count: int, kind: str) -> ndarray:
 
 
 def cut(rng: np.random.Generator, documents: ndarray, count: int) -> Iterator[tuple[int, ndarray]]:
-    """Blocks of any sizes, none included, in any order."""
+    """Yield blocks of any sizes, including 0, in any order."""
     cuts = [0, *sorted(rng.integers(0, len(documents) + 1, count - 1).tolist()), len(documents)]
     for part in rng.permutation(count):
         yield cuts[part], documents[cuts[part] : cuts[part + 1]]
@@ -87,7 +87,7 @@ def cut(rng: np.random.Generator, documents: ndarray, count: int) -> Iterator[tu
     count=st.integers(1, 9),
     excluding=st.booleans(),
 )
-def test_has_the_bytes_of_sorting_everything_however_the_corpus_is_cut(
+def test_any_blocks_give_the_bytes_of_sorting_all_documents(
     precision: str, seed: int, kind: str, size: int, k: int, count: int, excluding: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def test_has_the_bytes_of_sorting_everything_however_the_corpus_is_cut(
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), kind=KINDS, k=st.sampled_from([1, 30, 1_000]))
-def test_whole_tiles_in_torch_have_the_same_bytes(precision: str, seed: int, kind: str, k: int) -> None:
+def test_the_search_in_torch_has_the_same_bytes(precision: str, seed: int, kind: str, k: int) -> None:
     rng = np.random.default_rng(seed)
     queries, documents = vectors(rng, 5, kind), vectors(rng, 400, kind)
     ties, exclude = rng.permutation(400), rng.integers(-1, 400, 5)
@@ -116,7 +116,7 @@ def test_whole_tiles_in_torch_have_the_same_bytes(precision: str, seed: int, kin
     order = TieOrder.of(ties)
     walk = scan_torch.TorchScan(queries, min(k, 400), order, exclude, torch.device("cpu"))
     for positions in (np.arange(250, 400), np.arange(250)[::-1].copy()):
-        walk.take(positions, documents[positions])
+        walk.add(positions, documents[positions])
     assert [array.tobytes() for array in order.read(walk.keys())] == [array.tobytes() for array in expected]
 
 
@@ -135,32 +135,32 @@ def test_a_quick_score_is_within_its_bound(precision: str, kind: str) -> None:
     assert held.mean() > 0.1
     assert (error[held] <= allowed[held]).all()
     if kind == "plain":
-        assert (allowed < 0.03 * np.outer(left.norms, right.norms)).all(), "a bound that tells nothing"
+        assert (allowed < 0.03 * np.outer(left.norms, right.norms)).all(), "the bound is too loose"
 
 
-def test_a_hope_that_fails_is_searched_again(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every document that the sample takes is better than all others, so the sample promises too much."""
+def test_a_query_with_a_failed_guess_is_searched_again(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every document of the sample is better than all others, so the guessed threshold is too high."""
     rng = np.random.default_rng(0)
     documents = rng.random((40_000, 8)).astype(np.float32)
     documents[:: 40_000 // 1_250] += 5
     queries = rng.random((4, 8)).astype(np.float32)
     monkeypatch.setattr(search, "FEWEST_ROWS", 50_000)
     monkeypatch.setattr(scan, "DOCUMENT_TILE", 4_096)
-    settled: list[int] = []
-    settle = scan.settle
+    failures: list[int] = []
+    flush = scan.flush
 
-    def told(*given: sift.QueryBlock) -> None:
-        settle(*given)
-        settled.append(int(given[2].failed.sum()))
+    def counting(queries: sift.QueryBlock, block: sift.DocumentBlock, sieves: sift.Sieves) -> None:
+        flush(queries, block, sieves)
+        failures.append(int(sieves.failed.sum()))
 
-    monkeypatch.setattr(scan, "settle", told)
+    monkeypatch.setattr(scan, "flush", counting)
     ties = np.arange(40_000)
     found = top_k(queries, documents, 2_000, ties)
-    assert settled == [4, 0]
+    assert failures == [4, 0]
     np.testing.assert_array_equal(found[1], everything(queries, documents, 2_000, ties, None)[1])
 
 
-def test_more_documents_that_score_alike_than_are_ever_held(precision: str) -> None:
+def test_more_similar_scores_than_a_sieve_holds(precision: str) -> None:
     rng = np.random.default_rng(1)
     documents = np.repeat(rng.standard_normal((3, 12)).astype(np.float32), 1_000, axis=0)
     queries, ties = rng.standard_normal((4, 12)).astype(np.float32), rng.permutation(3_000)
@@ -201,8 +201,8 @@ def test_scores_beyond_float32_are_infinite_and_still_found() -> None:
     assert scores.tolist() == [[np.inf, np.float32(1e30), -np.inf, -np.inf]]
 
 
-def test_sums_that_overflow_on_the_way_to_a_finite_score_mislead_nobody(precision: str) -> None:
-    """The last 200 documents have the best scores, but sums that begin with what float32 cannot hold."""
+def test_sums_that_overflow_before_a_finite_score_do_not_mislead(precision: str) -> None:
+    """The last 200 documents have the best scores, but their sums begin with numbers beyond float32."""
     documents = np.zeros((400, 16), np.float32)
     documents[:200, 0] = 1e17
     documents[200:] = np.repeat(np.array([-1e20, 1e20], np.float32), 8)
@@ -213,21 +213,21 @@ def test_sums_that_overflow_on_the_way_to_a_finite_score_mislead_nobody(precisio
     assert np.isfinite(scores).all()
 
 
-def test_an_excluded_document_leaves_a_gap_at_the_end() -> None:
+def test_an_excluded_document_leaves_the_last_column_empty() -> None:
     documents = np.arange(3, dtype=np.float32)[:, None]
     scores, found = top_k(np.ones((2, 1), np.float32), documents, 3, np.arange(3), np.array([2, -1]))
     assert found.tolist() == [[1, 0, -1], [2, 1, 0]]
     assert scores.tolist() == [[1, 0, -np.inf], [2, 1, 0]]
 
 
-def test_nothing_is_found_in_nothing() -> None:
+def test_empty_queries_and_corpora() -> None:
     none, one = np.empty((0, 4), np.float32), np.ones((1, 4), np.float32)
     assert top_k(one, none, 5, np.arange(0))[1].shape == (1, 0)
     assert top_k(none, one, 5, np.arange(1))[1].shape == (0, 1)
     assert top_k_of_blocks(one, [], 1, np.arange(3))[1].tolist() == [[-1]]
 
 
-def refused(search: Callable[[], object], kind: type[Exception], *words: str) -> None:
+def assert_refused(search: Callable[[], object], kind: type[Exception], *words: str) -> None:
     with pytest.raises(kind) as caught:
         search()
     assert "\n" not in str(caught.value)
@@ -235,17 +235,17 @@ def refused(search: Callable[[], object], kind: type[Exception], *words: str) ->
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_by_its_position(precision: str, bad: float) -> None:
+def test_an_embedding_that_is_not_finite_is_refused_with_its_position(precision: str, bad: float) -> None:
     queries, documents = np.ones((5, 4), np.float32), np.ones((700, 4), np.float32)
     documents[613, 2] = bad
-    refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "document 613 is not finite")
+    assert_refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "document 613 is not finite")
     queries[4, 0] = bad
-    refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "query 4 is not finite")
+    assert_refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "query 4 is not finite")
 
 
-def test_mistakes_end_in_one_line() -> None:
+def test_user_errors_are_one_line() -> None:
     queries, documents = np.ones((1, 4), np.float32), np.ones((5, 4), np.float32)
-    refused(lambda: top_k(queries, documents, 0, np.arange(5)), ConfigError, "k = 0")
-    refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
+    assert_refused(lambda: top_k(queries, documents, 0, np.arange(5)), ConfigError, "k = 0")
+    assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))

@@ -1,1 +1,1 @@
-"""Approximate search: finders (FAISS, Vamana, RoarGraph), their files, and their measurement."""
+"""Approximate indexes: finders (FAISS, Vamana, RoarGraph), their files, and their measurement."""

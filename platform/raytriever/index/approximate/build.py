@@ -20,12 +20,12 @@ from raytriever.index.score import refuse_not_finite
 
 @dataclass(frozen=True)
 class DocumentVectors:
-    """What an index is built over.
+    """Documents that are indexed.
 
     Args:
-        embeddings: of the documents that have one.
-        documents: their positions in the corpus, ascending.
-        ties: from `exact.tie_order`, for the whole corpus.
+        embeddings: embeddings of the documents that have one.
+        documents: positions of these documents in the corpus, ascending.
+        ties: result of `exact.search.tie_order` for the whole corpus.
     """
 
     embeddings: Float32[ndarray, "rows width"]
@@ -34,7 +34,7 @@ class DocumentVectors:
 
     @classmethod
     def of(cls, embeddings: Float32[ndarray, "documents width"]) -> DocumentVectors:
-        """All documents of a corpus without ids: equal scores are ordered by position."""
+        """Create the documents of a corpus without ids; equal scores are ordered by position."""
         positions = np.arange(len(embeddings))
         return cls(embeddings, positions, positions)
 
@@ -50,19 +50,19 @@ def build_index(
     """Build an index.
 
     Args:
-        rows: at least one.
-        config: checked.
-        training: queries that RoarGraph is built from; others need none.
-        seed: of whatever the index draws.
-        threads: how many build it; only HNSW's graph depends on that.
+        rows: documents, at least one.
+        config: checked settings.
+        training: queries from which RoarGraph is built; not used by other kinds.
+        seed: seed of the random numbers of the index.
+        threads: number of threads; only the graph of HNSW depends on it.
 
     Raises:
-        DataError: there are no documents, or no training queries where they are needed.
+        DataError: there are no documents.
         ModelError: an embedding is not finite.
-        ConfigError: a setting does not fit the corpus, or a library is missing.
+        ConfigError: a setting does not suit the corpus, RoarGraph has no training queries, or a library is missing.
     """
     if not len(rows.embeddings):
-        raise DataError("there are no documents to index", remedy="encode a data set that has some")
+        raise DataError("there are no documents to index", remedy="encode a data set with documents")
     refuse_not_finite(np.isfinite(rows.embeddings).all(axis=1), "document", rows.documents)
     embeddings = np.ascontiguousarray(rows.embeddings, np.float32)
     finder = _finder(embeddings, config, training, seed, threads)

@@ -1,4 +1,4 @@
-"""The settings of approximate search. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of approximate search. Imports nothing heavy: the command line reads this file for `--help`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from raytriever.options import check_changed, option
 
 INDEXES = ("flat", "ivf", "ivfpq", "hnsw", "vamana", "roargraph")
 GRAPHS = ("hnsw", "vamana", "roargraph")
-# Lists probed or documents held by a walk, where nothing is said.
+# Default numbers of probed lists or of documents in the beam of a walk.
 EFFORT = {"flat": 1, "ivf": 16, "ivfpq": 16, "hnsw": 64, "vamana": 64, "roargraph": 64}
 _GRAPHS = f"index={'|'.join(GRAPHS)}"
 
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """Which index, and how it is built and asked. What is not given suits the corpus or the kind."""
+    """Settings of an index: its kind, how it is built, and how it is searched. Defaults depend on corpus and kind."""
 
     index: str = option("hnsw", "kind of index; flat is exact", choices=INDEXES)
     effort: int | None = option(
@@ -34,7 +34,7 @@ class IndexConfig:
         needs="index=ivfpq",
     )
     degree: int | None = option(
-        None, "neighbours of a document in a graph (default: 32)", minimum=2, maximum=1024, needs=_GRAPHS
+        None, "number of neighbours of a document in a graph (default: 32)", minimum=2, maximum=1024, needs=_GRAPHS
     )
     build_beam: int | None = option(
         None,
@@ -55,12 +55,12 @@ class IndexConfig:
     )
 
     def value(self, name: str) -> int:
-        """A number that was given, or its default."""
+        """Return the value of a numeric setting, or its default."""
         defaults = {"degree": 32, "build_beam": 200, "nearest": 100, "effort": EFFORT[self.index]}
-        given: int | None = getattr(self, name)
-        return defaults[name] if given is None else given
+        value: int | None = getattr(self, name)
+        return defaults[name] if value is None else value
 
 
 def check_index(config: IndexConfig) -> None:
-    """Refuse settings that the chosen index does not have; raises `ConfigError`."""
+    """Check that the chosen index has the changed settings; raises `ConfigError`."""
     check_changed(config)

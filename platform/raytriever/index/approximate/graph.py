@@ -1,15 +1,15 @@
 """Directed graph over the documents of a corpus, and the walk that finds documents near a query in it.
 
-Neighbours are stored in rows of equal width, so that a walk reads them by row number and a file of them is an array.
+Neighbours are stored in rows of equal width, so a walk reads them by row number, and their file is an array.
 
-The walk is best first, with a beam of the best documents scored so far. The best of them that was not yet expanded is
-expanded: its neighbours that were never scored are scored and enter the beam. The walk ends when all of the beam is
-expanded. A wider beam finds more and scores more.
+The walk is a best-first search with a beam of the best documents scored so far. It expands the best document that is
+not expanded yet: its neighbours that were never scored are scored and inserted into the beam. The walk ends when every
+document of the beam is expanded. A wider beam finds more documents and scores more.
 
     score = query . document - half,   half = |document|^2 / 2 for the nearest documents, 0 for the dot product
 
-An entry of the beam is one integer, ascending from the best: the score made to descend, the document, and whether it
-was expanded. So the order depends on scores and documents alone, and to enter the beam moves one array."""
+An entry of the beam is one integer, and smaller integers are better: the inverted score, the document, and a bit for
+expanded documents. So the order depends only on scores and documents, and an insertion moves one array."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from raytriever.reading.arrays import Shape, read_array
 from raytriever.storage import disk_errors
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
+_ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)
+_SIGN, _SIGN_OFF = np.uint64(31), np.uint64(0x7FFF_FFFF)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Who leads to whom.
+    """Directed graph over documents.
 
     Args:
-        neighbours: documents, each once; those of row i are the first `degrees[i]`, the rest is -1.
-        degrees: how many neighbours each document has.
-        entry: where a walk begins.
+        neighbours: distinct neighbours of each document; row i has `degrees[i]` of them, then -1.
+        degrees: number of neighbours of each document.
+        entry: document at which every walk begins.
     """
 
     neighbours: Int32[ndarray, "documents width"]
@@ -51,10 +53,10 @@ class Graph:
 
     @classmethod
     def load(cls, folder: Path, documents: int) -> Graph:
-        """Read what `save` wrote for so many documents.
+        """Read the files of `save` for a corpus of `documents` documents.
 
         Raises:
-            StorageError: the files are none of a graph of that size; a walk over them would leave the corpus.
+            StorageError: the files are not a graph of this size, and a walk could leave the corpus.
         """
         shapes: tuple[Shape, ...] = ((documents, None), (documents,), (1,))
         with disk_errors(folder, reading=True):
@@ -62,41 +64,37 @@ class Graph:
                 read_array(folder / name, [dtype], shape, "build the index again")
                 for name, dtype, shape in zip(_FILES, ("int32", "int32", "int64"), shapes, strict=True)
             )
-        fits = (
+        is_valid = (
             0 <= int(entry[0]) < documents
             and degrees.min() >= 0
             and degrees.max() <= neighbours.shape[1]
             and neighbours.max(initial=-1) < documents
             and bool(((neighbours >= 0) == (np.arange(neighbours.shape[1]) < degrees[:, None])).all())
         )
-        if not fits:
-            raise StorageError(f"holds no graph of {documents:,} documents", str(folder), "build the index again")
+        if not is_valid:
+            raise StorageError(f"is not a graph of {documents:,} documents", str(folder), "build the index again")
         return cls(neighbours, degrees, int(entry[0]))
 
 
 def mark_reachable(graph: Graph, begin: int, reached: Bool[ndarray, " documents"]) -> None:
-    """Mark the documents that some path leads to from one that was not marked yet."""
+    """Mark all documents that are reachable from a document that is not marked yet."""
     _mark(graph.neighbours, graph.degrees, begin, reached)
 
 
 @numba.njit(cache=True, error_model="numpy")
 def _mark(neighbours, degrees, begin, reached):  # type: ignore[no-untyped-def]
-    waiting = np.empty(len(degrees), np.int64)
-    waiting[0], reached[begin] = begin, True
-    place, count = 0, 1
-    while place < count:
-        row = waiting[place]
-        place += 1
+    queue = np.empty(len(degrees), np.int64)
+    queue[0], reached[begin] = begin, True
+    head, count = 0, 1
+    while head < count:
+        row = queue[head]
+        head += 1
         for column in range(degrees[row]):
             other = neighbours[row, column]
             if not reached[other]:
                 reached[other] = True
-                waiting[count] = other
+                queue[count] = other
                 count += 1
-
-
-_ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)
-_SIGN, _SIGN_OFF, _SIX = np.uint64(31), np.uint64(0x7FFF_FFFF), np.uint64(6)
 
 
 def walk_all(
@@ -107,14 +105,14 @@ def walk_all(
     beam: int,
     threads: int,
 ) -> tuple[Int64[ndarray, "queries k"], Int64[ndarray, " queries"]]:
-    """The k best documents that a walk finds for each query by dot product, best first, and how many it scored.
+    """Return the k best documents that a walk finds for each query by dot product, and the number it scored.
 
     Args:
-        graph: over the documents.
+        graph: graph over the documents.
         queries, documents: finite embeddings.
-        k: how many; -1 stands where a walk found fewer.
-        beam: how many documents the beam holds, at least k.
-        threads: how many walk at a time, each through its own queries; changes no answer.
+        k: number of documents per query; unused entries are -1.
+        beam: number of documents in the beam, at least k.
+        threads: number of threads, each with its own queries; does not change the result.
     """
     threads = max(1, min(threads, len(queries), numba.config.NUMBA_NUM_THREADS))
     numba.set_num_threads(threads)
@@ -144,22 +142,22 @@ def _walk_all(  # type: ignore[no-untyped-def]
         for query in range(thread, len(queries), threads):
             size, scored = walk(queries[query], documents, halves, neighbours, degrees, entry, seen, pool)
             visited[query] = scored
-            for place in range(min(size, found.shape[1])):
-                found[query, place] = row_of(pool[place])
+            for column in range(min(size, found.shape[1])):
+                found[query, column] = row_of(pool[column])
 
 
 @numba.njit(cache=True, error_model="numpy")
 def row_of(key):  # type: ignore[no-untyped-def]
-    """The document at a place of the beam."""
+    """Return the document of an entry of the beam."""
     return np.int64((key >> _ONE) & _ROW)
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def dot_product(query, document):  # type: ignore[no-untyped-def]
-    """The dot product in float32, summed in the order that is quickest."""
+    """Return the dot product in float32, summed in the fastest order."""
     total = np.float32(0)
-    for place in range(np.uint64(len(query))):
-        total += query[place] * document[place]
+    for i in range(np.uint64(len(query))):
+        total += query[i] * document[i]
     return total
 
 
@@ -172,22 +170,22 @@ def _key(score, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy")
 def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # type: ignore[no-untyped-def]
-    """Fill `pool` with the beam a walk ends with; its size, and how many documents were scored.
+    """Fill `pool` with the final beam of a walk; return its size and the number of scored documents.
 
-    `halves` is empty for the dot product; `seen` has a bit for every document, and is overwritten.
+    `halves` is empty for the dot product. `seen` is a buffer with a bit for every document.
     """
     seen[:] = np.uint64(0)
     seen[entry >> 6] = _ONE << np.uint64(entry & 63)
     score = dot_product(query, documents[entry])
     pool[0] = _key(score - halves[entry] if len(halves) else score, entry)
-    size, scored, place = 1, 1, 0
-    while place < size:
-        if pool[place] & _ONE:
-            place += 1
+    size, scored, index = 1, 1, 0
+    while index < size:
+        if pool[index] & _ONE:
+            index += 1
             continue
-        pool[place] |= _ONE
-        row = row_of(pool[place])
-        first = place + 1
+        pool[index] |= _ONE
+        row = row_of(pool[index])
+        first = index + 1
         for column in range(degrees[row]):
             other = neighbours[row, column]
             word, bit = other >> 6, _ONE << np.uint64(other & 63)
@@ -202,15 +200,14 @@ def walk(query, documents, halves, neighbours, degrees, entry, seen, pool):  # t
                     continue
             else:
                 size += 1
-            at = _enter(pool, size, key)
-            first = min(first, at)
-        place = first
+            first = min(first, _insert(pool, size, key))
+        index = first
     return size, scored
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _enter(pool, size, key):  # type: ignore[no-untyped-def]
-    """Put a key where it belongs among `size` places, the last of which is free or falls out; its place."""
+def _insert(pool, size, key):  # type: ignore[no-untyped-def]
+    """Insert a key into the first `size` sorted entries, replacing the last one; return its index."""
     low, high = 0, size - 1
     while low < high:
         middle = (low + high) >> 1
@@ -218,7 +215,7 @@ def _enter(pool, size, key):  # type: ignore[no-untyped-def]
             low = middle + 1
         else:
             high = middle
-    for place in range(size - 1, low, -1):
-        pool[place] = pool[place - 1]
+    for index in range(size - 1, low, -1):
+        pool[index] = pool[index - 1]
     pool[low] = key
     return low

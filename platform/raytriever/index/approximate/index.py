@@ -1,8 +1,8 @@
-"""Approximate search behind the protocol of every index: a finder proposes documents, their scores are exact.
+"""Approximate index: a finder proposes documents, and the index scores these exactly.
 
-A finder (`ivf`, `hnsw`, `vamana`, `roargraph`) knows embeddings by row and tells rows that are likely best, and how
-many it scored for that, its candidates. What it proposes is scored by `score.pair_scores` and ordered as any ranking
-is, so an approximate index may miss documents but never misorders those it finds.
+A finder (`ivf`, `hnsw`, `vamana`, `roargraph`) proposes rows of the embeddings that are likely the best, and counts the
+candidates, the rows that it scored for that. The proposed rows are scored by `score.pair_scores` and ordered like every
+ranking. So an approximate index may miss documents, but the documents it finds are in the right order.
 """
 
 from __future__ import annotations
@@ -24,24 +24,29 @@ from raytriever.index.score import pair_scores, refuse_not_finite
 
 
 class Proposal(NamedTuple):
-    """Proposed rows, k or more for each query, each row once, -1 where fewer were found; and the mean number of
-    candidates that were scored for a query, NaN where the library does not give it."""
+    """Rows that a finder proposes.
+
+    Args:
+        rows: k or more distinct rows for each query, with -1 in unused columns.
+        candidates: mean number of rows scored for a query; NaN if the library does not report it.
+    """
 
     rows: Int64[ndarray, "queries proposed"]
     candidates: float
 
 
 class Finder(Protocol):
-    """Proposes rows of the embeddings it was built over."""
+    """Finder of rows in the embeddings from which it was built."""
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """Rows likely to have the highest dot products.
+        """Propose rows that are likely to have the highest dot products.
 
         Args:
-            queries: normalised or not, as the documents are.
-            k: how many, at least 1 and at most the number of rows.
-            effort: at least 1; lists probed by an inverted file, documents a graph's beam holds. More finds more.
-            threads: how many compute; changes no answer.
+            queries: embeddings, normalised if those of the documents are.
+            k: number of rows, at least 1 and at most the number of all rows.
+            effort: number of probed lists or of documents in the beam of a walk, at least 1. A higher effort finds
+                more of the best rows.
+            threads: number of threads; does not change the result.
         """
         ...
 
@@ -51,19 +56,19 @@ class Finder(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Memory beside the embeddings, as far as it is known: lists, graphs and copies of the embeddings."""
+        """Known memory in addition to the embeddings, in bytes: lists, graphs and copies of the embeddings."""
         ...
 
 
 @dataclass(frozen=True)
 class ApproximateIndex:
-    """An `index.Index` that may miss documents where k is less than half of them.
+    """Index that may miss documents if k is less than half of all documents.
 
     Args:
-        finder: built over `embeddings`.
-        embeddings: finite, in memory or mapped from a file.
-        documents: the document of each row, in the corpus that `ties` orders.
-        ties: from `exact.tie_order`, for the whole corpus.
+        finder: built from `embeddings`.
+        embeddings: finite embeddings, in memory or memory-mapped.
+        documents: position of each row's document in the corpus.
+        ties: result of `exact.search.tie_order` for the whole corpus.
         effort: see `Finder.find`.
     """
 
@@ -79,31 +84,36 @@ class ApproximateIndex:
         k: int,
         exclude: Int64[ndarray, " queries"] | None = None,
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """See `index.Index`.
+        """Return scores and documents, best first; -1 and -inf in unused columns.
+
+        Args:
+            queries: one embedding per row.
+            k: number of documents per query, at least 1.
+            exclude: for each query a document that is not returned, or -1.
 
         Raises:
-            ModelError: the queries are of another width, or not finite.
+            ModelError: the queries have another width, or are not finite.
             ConfigError: k is below 1.
         """
         refuse_forked()
         queries = self.check(queries, k)
         rows = self.propose(queries, k + (exclude is not None), torch.get_num_threads()).rows
-        of = np.repeat(np.arange(len(queries)), rows.shape[1])
-        scores = pair_scores(queries, self.embeddings, of, np.maximum(rows, 0).ravel()).reshape(rows.shape)
-        found = np.where(rows < 0, -1, self.documents[rows])
-        keys = keys_of(scores, self._order.ranks[found])
-        keys[(found < 0) | (found == (-1 if exclude is None else exclude[:, None]))] = NONE
+        query_rows = np.repeat(np.arange(len(queries)), rows.shape[1])
+        scores = pair_scores(queries, self.embeddings, query_rows, np.maximum(rows, 0).ravel()).reshape(rows.shape)
+        documents = np.where(rows < 0, -1, self.documents[rows])
+        keys = keys_of(scores, self._order.ranks[documents])
+        keys[(documents < 0) | (documents == (-1 if exclude is None else exclude[:, None]))] = NONE
         return self._order.read(merge_keys([keys], min(k, len(self.ties))))
 
     def propose(self, queries: Float32[ndarray, "queries width"], k: int, threads: int) -> Proposal:
-        """The rows that are scored exactly for each query; every row where k is half of them or more.
+        """Return the rows that are scored exactly for each query; all rows if k is at least half of them.
 
-        To find half of the documents a finder visits almost all of them, and what it cannot reach is lost. So an
-        index answers exactly there, up to and beyond the corpus' size.
+        To find half of the documents, a finder visits almost all of them, and never finds those it cannot reach. So the
+        search is exact for such k, including k above the size of the corpus.
 
         Args:
-            queries: from `check`.
-            k: how many documents are wanted, at least 1.
+            queries: result of `check`.
+            k: number of documents, at least 1.
             threads: see `Finder.find`.
         """
         count = len(self.documents)
@@ -117,19 +127,20 @@ class ApproximateIndex:
         return TieOrder.of(self.ties)
 
     def check(self, queries: Float32[ndarray, "queries width"], k: int) -> Float32[ndarray, "queries width"]:
-        """The queries as a finder takes them; raises as `search`."""
+        """Check the arguments of `search`, and return contiguous queries; raises the errors of `search`."""
         if k < 1:
-            raise ConfigError(f"k = {k} is out of range", remedy="ask for at least 1 document")
+            raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
+            width = self.embeddings.shape[1]
             raise ModelError(
-                f"the index holds embeddings of width {self.embeddings.shape[1]}, the queries are {queries.shape}",
+                f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}",
                 remedy="encode both with the same model",
             )
         refuse_not_finite(np.isfinite(queries).all(axis=1), "query", np.arange(len(queries)))
         return np.ascontiguousarray(queries, np.float32)
 
 
-def recall(found: Int64[ndarray, "queries k"], true: Int64[ndarray, "queries k"]) -> Float64[ndarray, " queries"]:
-    """The share of each query's true documents that were found; -1 stands for none in either."""
-    hits = ((found[:, :, None] == true[:, None, :]) & (true[:, None, :] >= 0)).any(1)
+def recall(retrieved: Int64[ndarray, "queries k"], true: Int64[ndarray, "queries k"]) -> Float64[ndarray, " queries"]:
+    """Return the share of each query's true documents that were retrieved; entries of -1 are ignored."""
+    hits = ((retrieved[:, :, None] == true[:, None, :]) & (true[:, None, :] >= 0)).any(1)
     return hits.sum(1) / np.maximum((true >= 0).sum(1), 1)

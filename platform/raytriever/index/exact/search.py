@@ -1,18 +1,16 @@
-"""Exact top-k by dot product over the blocks of a corpus, with an order that depends on nothing but scores and ids.
+"""Exact top-k by dot product over the blocks of a corpus, with an order that depends only on scores and ids.
 
-Equal scores are ordered by document id, descending, as trec_eval orders them, so that a run file read by any tool
-gives the same figures. Scores are those of `index.score.dot`, so the result has the same bytes whatever the blocks,
-their order, the threads and the device. Most documents are ruled out by quick scores and proven bounds
-(`index.score`, `sift`). `Blocks` cuts large blocks and joins small ones, so that the cost depends on the documents
-alone.
+Equal scores are ordered by descending document id, as in trec_eval, so a run file gives the same metrics in any tool.
+Scores are those of `index.score.dot`, so the result has the same bytes for any blocks, any order of blocks, any number
+of threads and any device. Most documents are ruled out by quick scores and proven bounds (`index.score`, `sift`).
+`even_blocks` splits large blocks and joins small ones, so the cost depends only on the documents.
 
-Memory besides the result: one block, a tile of scores, and sieves of about 3 k documents for some thousand queries."""
+Memory in addition to the result: one block, a tile of scores, and sieves of about 3 k documents for about a thousand
+queries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -26,55 +24,55 @@ from raytriever.index.ranking import TieOrder
 
 MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
 
-# The position of the first row, and embeddings.
+# Pairs of the position of the first row, and embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
 
 
 def even_blocks(
-    parts: Blocks, width: int, documents: int
+    blocks: Blocks, width: int, documents: int
 ) -> Iterator[tuple[Int64[ndarray, " rows"], Float32[ndarray, "rows width"]]]:
-    """Positions and embeddings, up to `MOST_ROWS` at a time; only parts below `FEWEST_ROWS` are copied.
+    """Yield positions and embeddings, up to `MOST_ROWS` at a time; only blocks below `FEWEST_ROWS` are copied.
 
     Raises:
-        ModelError: a part has another width than the queries.
+        ModelError: a block has another width than the queries.
         ValueError: a row lies beyond the corpus.
     """
-    waiting: list[tuple[ndarray, ndarray]] = []
-    for first, values in parts:
+    pending: list[tuple[ndarray, ndarray]] = []
+    for first, values in blocks:
         if values.ndim != 2 or values.shape[1] != width:
             raise ModelError(
                 f"embeddings of shape {values.shape} cannot be searched with queries of width {width}",
-                f"part at document {first}",
+                f"block at document {first}",
                 "encode both with the same model",
             )
         if first < 0 or first + len(values) > documents:
-            raise ValueError(f"a part holds documents {first} to {first + len(values) - 1} of {documents}")
+            raise ValueError(f"a block holds documents {first} to {first + len(values) - 1} of {documents}")
         for start in range(0, len(values), MOST_ROWS):
             piece = np.ascontiguousarray(values[start : start + MOST_ROWS], np.float32)
             positions = np.arange(first + start, first + start + len(piece))
             if len(piece) >= FEWEST_ROWS:
                 yield positions, piece
                 continue
-            waiting.append((positions, piece))
-            if sum(len(rows) for rows, _ in waiting) >= FEWEST_ROWS:
-                yield _joined(waiting)
-                waiting = []
-    if waiting:
-        yield _joined(waiting)
+            pending.append((positions, piece))
+            if sum(len(rows) for rows, _ in pending) >= FEWEST_ROWS:
+                yield _join(pending)
+                pending = []
+    if pending:
+        yield _join(pending)
 
 
-def _joined(waiting: list[tuple[ndarray, ndarray]]) -> tuple[ndarray, ndarray]:
-    if len(waiting) == 1:
-        return waiting[0]
-    return np.concatenate([rows for rows, _ in waiting]), np.concatenate([values for _, values in waiting])
+def _join(blocks: list[tuple[ndarray, ndarray]]) -> tuple[ndarray, ndarray]:
+    if len(blocks) == 1:
+        return blocks[0]
+    return np.concatenate([rows for rows, _ in blocks]), np.concatenate([values for _, values in blocks])
 
 
 def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
-    """Each document's place among equals: 0 for the id that sorts last."""
+    """Return each document's rank among documents with equal scores: 0 for the id that sorts last."""
     order = np.argsort(np.array(list(document_ids), dtype=object), kind="stable")[::-1]
-    places = np.empty(len(order), np.int64)
-    places[order] = np.arange(len(order))
-    return places
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    return ranks
 
 
 def top_k(
@@ -85,101 +83,57 @@ def top_k(
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """`top_k_of_blocks` for a corpus that is one array."""
+    """Return the k best documents of each query in one array; see `top_k_of_blocks`."""
     return top_k_of_blocks(queries, [(0, documents)], k, ties, exclude, device)
 
 
 def top_k_of_blocks(
     queries: Float32[ndarray, "queries width"],
-    parts: Blocks,
+    blocks: Blocks,
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """The k highest dot products of each query and the documents they belong to, best first.
+    """Return the k highest dot products of each query and their documents, best first.
 
     Args:
-        queries: one embedding a row.
-        parts: position of the first row, and embeddings; in any order, of any sizes. Each is read once.
-        k: how many to keep, at least 1; `len(ties)` at most come back.
-        ties: from `tie_order`, for the whole corpus; decides between equal scores.
-        exclude: for each query a document that it must not find, or -1.
-        device: where quick scores are made; a CUDA device if there is one.
+        queries: one embedding per row.
+        blocks: position of the first row, and embeddings, in any order and of any sizes. Each block is read once.
+        k: number of documents per query, at least 1; at most `len(ties)` are returned.
+        ties: result of `tie_order` for the whole corpus; decides the order of equal scores.
+        exclude: for each query a document that is not returned, or -1.
+        device: device of the quick scores; by default a CUDA device if there is one.
 
     Returns:
-        Scores and documents; -inf and -1 where a query has fewer than k documents.
+        Scores and documents; -inf and -1 if a query has fewer than k documents.
 
     Raises:
         ModelError: an embedding is not finite, or the widths differ.
         ConfigError: k is below 1.
     """
     order = TieOrder.of(ties)
-    return order.read(best_keys(queries, parts, k, order, exclude, device))
+    return order.read(best_keys(queries, blocks, k, order, exclude, device))
 
 
 def best_keys(
     queries: Float32[ndarray, "queries width"],
-    parts: Blocks,
+    blocks: Blocks,
     k: int,
     order: TieOrder,
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
 ) -> UInt64[ndarray, "queries k"]:
-    """`top_k_of_blocks` over some of the parts, as keys for `ranking.merge_keys`."""
+    """Return the k best documents in some of the blocks, as keys for `ranking.merge_keys`; see `top_k_of_blocks`."""
     if k < 1:
-        raise ConfigError(f"k = {k} is out of range", remedy="ask for at least 1 document")
+        raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kept = min(k, len(order.ranks))
+    size = min(k, len(order.ranks))
     scan: Scan | TorchScan
     if device.type == "cpu":
-        scan = Scan(queries, kept, order, exclude)
+        scan = Scan(queries, size, order, exclude)
     else:
-        scan = TorchScan(queries, kept, order, exclude, device)
-    for positions, vectors in even_blocks(parts, queries.shape[1], len(order.ranks)):
-        scan.take(positions, vectors)
+        scan = TorchScan(queries, size, order, exclude, device)
+    for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
+        scan.add(positions, vectors)
     return scan.keys()
-
-
-class Index(Protocol):
-    """Finds documents by dot product."""
-
-    def search(
-        self,
-        queries: Float32[ndarray, "queries width"],
-        k: int,
-        exclude: Int64[ndarray, " queries"] | None = None,
-    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Scores and documents, best first, each document once; -inf and -1 where a query has fewer than k.
-
-        An exact index gives `exact.top_k_of_blocks`' bytes. Another may miss documents where k is less than half of
-        them, but scores those it finds by `score.pair_scores` and orders them the same.
-
-        Args:
-            queries: one embedding a row.
-            k: how many documents, at least 1.
-            exclude: for each query a document that it must not find, or -1.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class ExactIndex:
-    """Reads the corpus anew for every search, on a GPU where torch has one; holds nothing.
-
-    Args:
-        parts: gives position of the first row and embeddings, such as `EmbeddingStore.parts`.
-        ties: from `exact.tie_order`.
-    """
-
-    blocks: Callable[[], Blocks]
-    ties: Int64[ndarray, " documents"]
-
-    def search(
-        self,
-        queries: Float32[ndarray, "queries width"],
-        k: int,
-        exclude: Int64[ndarray, " queries"] | None = None,
-    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """See `Index`."""
-        return top_k_of_blocks(queries, self.blocks(), k, self.ties, exclude)

@@ -1,17 +1,19 @@
-"""Sift quick scores: keep the documents that may be among the k best, score those exactly, and keep the k best.
+"""Sift quick scores: keep the documents that may be among the k best, score these exactly, and keep the k best.
 
-1. `sift` walks a tile of quick scores and puts into each query's sieve every document whose score may reach the
-   query's threshold. The documents of a chunk are held to the loosest bound among them, in one comparison.
-2. A full sieve is tightened: k documents surely score at least the k-th highest lower bound, so that is a threshold,
-   and what surely stays below it goes.
-3. Where that leaves no room (many documents score alike), and at the end of a part, the sieve is settled: its
-   documents are scored by `score.dot`, merged into the ranking, and the k-th score of that is a threshold.
-4. A first threshold may be hoped for from a sample of the part. A ranking whose k-th score reaches it proves it; else
-   the query is set back to where it was before the part, marked as failed, and to be searched again without hope.
+A sieve is the buffer of candidates of one query.
 
-So no more than a sieve's room is ever held of a query.
+1. `sift` reads a tile of quick scores and adds every document whose score may reach the query's threshold to the
+   query's sieve. All documents of a chunk are compared with the loosest bound among them.
+2. A full sieve is tightened. k documents certainly score at least the k-th highest lower bound, so this is a threshold,
+   and documents that are certainly below it are removed.
+3. If that does not free enough space (many documents have similar scores), and at the end of a block, the sieve is
+   flushed: its documents are scored by `score.dot` and merged into the ranking. The k-th score is a threshold.
+4. A first threshold may be guessed from a sample of the block. A ranking whose k-th score reaches it proves it.
+   Otherwise the query is reset to its state before the block, marked as failed, and searched again without a guess.
 
-All of it is in one file: numba keeps compiled code by file, and does not notice that what it calls elsewhere changed.
+So the memory per query never exceeds the capacity of a sieve.
+
+Everything is in one file, because numba caches compiled code by file and does not notice changes in other files.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from numpy import ndarray
 from raytriever.index.ranking import NONE, key_of, score_of
 from raytriever.index.score import dot
 
-# Documents that are compared at once, and those that are then looked at one by one.
+# Documents that are compared at once, and documents that are then examined one by one.
 CHUNK, PIECE = 64, 16
-# Documents whose pairs are scored exactly while the processor's cache holds them.
-SETTLED_ROWS = 4_096
+# Documents whose pairs are scored exactly while they are in the processor's cache.
+FLUSHED_ROWS = 4_096
 
 
 class QueryBlock(NamedTuple):
-    """Queries: float32 vectors, the terms of `arithmetic.Bounds`, and the document each may not find, or -1."""
+    """Queries: float32 vectors, the terms of `score.Bounds`, and the excluded document of each query, or -1."""
 
     vectors: ndarray
     a: ndarray
@@ -44,21 +46,24 @@ class QueryBlock(NamedTuple):
 
 
 class DocumentBlock(NamedTuple):
-    """Documents: float32 vectors, norms, residuals, positions in the corpus and places in the order of equals."""
+    """Documents: float32 vectors, norms, residuals, positions in the corpus and ranks among equal scores."""
 
     vectors: ndarray
     norms: ndarray
     residuals: ndarray
     positions: ndarray
-    places: ndarray
+    ranks: ndarray
 
 
 class Sieves(NamedTuple):
-    """By query: the threshold, the hope that it rests on or -inf, whether that failed, how many documents are held,
-    their rows in the part (ascending), their scores (quick, then exact), and the ranking as keys in no order."""
+    """Sieves of some queries.
+
+    For each query: the threshold, the unproven guess or -inf, a flag for a failed guess, the number of candidates,
+    their rows in the block (ascending), their scores (quick, then exact), and the ranking as unordered keys.
+    """
 
     thresholds: ndarray
-    hopes: ndarray
+    guesses: ndarray
     failed: ndarray
     counts: ndarray
     rows: ndarray
@@ -67,102 +72,108 @@ class Sieves(NamedTuple):
 
 
 def sift(
-    tile: ndarray, shift: np.uint32, first: int, base: int, asked: QueryBlock, part: DocumentBlock, sieves: Sieves
+    tile: ndarray,
+    shift: np.uint32,
+    first: int,
+    base: int,
+    queries: QueryBlock,
+    block: DocumentBlock,
+    sieves: Sieves,
 ) -> None:
-    """Take in a tile.
+    """Add the candidates of a tile to the sieves.
 
     Args:
         tile: quick scores of queries and documents, as unsigned bits.
-        shift: what makes them the bits of a float32: 16 for bf16, else 0.
-        first: the query of the tile's first row.
-        base: the part's row of its first column.
-        asked: the queries.
-        part: the documents; norms and residuals of the tile's are known.
-        sieves: of the queries.
+        shift: left shift that gives the bits of a float32: 16 for bf16, else 0.
+        first: query of the tile's first row.
+        base: row of the block of the tile's first column.
+        queries: the queries.
+        block: the documents; norms and residuals of the tile's documents are set.
+        sieves: sieves of the queries.
     """
     starts = np.arange(0, tile.shape[1], CHUNK)
     norms, residuals = (
-        np.maximum.reduceat(values[base : base + tile.shape[1]], starts) for values in (part.norms, part.residuals)
+        np.maximum.reduceat(values[base : base + tile.shape[1]], starts) for values in (block.norms, block.residuals)
     )
-    _sift(tile, shift, first, base, norms, residuals, asked, part, sieves)
+    _sift(tile, shift, first, base, norms, residuals, queries, block, sieves)
 
 
-def hope(
+def guess(
     tile: ndarray,
     shift: np.uint32,
     first: int,
     rows: ndarray,
     rank: int,
-    asked: QueryBlock,
-    part: DocumentBlock,
+    queries: QueryBlock,
+    block: DocumentBlock,
     sieves: Sieves,
 ) -> None:
-    """Take as thresholds the `rank`-th highest lower bounds of a sample, whose quick scores the tile holds."""
-    norms, residuals = part.norms[rows], part.residuals[rows]
-    _hope_all(tile, shift, first, rank, norms, residuals, asked, sieves)
+    """Guess thresholds: the `rank`-th highest lower bounds of a sample, whose quick scores are in the tile."""
+    norms, residuals = block.norms[rows], block.residuals[rows]
+    _guess_all(tile, shift, first, rank, norms, residuals, queries, sieves)
 
 
-def settle(asked: QueryBlock, part: DocumentBlock, sieves: Sieves) -> None:
-    """End a part: empty every sieve into its ranking."""
-    _tighten_all(asked, part, sieves)
+def flush(queries: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
+    """Merge every sieve into its ranking at the end of a block."""
+    _tighten_all(queries, block, sieves)
     scored = np.zeros(len(sieves.counts), np.int64)
-    for end in range(SETTLED_ROWS, len(part.vectors) + SETTLED_ROWS, SETTLED_ROWS):
-        _score_all(end, scored, asked, part, sieves)
-    _merge_all(part, sieves)
+    for end in range(FLUSHED_ROWS, len(block.vectors) + FLUSHED_ROWS, FLUSHED_ROWS):
+        _score_all(end, scored, queries, block, sieves)
+    _merge_all(block, sieves)
 
 
-# What runs in parallel is one call: numba lost the stores of a larger body.
+# The parallel loops call one function, because numba lost the stores of larger bodies.
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _sift(tile, shift, first, base, norms, residuals, asked, part, sieves):  # type: ignore[no-untyped-def]
+def _sift(tile, shift, first, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
     for line in prange(tile.shape[0]):
-        _sift_line(tile[line], shift, first + line, base, norms, residuals, asked, part, sieves)
+        _sift_line(tile[line], shift, first + line, base, norms, residuals, queries, block, sieves)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _tighten_all(asked, part, sieves):  # type: ignore[no-untyped-def]
+def _tighten_all(queries, block, sieves):  # type: ignore[no-untyped-def]
     for query in prange(len(sieves.counts)):
-        _tighten(query, asked, part, sieves)
+        _tighten(query, queries, block, sieves)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _score_all(end, scored, asked, part, sieves):  # type: ignore[no-untyped-def]
+def _score_all(end, scored, queries, block, sieves):  # type: ignore[no-untyped-def]
     for query in prange(len(sieves.counts)):
-        scored[query] = _score(query, scored[query], end, asked, part, sieves)
+        scored[query] = _score(query, scored[query], end, queries, block, sieves)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _merge_all(part, sieves):  # type: ignore[no-untyped-def]
+def _merge_all(block, sieves):  # type: ignore[no-untyped-def]
     for query in prange(len(sieves.counts)):
-        _merge(query, part, sieves)
+        _merge(query, block, sieves)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _hope_all(tile, shift, first, rank, norms, residuals, asked, sieves):  # type: ignore[no-untyped-def]
+def _guess_all(tile, shift, first, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
     for line in prange(tile.shape[0]):
-        _hope(tile[line], shift, first + line, rank, norms, residuals, asked, sieves)
+        _guess(tile[line], shift, first + line, rank, norms, residuals, queries, sieves)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _hope(line, shift, query, rank, norms, residuals, asked, sieves):  # type: ignore[no-untyped-def]
-    a, b, c, rounding = asked.a[query], asked.b[query], asked.c[query], asked.rounding
+def _guess(line, shift, query, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+    a, b, c, rounding = queries.a[query], queries.b[query], queries.c[query], queries.rounding
     least = np.empty(len(line))
-    for place in range(len(line)):
-        quick = np.float64(np.uint32(np.uint32(line[place]) << shift).view(np.float32))
-        bound = quick - (a * norms[place] + b * residuals[place] + c + rounding * abs(quick))
-        least[place] = bound if bound > -np.inf else -np.inf
-    hope = np.partition(least, len(line) - rank)[len(line) - rank]
-    if hope > sieves.thresholds[query]:
-        sieves.thresholds[query] = sieves.hopes[query] = hope
+    for i in range(len(line)):
+        quick = np.float64(np.uint32(np.uint32(line[i]) << shift).view(np.float32))
+        bound = quick - (a * norms[i] + b * residuals[i] + c + rounding * abs(quick))
+        least[i] = bound if bound > -np.inf else -np.inf
+    guess = np.partition(least, len(line) - rank)[len(line) - rank]
+    if guess > sieves.thresholds[query]:
+        sieves.thresholds[query] = sieves.guesses[query] = guess
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _sift_line(line, shift, query, base, norms, residuals, asked, part, sieves):  # type: ignore[no-untyped-def]
+def _sift_line(line, shift, query, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
     if sieves.failed[query]:
         return
-    # Locals, and calls only where a sieve is full: what is passed costs more than what is done here.
+    # Locals, and calls only for a full sieve, because passing arguments costs more than this loop.
     rows, scores, count = sieves.rows[query], sieves.scores[query], sieves.counts[query]
-    excluded, positions, threshold = asked.excluded[query], part.positions, sieves.thresholds[query]
-    a, b, c, rounding = asked.a[query], asked.b[query], asked.c[query], asked.rounding
+    excluded, positions, threshold = queries.excluded[query], block.positions, sieves.thresholds[query]
+    a, b, c, rounding = queries.a[query], queries.b[query], queries.c[query], queries.rounding
     for chunk in range(len(norms)):
         lowest = _lowest(threshold, a * norms[chunk] + b * residuals[chunk] + c, rounding)
         start, end = chunk * CHUNK, min(chunk * CHUNK + CHUNK, len(line))
@@ -174,19 +185,19 @@ def _sift_line(line, shift, query, base, norms, residuals, asked, part, sieves):
                 continue
             if count + PIECE > len(rows):
                 sieves.counts[query] = count
-                _make_room(query, asked, part, sieves)
+                _make_room(query, queries, block, sieves)
                 count, threshold = sieves.counts[query], sieves.thresholds[query]
-            for place in range(piece, last):
-                # Written whether it is taken or not: a branch would be guessed wrong too often.
-                quick = np.uint32(np.uint32(line[place]) << shift).view(np.float32)
-                rows[count], scores[count] = base + place, quick
-                count += 0 if (quick < lowest) | (positions[base + place] == excluded) else 1
+            for i in range(piece, last):
+                # Written unconditionally, because a branch would be mispredicted too often.
+                quick = np.uint32(np.uint32(line[i]) << shift).view(np.float32)
+                rows[count], scores[count] = base + i, quick
+                count += 0 if (quick < lowest) | (positions[base + i] == excluded) else 1
     sieves.counts[query] = count
 
 
 @numba.njit(cache=True, error_model="numpy")
 def _lowest(threshold, error, rounding):  # type: ignore[no-untyped-def]
-    """The least quick score with which a document may reach the threshold."""
+    """Return the lowest quick score with which a document may reach the threshold."""
     lowest = threshold - error
     lowest = lowest / (1 + rounding) if lowest > 0 else lowest / (1 - rounding)
     return np.float32(lowest - abs(lowest) * 1e-6 - 1e-44)
@@ -194,81 +205,81 @@ def _lowest(threshold, error, rounding):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, error_model="numpy", inline="always")
 def _reached(line, start, length, shift, lowest):  # type: ignore[no-untyped-def]
-    """How many quick scores reach it; what is not a number does."""
+    """Count the quick scores that reach the bound; NaN counts too."""
     count = np.uint32(0)
-    for place in range(np.uint64(start), np.uint64(start + length)):
-        quick = np.uint32(np.uint32(line[place]) << shift).view(np.float32)
+    for i in range(np.uint64(start), np.uint64(start + length)):
+        quick = np.uint32(np.uint32(line[i]) << shift).view(np.float32)
         count += np.uint32(0) if quick < lowest else np.uint32(1)
     return count
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _make_room(query, asked, part, sieves):  # type: ignore[no-untyped-def]
-    """Tighten a full sieve; settle it where that does not help."""
-    _tighten(query, asked, part, sieves)
+def _make_room(query, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Tighten a full sieve; flush it if that frees too little space."""
+    _tighten(query, queries, block, sieves)
     if 4 * sieves.counts[query] > 3 * sieves.rows.shape[1]:
-        _score(query, 0, len(part.vectors), asked, part, sieves)
-        _merge(query, part, sieves)
+        _score(query, 0, len(block.vectors), queries, block, sieves)
+        _merge(query, block, sieves)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _tighten(query, asked, part, sieves):  # type: ignore[no-untyped-def]
-    """Raise the threshold to the k-th highest lower bound, and drop what stays below."""
+def _tighten(query, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Raise the threshold to the k-th highest lower bound, and remove the documents below it."""
     count, k = sieves.counts[query], sieves.best.shape[1]
-    a, b, c, rounding = asked.a[query], asked.b[query], asked.c[query], asked.rounding
+    a, b, c, rounding = queries.a[query], queries.b[query], queries.c[query], queries.rounding
     rows, scores = sieves.rows[query], sieves.scores[query]
     least, most = np.empty(count), np.empty(count)
-    for place in range(count):
-        quick, row = np.float64(scores[place]), rows[place]
-        error = a * part.norms[row] + b * part.residuals[row] + c + rounding * abs(quick)
+    for i in range(count):
+        quick, row = np.float64(scores[i]), rows[i]
+        error = a * block.norms[row] + b * block.residuals[row] + c + rounding * abs(quick)
         bound = quick - error
-        least[place] = bound if bound > -np.inf else -np.inf
-        most[place] = quick + error
+        least[i] = bound if bound > -np.inf else -np.inf
+        most[i] = quick + error
     threshold = sieves.thresholds[query]
     if count >= k:
         threshold = max(threshold, np.partition(least, count - k)[count - k])
         sieves.thresholds[query] = threshold
     kept = 0
-    for place in range(count):
-        rows[kept], scores[kept] = rows[place], scores[place]
-        kept += 0 if most[place] < threshold else 1
+    for i in range(count):
+        rows[kept], scores[kept] = rows[i], scores[i]
+        kept += 0 if most[i] < threshold else 1
     sieves.counts[query] = kept
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _score(query, place, end, asked, part, sieves):  # type: ignore[no-untyped-def]
-    """Score exactly what the sieve holds from a place on, up to a row; the place after it."""
+def _score(query, i, end, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Score the candidates from index i up to row `end` exactly; return the next index."""
     count, rows, scores = sieves.counts[query], sieves.rows[query], sieves.scores[query]
-    if place == count or rows[place] >= end:
-        return place
-    vector, sums = asked.vectors[query].astype(np.float64), np.empty(asked.vectors.shape[1])
-    while place < count and rows[place] < end:
-        scores[place] = dot(vector, part.vectors[rows[place]], sums)
-        place += 1
-    return place
+    if i == count or rows[i] >= end:
+        return i
+    vector, sums = queries.vectors[query].astype(np.float64), np.empty(queries.vectors.shape[1])
+    while i < count and rows[i] < end:
+        scores[i] = dot(vector, block.vectors[rows[i]], sums)
+        i += 1
+    return i
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _merge(query, part, sieves):  # type: ignore[no-untyped-def]
-    """Empty a sieve whose scores are exact into the ranking."""
+def _merge(query, block, sieves):  # type: ignore[no-untyped-def]
+    """Merge a sieve with exact scores into the ranking."""
     k, count = sieves.best.shape[1], sieves.counts[query]
     keys = np.empty(k + count, np.uint64)
     total = 0
-    for place in range(k):
-        if sieves.best[query, place] != NONE:
-            keys[total] = sieves.best[query, place]
+    for i in range(k):
+        if sieves.best[query, i] != NONE:
+            keys[total] = sieves.best[query, i]
             total += 1
-    for place in range(count):
-        keys[total] = key_of(sieves.scores[query, place], part.places[sieves.rows[query, place]])
+    for i in range(count):
+        keys[total] = key_of(sieves.scores[query, i], block.ranks[sieves.rows[query, i]])
         total += 1
     sieves.counts[query] = 0
     keys = keys[:total]
     if total > k:
         keys = np.partition(keys, k - 1)[:k]
     least = np.float64(score_of(keys.max())) if total >= k else -np.inf
-    if least < sieves.hopes[query]:
+    if least < sieves.guesses[query]:
         sieves.failed[query] = True
         return
-    sieves.hopes[query] = -np.inf
+    sieves.guesses[query] = -np.inf
     sieves.best[query, : len(keys)] = keys
     sieves.thresholds[query] = max(sieves.thresholds[query], least)

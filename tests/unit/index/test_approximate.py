@@ -89,7 +89,7 @@ def test_an_index_refuses_what_does_not_fit() -> None:
     index = index_of(BUILD["flat"](1))
     with pytest.raises(ConfigError, match="k = 0"):
         index.search(SET.shifted, 0)
-    with pytest.raises(ModelError, match="width 24, the queries are"):
+    with pytest.raises(ModelError, match="width 24, but the queries have"):
         index.search(SET.shifted[:, :3], 1)
     with pytest.raises(ModelError, match="query 2 is not finite"):
         index.search(np.where(np.arange(40)[:, None] == 2, np.float32(np.nan), SET.shifted), 1)

@@ -1,1 +1,1 @@
-"""Search a data set: exactly, or by an approximate index."""
+"""Search of a data set: exact, or by an approximate index."""

@@ -1,5 +1,4 @@
-"""Index job: build the approximate index of a data set's passages or open it, answer queries, and compare its results
-with exact search."""
+"""Index job: build or open the approximate index of a data set's passages, search it, and measure its recall."""
 
 from __future__ import annotations
 
@@ -38,24 +37,24 @@ from raytriever.search.exact import Hit, hits_of, search_store
 from raytriever.storage import check_writable
 from raytriever.terminal import one_line, text_table
 
-Say = Callable[[str], None]
-# Only RoarGraph reads queries.
+# Split of RoarGraph's training queries; other kinds need none.
 _TRAINING_SPLIT = "train"
+CUTOFFS = (10, 100)
 
 
 @dataclass(frozen=True)
 class IndexJob:
-    """What is indexed, and how.
+    """Inputs and settings of an index job.
 
     Args:
         dataset: path, URI or name.
-        config: of the index.
-        model: the encoder.
-        precision: its arithmetic; None for what the hardware is fastest at.
-        max_bad_rows: the share of each file's rows that may be bad.
-        seed: of whatever the index draws.
-        split: whose queries the caller will ask, if any; opened with the rest.
-        embeddings: of the passages, a store that `model` made of this data set; made or found in the cache by default.
+        config: settings of the index.
+        model: encoder.
+        precision: arithmetic of the encoder; None for the fastest on this hardware.
+        max_bad_rows: largest share of bad rows in each file, 0 to 1.
+        seed: seed of the random numbers of the index.
+        split: split whose queries the caller will use, if any.
+        embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
     """
 
     dataset: str
@@ -70,7 +69,7 @@ class IndexJob:
 
 @dataclass(frozen=True)
 class IndexResult:
-    """An index in memory, with what made it; `seconds` is what building took, None where it stood already."""
+    """Index in memory with its inputs; `seconds` is the time of building it, None if it was opened."""
 
     index: ApproximateIndex
     dataset: RetrievalDataset
@@ -88,72 +87,83 @@ class IndexResult:
         return hits_of(self.dataset, *self.index.search(embeddings, top), threshold)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
-        """The embeddings of the judged queries of a split."""
+        """Return the embeddings of the judged queries of a split."""
         return _queries(self.retriever, self.dataset, split)
 
 
-def run_index(job: IndexJob, output: Path, say: Say) -> IndexResult:
-    """Build the index and commit it to `output`, or open it there.
+def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> IndexResult:
+    """Build an index and commit it to `output`, or open the one that is there.
+
+    Args:
+        job: inputs and settings.
+        output: directory of the index.
+        report: receives warnings and progress lines.
 
     Raises:
-        UserError: something a user can mend, such as another index at `output`; nothing is written then.
+        UserError: an error that the user can correct, such as another index at `output`; nothing is written.
     """
     check_index(job.config)
-    trained = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
-    if trained and trained == job.split:
+    training_split = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
+    if training_split and training_split == job.split:
         raise ConfigError(
-            f"the graph is built from the queries of {trained}", "--split", "ask others: it answers these too well"
+            f"the graph is built from the queries of {training_split}, so their recall would be too high",
+            "--split",
+            "choose another split",
         )
     check_writable(output)
-    stands = output.exists() and read_meta(output)
-    splits = [split for split in dict.fromkeys((trained, job.split)) if split]
+    existing = output.exists() and read_meta(output)
+    splits = [split for split in dict.fromkeys((training_split, job.split)) if split]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, say=say)
+    dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, say=report)
     retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)
-    meta = _meta(job, dataset, store, trained)
-    if stands:
-        if stands["key"] != meta["key"]:
+    meta = _meta(job, dataset, store, training_split)
+    if existing:
+        if existing["key"] != meta["key"]:
             raise StorageError(
-                f"holds another index ({stands['index']} of {stands['dataset']} by {stands['model']})",
+                f"holds another index ({existing['index']} of {existing['dataset']} by {existing['model']})",
                 str(output),
                 "give another --output, or remove it",
             )
         index = read_index(output)
         index = replace(index, effort=job.config.effort or index.effort)
         return IndexResult(index, dataset, retriever, store, None)
-    training = _queries(retriever, dataset, trained) if trained else None
-    rows = _rows(store, dataset)
-    say(f"{dataset.name}: building {job.config.index} over {len(rows.embeddings):,} passages")
-    began = perf_counter()
+    training = _queries(retriever, dataset, training_split) if training_split else None
+    rows = _documents(store, dataset)
+    report(f"{dataset.name}: building a {job.config.index} index of {len(rows.embeddings):,} passages")
+    started = perf_counter()
     index = build_index(rows, job.config, training, job.seed, torch.get_num_threads())
-    seconds = perf_counter() - began
+    seconds = perf_counter() - started
     write_index(output, index, job.config.index, meta)
     return IndexResult(index, dataset, retriever, store, seconds)
 
 
-def _rows(store: EmbeddingStore, dataset: RetrievalDataset) -> DocumentVectors:
-    kept = np.setdiff1d(np.arange(len(store)), np.array(store.meta["left_out"], np.int64))
-    embeddings = store.array() if len(kept) == len(store) else store.read(kept)
-    return DocumentVectors(embeddings, kept, tie_order(dataset.documents.ids))
+def _documents(store: EmbeddingStore, dataset: RetrievalDataset) -> DocumentVectors:
+    rows = np.setdiff1d(np.arange(len(store)), store.left_out)
+    embeddings = store.array() if len(rows) == len(store) else store.read(rows)
+    return DocumentVectors(embeddings, rows, tie_order(dataset.documents.ids))
 
 
 def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Float32[ndarray, "queries width"]:
-    asked = dataset.positives(split).queries
-    if not len(asked):
+    positions = dataset.positives(split).queries
+    if not len(positions):
         raise ConfigError(f"{dataset.name} has no judged query", split, "name another split")
-    return encode_texts(retriever, [dataset.queries.texts[int(query)] for query in asked], "query", f"{split} queries")
+    texts = [dataset.queries.texts[int(position)] for position in positions]
+    return encode_texts(retriever, texts, "query", f"{split} queries")
 
 
-def _meta(job: IndexJob, dataset: RetrievalDataset, store: EmbeddingStore, trained: str | None) -> dict[str, Any]:
-    """What is kept in the manifest; `key` is the digest of all that decides the index."""
+def _meta(
+    job: IndexJob, dataset: RetrievalDataset, store: EmbeddingStore, training_split: str | None
+) -> dict[str, Any]:
+    """Return the entries of the manifest; `key` is the digest of everything that decides the index."""
     config = job.config
     settings = {name: value for name, value in asdict(config).items() if name != "effort"}
     settings |= {"degree": config.value("degree"), "build_beam": config.value("build_beam")}
-    settings |= {"nearest": config.value("nearest"), "training_split": trained}
+    settings |= {"nearest": config.value("nearest"), "training_split": training_split}
     decides = [settings, job.seed, store.meta["key"], dataset.documents.digest]
-    decides += [dataset.queries.digest, dataset.positives(trained).queries.tolist()] if trained else []
+    if training_split:
+        decides += [dataset.queries.digest, dataset.positives(training_split).queries.tolist()]
     return {
         **settings,
         "seed": job.seed,
@@ -164,35 +174,32 @@ def _meta(job: IndexJob, dataset: RetrievalDataset, store: EmbeddingStore, train
     }
 
 
-CUTOFFS = (10, 100)
-
-
-def format_answers(indexed: IndexResult, query: str, top: int) -> str:
-    """The best passages for a query, with their scores, as text."""
-    embedding = encode_texts(indexed.retriever, [query], "query", "query")
-    scores, found = indexed.index.search(embedding, top)
-    documents = indexed.dataset.documents
+def format_answers(result: IndexResult, query: str, top: int) -> str:
+    """Search for a query, and format the best passages with their scores as text."""
+    embedding = encode_texts(result.retriever, [query], "query", "query")
+    scores, ranking = result.index.search(embedding, top)
+    documents = result.dataset.documents
     lines = []
-    for score, place in zip(scores[0], found[0], strict=True):
-        if place >= 0:
-            title = documents.titles[place]
-            shown = f"  {one_line(title)}" if title not in ("", documents.ids[place]) else ""
-            lines.append(f"{score:8.4f}  {one_line(documents.ids[place])}{shown}")
-            lines.append(textwrap.indent(textwrap.shorten(documents.texts[place], 240, placeholder=" …"), " " * 10))
+    for score, position in zip(scores[0], ranking[0], strict=True):
+        if position >= 0:
+            title = documents.titles[position]
+            shown = f"  {one_line(title)}" if title not in ("", documents.ids[position]) else ""
+            lines.append(f"{score:8.4f}  {one_line(documents.ids[position])}{shown}")
+            lines.append(textwrap.indent(textwrap.shorten(documents.texts[position], 240, placeholder=" …"), " " * 10))
     return "\n".join(lines)
 
 
-def format_measurements(indexed: IndexResult, split: str) -> str:
-    """Recall against exact search, candidates and queries a second on one thread, as a table.
+def format_measurements(result: IndexResult, split: str) -> str:
+    """Measure recall against exact search, candidates and queries per second on one thread, and format a table.
 
     Raises:
         ConfigError: the split has no judged query.
     """
-    queries, index = indexed.queries(split), indexed.index
+    queries, index = result.queries(split), result.index
     rows = []
     for k in CUTOFFS:
-        _, true = search_store(indexed.store, queries, k, index.ties)
+        _, true = search_store(result.store, queries, k, index.ties)
         point = measure(index, queries, true, index.effort)
         rows.append([f"{k}", f"{point.recall:.4f}", format_count(point.candidates), format_count(point.qps)])
-    head = ["k", "recall of the exact k", "candidates a query", "queries/s, 1 thread"]
+    head = ["k", "recall of the exact k", "candidates per query", "queries/s, 1 thread"]
     return f"{len(queries):,} queries of {split}, effort {index.effort}\n" + text_table([head, *rows], left=0)

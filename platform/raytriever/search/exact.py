@@ -1,4 +1,4 @@
-"""Exact search: of an embedding store, whole or some of its shards, and of a data set for one query."""
+"""Exact search of an embedding store, in all or some of its shards, and of a data set."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def search_store(
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-    """`index.exact.top_k_of_blocks` over a store, one shard in memory at a time.
+    """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`.
 
     Raises:
-        ModelError: `ties` are of another number of documents, or queries of another width.
+        ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     check_fits(store, queries, ties)
     return top_k_of_blocks(queries, searchable_blocks(store), k, ties, exclude)
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
-    """Refuse queries and ties of something else.
+    """Check that queries and ties match a store.
 
     Raises:
-        ModelError: as `search_store`.
+        ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     if len(ties) != len(store):
         raise ModelError(
-            f"holds embeddings of {len(store):,} documents, the data set has {len(ties):,}",
+            f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}",
             str(store.path),
             "encode this data set",
         )
     if queries.shape[1] != store.width:
         raise ModelError(
-            f"holds embeddings of width {store.width}, the queries have {queries.shape[1]}",
+            f"holds embeddings of width {store.width}, but the queries have {queries.shape[1]}",
             str(store.path),
             "encode both with the same model",
         )
@@ -66,7 +66,7 @@ def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
 def searchable_blocks(
     store: EmbeddingStore, shards: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
-    """Shards by number, all by default, as first row and embeddings; a shard is cut where a row has no embedding."""
+    """Yield first rows and embeddings of some shards, by default all; a shard is split at rows without an embedding."""
     size = store.meta["shard_rows"]
     left_out = store.left_out
     for number in range(-(-len(store) // size)) if shards is None else shards:
@@ -112,9 +112,9 @@ def hits_of(
     documents = dataset.documents
     return [
         [
-            Hit(float(score), documents.ids[place], documents.titles[place], documents.texts[place])
-            for score, place in zip(*row, strict=True)
-            if place >= 0 and (threshold is None or score >= threshold)
+            Hit(float(score), documents.ids[position], documents.titles[position], documents.texts[position])
+            for score, position in zip(*row, strict=True)
+            if position >= 0 and (threshold is None or score >= threshold)
         ]
         for row in zip(scores, ranking, strict=True)
     ]
@@ -122,12 +122,12 @@ def hits_of(
 
 @dataclass(frozen=True)
 class ExactIndex:
-    """The passages of a data set with their embeddings and their encoder, in memory for any number of searches.
+    """Passages of a data set with their embeddings and their encoder, in memory for any number of searches.
 
     Args:
-        dataset: whose passages are searched.
-        retriever: encodes the queries.
-        passages: embeddings, mapped from the cache.
+        dataset: data set whose passages are searched.
+        retriever: encoder of the queries.
+        passages: embeddings of the passages.
     """
 
     dataset: RetrievalDataset
@@ -136,7 +136,7 @@ class ExactIndex:
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
-        """Encode the passages, or find them encoded in the cache; `retriever` was loaded by `config`."""
+        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`."""
         return cls(dataset, retriever, embed_corpus(config, retriever, dataset).array())
 
     @cached_property
@@ -157,7 +157,7 @@ class ExactIndex:
 def search_dataset(
     config: ModelConfig, dataset_name: str, query: str, top: int, threshold: float | None = None
 ) -> list[Hit]:
-    """The `top` passages with the highest scores, best first; none below the threshold, where one is given."""
+    """Return the `top` passages with the highest scores, best first, without those below the threshold."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_for_encoding(config, choose_precision(None, device), device)

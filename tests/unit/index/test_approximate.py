@@ -1,4 +1,4 @@
-"""Every approximate index: what it finds it scores and orders as the exact search does; it saves, loads and refuses."""
+"""Approximate indexes: scores and order of an exact search, files, and user errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def exact(queries: ndarray, k: int, exclude: ndarray | None = None) -> tuple[nda
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_found_is_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
+def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: Path) -> None:
     queries = np.concatenate([SET.shifted, SET.unshifted])
     index = index_of(BUILD[kind](1))
     exclude = np.where(np.arange(80) % 2, exact(queries, 1)[1][:, 0], -1)
@@ -71,21 +71,21 @@ def test_more_effort_scores_more_candidates(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_documents_may_be_asked_for_than_there_are(kind: str) -> None:
+def test_k_may_exceed_the_number_of_documents(kind: str) -> None:
     found = index_of(BUILD[kind](1), 2_000).search(SET.shifted, 3_000)[1]
     assert found.shape == (40, 2_400)
     assert {len(set(row[row >= 0])) for row in found} == {1_200}
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
-def test_a_seed_gives_one_index_whatever_the_threads(kind: str) -> None:
+def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
     again = BUILD[kind](1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
     one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, BUILD[kind](1)), (1, again)))
     assert one.rows.tobytes() == two.rows.tobytes()
     assert one.candidates == two.candidates or kind == "vamana"
 
 
-def test_an_index_refuses_what_does_not_fit() -> None:
+def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
     index = index_of(BUILD["flat"](1))
     with pytest.raises(ConfigError, match="k = 0"):
         index.search(SET.shifted, 0)
@@ -112,7 +112,7 @@ def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> 
         read_index(tmp_path / "index")
 
 
-def test_recall_counts_true_documents() -> None:
+def test_recall_is_the_share_of_true_documents() -> None:
     found, true = np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 1, 9], [4, -1, -1]])
     assert recall(found, true).tolist() == [2 / 3, 1.0]
 
@@ -134,7 +134,7 @@ SIZES = [(kind, count) for kind in KINDS for count in (1, 2, 7, 300) if kind != 
 
 @pytest.mark.parametrize(("kind", "count"), SIZES)
 @pytest.mark.parametrize("content", ["distinct", "copies", "equal"])
-def test_a_document_is_returned_once_whatever_k(kind: str, content: str, count: int) -> None:
+def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: int) -> None:
     rng = np.random.default_rng(count)
     documents = rng.standard_normal((count, 8)).astype(np.float32)
     if content != "distinct":
@@ -166,7 +166,7 @@ def test_a_document_is_returned_once_whatever_k(kind: str, content: str, count: 
 
 
 @pytest.mark.parametrize("count", [400, 1])
-def test_a_walk_of_vamana_that_reaches_too_few_repeats_none(count: int) -> None:
+def test_a_walk_of_vamana_that_reaches_too_few_documents_repeats_none(count: int) -> None:
     documents = np.random.default_rng(0).standard_normal((count, 16)).astype(np.float32)
     rows = Vamana.build(documents, 4, 100, 1).find(documents[:20], count, 1, 1).rows
     assert all((np.bincount(row[row >= 0], minlength=count) <= 1).all() for row in rows)

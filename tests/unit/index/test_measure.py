@@ -1,4 +1,4 @@
-"""Recall, candidates and rates of an index, and the control set's shift."""
+"""Recall, candidates and rates of an index, and the shift of the control set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
 
 
 @pytest.mark.parametrize("kind", ["ivf", "roargraph", "vamana"])
-def test_candidates_at_a_recall_lie_between_the_settings_around_it(kind: str) -> None:
+def test_candidates_at_a_recall_lie_between_those_of_the_nearest_efforts(kind: str) -> None:
     index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
     points = curve(index, SET.shifted, TRUE, list(efforts(index, 10)), timed=False)
     target = points[0].recall * 0.75 + points[1].recall * 0.25
@@ -37,7 +37,7 @@ def test_candidates_at_a_recall_lie_between_the_settings_around_it(kind: str) ->
     assert isnan(at_recall(index, SET.shifted, TRUE, 1.1).candidates)
 
 
-def test_rates_are_taken_on_one_thread() -> None:
+def test_rates_are_measured_on_one_thread() -> None:
     index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index="flat"), None, 0, 1)
     before = torch.get_num_threads()
     with one_thread():

@@ -1,4 +1,4 @@
-"""RoarGraph beside brute force: its parts by literal loops, and the same graph at any number of threads."""
+"""RoarGraph: its steps compared with plain loops, and the same graph at any number of threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def literal_choice(row: int, candidates: list[int], documents: ndarray, room: in
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_neighbours_are_chosen_as_the_rule_says(seed: int, room: int, fill: bool) -> None:
+def test_neighbours_are_chosen_by_the_rule(seed: int, room: int, fill: bool) -> None:
     rng = np.random.default_rng(seed)
     documents = read_only(rng.integers(-3, 4, (30, 4)).astype(np.float32))  # exact distances, many of them equal
     candidates = rng.integers(0, 30, 25).astype(np.int32)
@@ -58,7 +58,7 @@ def test_neighbours_are_chosen_as_the_rule_says(seed: int, room: int, fill: bool
     assert out[:count].tolist() == literal_choice(5, candidates.tolist(), documents, room, fill)
 
 
-def test_a_walk_is_that_of_a_literal_loop() -> None:
+def test_a_walk_equals_a_plain_loop() -> None:
     documents = np.random.default_rng(1).integers(-4, 5, (300, 12)).astype(np.float32)  # exact scores
     queries = np.random.default_rng(2).integers(-4, 5, (20, 12)).astype(np.float32)
     rng = np.random.default_rng(3)
@@ -74,7 +74,7 @@ def test_a_walk_is_that_of_a_literal_loop() -> None:
             assert scored == seen
 
 
-def test_documents_near_a_query_are_joined_through_its_pivot() -> None:
+def test_documents_near_a_query_are_connected_through_its_pivot() -> None:
     _, nearest = top_k(SET.training, SET.documents, 10, np.arange(1_500))
     neighbours, degrees = project(nearest.astype(np.int32), SET.documents, 6)
     candidates: dict[int, list[int]] = {}
@@ -91,7 +91,7 @@ def test_documents_near_a_query_are_joined_through_its_pivot() -> None:
         assert len(own) == min(6, len(back.get(row, set())))
 
 
-def test_every_document_can_be_reached_whatever_the_queries() -> None:
+def test_every_document_is_reachable_for_any_queries() -> None:
     rng = np.random.default_rng(0)
     apart = rng.standard_normal((400, 8)).astype(np.float32)
     apart[:200] += 100  # two clouds
@@ -116,7 +116,7 @@ def test_the_graph_is_the_same_at_any_number_of_threads() -> None:
     assert one.neighbours.tobytes() != other.neighbours.tobytes()
 
 
-def test_queries_like_the_training_ones_are_found_in_few_steps() -> None:
+def test_queries_like_the_training_queries_need_few_steps() -> None:
     roar = RoarGraph.build(SET.documents, SET.training, 16, 50, 60, 0, 1)
     _, nearest = top_k(SET.training, SET.documents, 50, np.arange(1_500))
     plain = connect(*project(nearest[:0].astype(np.int32), SET.documents, 16), SET.documents, 60, 0)
@@ -127,8 +127,8 @@ def test_queries_like_the_training_ones_are_found_in_few_steps() -> None:
     assert scored.mean() < 600
 
 
-def test_no_training_queries_and_torn_graphs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="none of one kind"):
+def test_missing_training_queries_and_damaged_graphs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="needs documents and training queries"):
         RoarGraph.build(SET.documents, SET.training[:0], 8, 20, 30, 0, 1)
     Graph(np.array([[1], [0]], np.int32), np.ones(2, np.int32), 0).save(tmp_path)
     assert Graph.load(tmp_path, 2).entry == 0

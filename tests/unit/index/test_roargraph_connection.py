@@ -1,4 +1,4 @@
-"""RoarGraph's last step beside a literal loop: who is joined to whom, where walks begin, what leads to the lost."""
+"""Last step of RoarGraph, compared with a plain loop: new neighbours, the entry, and edges to unreachable documents."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def edges_of(graph: Graph) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("queries", [0, 40], ids=["documents-alone", "queries"])
-def test_documents_are_joined_as_a_literal_loop_joins_them(queries: int) -> None:
+def test_documents_are_connected_as_by_a_plain_loop(queries: int) -> None:
     rng = np.random.default_rng(11)
     # Exact distances, lengths that differ, and a cloud of its own that no walk finds.
     documents = rng.integers(-4, 5, (700, 5)).astype(np.float32) * rng.integers(1, 4, (700, 1)).astype(np.float32)
@@ -103,7 +103,7 @@ def test_documents_are_joined_as_a_literal_loop_joins_them(queries: int) -> None
     assert edges_of(graph) == [set(own) for own in expected]
 
 
-def test_training_queries_are_read_in_pieces_to_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_training_queries_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = control(300, 1, width=24, rank=8, common=4, own=2)
     whole = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph
     monkeypatch.setattr(roargraph, "PIECE", 70)

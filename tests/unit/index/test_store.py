@@ -1,4 +1,4 @@
-"""Indexes that somebody else wrote, with right digests: arrays that do not fit each other are one line."""
+"""Indexes with valid digests whose content does not fit: each ends in one line."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_an_index_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, name: str) -> None:
+def test_arrays_that_do_not_fit_end_in_one_line(tmp_path: Path, name: str) -> None:
     change, says = CHANGES[name]
     with pytest.raises(StorageError, match=rf"{says}.*; build the index again$"):
         read_index(seal(FIXTURE, tmp_path / "index", change))
 
 
-def test_a_finder_of_other_embeddings_is_one_line(tmp_path: Path) -> None:
+def test_a_finder_of_other_embeddings_ends_in_one_line(tmp_path: Path) -> None:
     def shorten(folder: Path) -> None:
         for name in ("embeddings", "documents", "ties"):
             np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy")[:40] % 40)
@@ -72,11 +72,11 @@ def test_a_finder_of_other_embeddings_is_one_line(tmp_path: Path) -> None:
     [
         ({"rows": "many"}, "'rows' is a text, expected a whole number"),
         ({"effort": None}, "'effort' is null, expected a whole number"),
-        ({"index": ["hnsw"]}, "holds no index"),
+        ({"index": ["hnsw"]}, "is not an index"),
         ({"index": "vamana"}, "'degree'"),
     ],
 )
-def test_a_manifest_of_another_form_is_one_line(tmp_path: Path, meta: dict[str, object], says: str) -> None:
+def test_a_manifest_of_another_form_ends_in_one_line(tmp_path: Path, meta: dict[str, object], says: str) -> None:
     content = {**read_manifest(FIXTURE)["meta"], **meta}
     if meta.get("index") == "vamana":
         content["degree"] = "four"

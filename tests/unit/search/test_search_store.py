@@ -1,4 +1,4 @@
-"""Searching a store of embeddings."""
+"""Exact search of a store of embeddings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made(folder: Path, embeddings: ndarray, left_out: dict[int, str], dtype: str
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
-def test_finds_what_the_array_holds_but_for_rows_without_an_embedding(tmp_path: Path, dtype: str) -> None:
+def test_results_equal_those_of_the_array_without_rows_that_have_no_embedding(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     queries, embeddings = (rng.standard_normal((count, WIDTH)).astype(np.float32) for count in (5, ROWS))
     left_out = {0: "x", 17: "x", 31: "x", 99: "x"}
@@ -48,9 +48,9 @@ def test_finds_what_the_array_holds_but_for_rows_without_an_embedding(tmp_path: 
         np.testing.assert_array_equal(scores[query, :-4], expected[0][query][kept])
 
 
-def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path) -> None:
+def test_queries_and_ties_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     store = made(tmp_path / "store", np.ones((ROWS, WIDTH), np.float32), {})
-    with pytest.raises(ModelError, match=r"store: holds embeddings of 100 documents, the data set has 7; encode"):
+    with pytest.raises(ModelError, match=r"store: holds embeddings of 100 documents, but the data set has 7; encode"):
         search_store(store, np.ones((1, WIDTH), np.float32), 3, np.arange(7))
-    with pytest.raises(ModelError, match=r"width 8, the queries have 4"):
+    with pytest.raises(ModelError, match=r"width 8, but the queries have 4"):
         search_store(store, np.ones((1, 4), np.float32), 3, np.arange(ROWS))

@@ -1,7 +1,7 @@
 """Measure an approximate index: recall, candidates scored and queries per second, and format them as a text table.
 
-Measured on one thread, exact scoring of the candidates included. Seconds are processor time, the least of several
-passes: they repeat on a machine that does other work too."""
+Measurements use one thread and include the exact scoring of the candidates. Seconds are processor time, the minimum of
+several passes, so they are reproducible on a machine that does other work too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy import ndarray
 from raytriever.index.approximate.faiss_finders import Ivf
 from raytriever.index.approximate.index import ApproximateIndex, recall
 
-# A pass of the clock is repeated for so long, or so often.
+# A timed search is repeated for at most this time in seconds, or this number of passes.
 SECONDS, PASSES = 0.5, 7
 _STEP = 1.25
 MOST_EFFORT = 4_096
@@ -26,13 +26,13 @@ MOST_EFFORT = 4_096
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One setting of an index, measured over queries.
+    """Measurements of an index at one effort.
 
     Args:
-        effort: see `approximate.Finder`.
-        recall: mean share of a query's true documents that were found, 0 to 1.
-        candidates: mean number of documents scored for a query; NaN where the library does not tell.
-        qps: queries answered in a second of one thread; NaN where it was not asked for.
+        effort: see `index.Finder`.
+        recall: mean share of a query's true documents that were retrieved, 0 to 1.
+        candidates: mean number of documents scored for a query; NaN if the library does not report it.
+        qps: queries per second on one thread; NaN if not timed.
     """
 
     effort: int
@@ -43,7 +43,7 @@ class OperatingPoint:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Searches use one thread inside."""
+    """Limit searches within the context to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,37 +59,37 @@ def measure(
     effort: int,
     timed: bool = True,
 ) -> OperatingPoint:
-    """Search for the true documents of the queries, k each.
+    """Measure recall and cost of a search for the k true documents of each query.
 
     Args:
-        index: asked with `effort` in place of its own.
-        queries: at least one.
-        true: of an exact search; -1 for none.
-        effort: see `approximate.Finder`.
-        timed: whether queries a second are measured too.
+        index: searched with `effort` instead of its own effort.
+        queries: at least one embedding.
+        true: documents of an exact search; unused entries are -1.
+        effort: see `index.Finder`.
+        timed: measure queries per second too.
     """
     k, index = true.shape[1], replace(index, effort=effort)
     with one_thread():
         proposed = index.propose(index.check(queries, k), k, 1)
-        _, found = index.search(queries, k)
+        _, retrieved = index.search(queries, k)
         qps = len(queries) / _least_seconds(index, queries, k) if timed else nan
-    return OperatingPoint(effort, float(recall(found, true).mean()), proposed.candidates, qps)
+    return OperatingPoint(effort, float(recall(retrieved, true).mean()), proposed.candidates, qps)
 
 
 def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
     least, spent = float("inf"), 0.0
     for _ in range(PASSES):
-        began = process_time()
+        started = process_time()
         index.search(queries, k)
-        took = max(process_time() - began, 1e-9)
-        least, spent = min(least, took), spent + took
+        seconds = max(process_time() - started, 1e-9)
+        least, spent = min(least, seconds), spent + seconds
         if spent > SECONDS:
             break
     return least
 
 
 def efforts(index: ApproximateIndex, k: int, most: int = MOST_EFFORT) -> Iterator[int]:
-    """Settings from the least on, each about a quarter above the one before."""
+    """Yield efforts from the least on, each about a quarter higher than the one before."""
     effort, most = k, min(most, len(index.documents))
     if isinstance(index.finder, Ivf):
         effort, most = 1, min(most, index.finder.index.nlist)
@@ -106,7 +106,7 @@ def curve(
     settings: Sequence[int],
     timed: bool = True,
 ) -> list[OperatingPoint]:
-    """A point for every setting."""
+    """Measure the index at every effort."""
     return [measure(index, queries, true, effort, timed) for effort in settings]
 
 
@@ -116,10 +116,10 @@ def at_recall(
     true: Int64[ndarray, "queries k"],
     target: float,
 ) -> OperatingPoint:
-    """The least effort that reaches a recall, with the candidates at that recall itself.
+    """Find the least effort that reaches a recall, and interpolate the number of candidates at that recall.
 
-    Candidates are interpolated, as logarithms, between the two settings around the target; where the least setting is
-    beyond it already, they are that setting's, and where none reaches it, NaN.
+    The logarithm of the candidates is interpolated between the two efforts around the target. If the least effort
+    already exceeds the target, its candidates are returned. If no effort reaches the target, they are NaN.
     """
     below: OperatingPoint | None = None
     for effort in efforts(index, true.shape[1]):
@@ -135,5 +135,5 @@ def at_recall(
 
 
 def format_count(value: float) -> str:
-    """A number of documents or queries; what a library does not tell is so called."""
-    return "not told" if isnan(value) else f"{value:,.0f}"
+    """Format a number of documents or queries; NaN is a number that the library does not report."""
+    return "unknown" if isnan(value) else f"{value:,.0f}"

@@ -1,11 +1,11 @@
-"""Pruning of a graph: which documents near a document become its neighbours, and which edges get a reverse edge.
+"""Pruning of a graph: choose the neighbours of a document among near documents, and add reverse edges.
 
-Nearest first, a candidate is kept if it is nearer to the document than to every neighbour kept so far (the rule of the
-relative neighbourhood graph): what another neighbour leads to needs no edge of its own, and edges point in many
-directions. HNSW, Vamana and RoarGraph choose so, up to details. Where edges are few, free slots may be filled by the
-nearest candidates that were passed over.
+Candidates are examined from the nearest on. A candidate is kept if it is nearer to the document than to every neighbour
+kept so far (the rule of the relative neighbourhood graph). So edges point in many directions, and documents that
+another neighbour leads to need no edge. HNSW, Vamana and RoarGraph use this rule with small differences. Free slots
+may be filled by the nearest rejected candidates.
 
-Everything here is a function of each document's own candidates, so threads change nothing."""
+The result for a document depends only on its candidates, so the number of threads does not matter."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from numpy import ndarray
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def squared_distance(one, other):  # type: ignore[no-untyped-def]
-    """The squared Euclidean distance in float32."""
+    """Return the squared Euclidean distance in float32."""
     total = np.float32(0)
-    for place in range(np.uint64(len(one))):
-        difference = one[place] - other[place]
+    for i in range(np.uint64(len(one))):
+        difference = one[i] - other[i]
         total += difference * difference
     return total
 
@@ -32,38 +32,38 @@ def choose_neighbours(row, candidates, documents, fill, out):  # type: ignore[no
 
     Args:
         row: the document.
-        candidates: documents; itself and repeats do not count.
+        candidates: documents; the document itself and repeated entries are ignored.
         documents: embeddings.
-        fill: whether places left over go to the nearest of those passed over.
-        out: is filled with the chosen, those that the rule keeps first, each part nearest first.
+        fill: fill free slots with the nearest rejected candidates.
+        out: receives the chosen documents: first those that the rule keeps, then the filled ones, each nearest first.
 
     Returns:
-        How many were chosen.
+        Number of chosen documents.
     """
     ordered = np.unique(candidates)
     ordered = ordered[ordered != row]
     distances = np.empty(len(ordered), np.float32)
-    for place in range(len(ordered)):
-        distances[place] = squared_distance(documents[row], documents[ordered[place]])
+    for i in range(len(ordered)):
+        distances[i] = squared_distance(documents[row], documents[ordered[i]])
     order = np.argsort(distances, kind="mergesort")
-    passed, count = np.zeros(len(ordered), np.bool_), 0
-    for place in order:
+    is_rejected, count = np.zeros(len(ordered), np.bool_), 0
+    for i in order:
         if count == len(out):
             return count
-        candidate = ordered[place]
+        candidate = ordered[i]
         for kept in range(count):
-            if squared_distance(documents[candidate], documents[out[kept]]) <= distances[place]:
-                passed[place] = True
+            if squared_distance(documents[candidate], documents[out[kept]]) <= distances[i]:
+                is_rejected[i] = True
                 break
-        if not passed[place]:
+        if not is_rejected[i]:
             out[count] = candidate
             count += 1
     if fill:
-        for place in order:
+        for i in order:
             if count == len(out):
                 break
-            if passed[place]:
-                out[count] = ordered[place]
+            if is_rejected[i]:
+                out[count] = ordered[i]
                 count += 1
     return count
 
@@ -76,12 +76,12 @@ def add_reverse_edges(
     fill: bool,
     documents: ndarray,
 ) -> None:
-    """Let each neighbour of the sources lead back to them; where a row is full, its neighbours are chosen anew.
+    """Add an edge from each neighbour of the sources back to them; choose the neighbours of full rows again.
 
     Args:
-        neighbours, degrees: of a `Graph`; changed.
-        firsts: the edges of a row in columns before this one stay, and are not led back.
-        sources: documents whose edges have no way back yet.
+        neighbours, degrees: arrays of a `Graph`; changed in place.
+        firsts: for each row, edges in columns before this one are kept and get no reverse edge.
+        sources: documents whose edges have no reverse edge yet.
         fill: see `choose_neighbours`.
         documents: embeddings.
     """
@@ -92,11 +92,11 @@ def add_reverse_edges(
     order = np.lexsort((begin, end))
     targets, starts = np.unique(end[order], return_index=True)
     back = begin[order].astype(np.int32)
-    _lead_back(neighbours, degrees, firsts, targets, np.append(starts, len(back)), back, fill, documents)
+    _add_reverse(neighbours, degrees, firsts, targets, np.append(starts, len(back)), back, fill, documents)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _lead_back(  # type: ignore[no-untyped-def]
+def _add_reverse(  # type: ignore[no-untyped-def]
     neighbours, degrees, firsts, targets, starts, sources, fill, documents
 ):
     for number in prange(len(targets)):
@@ -116,17 +116,17 @@ def _lead_back(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy")
-def exclude(documents, left_out):  # type: ignore[no-untyped-def]
-    """Documents that are not among those left out, in their order."""
+def exclude(documents, excluded):  # type: ignore[no-untyped-def]
+    """Return the documents that are not excluded, in their order."""
     kept = np.empty_like(documents)
     count = 0
     for document in documents:
-        there = False
-        for other in left_out:
+        is_excluded = False
+        for other in excluded:
             if other == document:
-                there = True
+                is_excluded = True
                 break
-        if not there:
+        if not is_excluded:
             kept[count] = document
             count += 1
     return kept[:count]

@@ -1,24 +1,25 @@
-"""RoarGraph: a graph over the documents built from training queries, so that it is dense where queries search.
+"""RoarGraph: a graph over the documents that is built from training queries, so it is dense where queries search.
 
-Graphs of documents alone join what is close for documents. Queries of another distribution find their nearest
-documents far from each other, and walk long. RoarGraph joins documents that the same training query is close to:
+Graphs built from documents alone connect documents that are close to each other. For queries of another distribution,
+the nearest documents are far from each other, and a walk takes many steps. RoarGraph connects documents that are close
+to the same training query:
 
-1. Bipartite graph: every training query leads to its `nearest` closest documents, and its closest one, the pivot, leads
-   back to it.
-2. Projection: two steps in that graph lead from a pivot to the documents close to the queries it is closest to. These
+1. Bipartite graph: every training query has edges to its `nearest` closest documents. The closest one, the pivot, has
+   an edge back to the query.
+2. Projection: two steps in this graph lead from a pivot to the documents that are close to the pivot's queries. These
    are its candidates. `choose_neighbours` chooses among them by their distances to the pivot and fills free slots.
    Edges get a reverse edge.
-3. Connectivity enhancement: every document is searched for in the graph built so far; of the documents in the beam,
-   `choose_neighbours` chooses further neighbours, which get reverse edges. Documents come in an order drawn from the
-   seed, in batches: a batch searches the graph that the batches before have left. A document that still has no path
-   from the entry gets an edge from the nearest document that has one and has room.
+3. Connectivity enhancement: a walk searches for every document in the graph built so far. `choose_neighbours` chooses
+   further neighbours among the documents of the beam, which get reverse edges. Documents are processed in a random
+   order and in batches, and a batch searches the graph of the batches before it. A document that still has no path
+   from the entry gets an edge from the nearest document that has a path and a free slot.
 
-Distances between documents are Euclidean; for normalised embeddings that is the order of their dot products.
+Distances between documents are Euclidean, which gives the order of dot products for normalised embeddings.
 
 Source: Chen, Zhang, He, Jing and Wang, RoarGraph: A Projected Bipartite Graph for Efficient Cross-Modal Approximate
-Nearest Neighbor Search, PVLDB 17(11), 2024; written from the paper, the batches and the last edges are ours. The graph
-is the same at any number of threads; processors that sum in vectors of another length may choose other neighbours
-where distances all but tie."""
+Nearest Neighbor Search, PVLDB 17(11), 2024. Implemented from the paper; the batches and the last edges are additions.
+The graph is the same at any number of threads. Processors with vectors of another length may choose other neighbours
+if distances are almost equal."""
 
 from __future__ import annotations
 
@@ -38,16 +39,23 @@ from raytriever.index.approximate.pruning import add_reverse_edges, choose_neigh
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import read_only
 
+# An entry of the beam has 31 bits for a document.
+MOST_DOCUMENTS = 2**31 - 1
+# Training queries whose closest documents are computed at a time.
+PIECE = 65_536
+# Documents are connected in batches of at least this size, and of at most a fraction of the corpus.
+SMALLEST_BATCH, BATCHES = 256, 64
+
 
 def project(
     nearest: Int32[ndarray, "queries nearest"], documents: Float32[ndarray, "documents width"], degree: int
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
-    """The projected graph as neighbours and degrees (see `graph.Graph`).
+    """Return the projected graph as neighbours and degrees (see `graph.Graph`).
 
     Args:
-        nearest: the closest documents of each training query, the closest first.
+        nearest: closest documents of each training query, the closest first.
         documents: embeddings.
-        degree: the most neighbours of a document.
+        degree: largest number of neighbours of a document.
     """
     neighbours = np.full((len(documents), degree), -1, np.int32)
     degrees = np.zeros(len(documents), np.int32)
@@ -71,9 +79,6 @@ def _project(nearest, pivots, bounds, documents, neighbours, degrees):  # type: 
         degrees[pivot] = count
 
 
-SMALLEST_BATCH, BATCHES = 256, 64
-
-
 def connect(
     neighbours: Int32[ndarray, "documents degree"],
     degrees: Int32[ndarray, " documents"],
@@ -81,13 +86,13 @@ def connect(
     beam: int,
     seed: int,
 ) -> Graph:
-    """The projected graph with as many neighbours again.
+    """Return the projected graph with up to twice as many neighbours, in which every document is reachable.
 
     Args:
-        neighbours, degrees: from `project`.
+        neighbours, degrees: result of `project`.
         documents: embeddings, at least one.
-        beam: how many documents a search for another holds.
-        seed: decides the order in which documents take their turns.
+        beam: number of documents in the beam of a search for a document.
+        seed: decides the order of the documents.
     """
     documents = read_only(documents)
     count, degree = neighbours.shape
@@ -101,16 +106,16 @@ def connect(
         start += len(batch)
         new = np.full((len(batch), degree), -1, np.int32)
         _search(batch, documents, halves, wide, graph.degrees, graph.entry, beam, numba.get_num_threads(), new)
-        for row, found in zip(batch, new, strict=True):
-            held, more = graph.degrees[row], int((found >= 0).sum())
-            wide[row, held : held + more] = found[:more]
-            graph.degrees[row] += more
+        for row, added in zip(batch, new, strict=True):
+            degree_before, count_added = graph.degrees[row], int((added >= 0).sum())
+            wide[row, degree_before : degree_before + count_added] = added[:count_added]
+            graph.degrees[row] += count_added
         add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents)
-    return _lead_to_all(graph, documents)
+    return _connect_unreachable(graph, documents)
 
 
 def _entry(documents: Float32[ndarray, "documents width"], degrees: Int32[ndarray, " documents"]) -> int:
-    """The document nearest to the mean of all, of those that have edges where any has."""
+    """Return the document nearest to the mean of all documents; documents without edges count only if none has any."""
     distances = np.square(documents - documents.mean(0, dtype=np.float64)).sum(1)
     return int(np.argmin(np.where((degrees > 0) | (degrees.max() == 0), distances, np.inf)))
 
@@ -122,55 +127,50 @@ def _search(  # type: ignore[no-untyped-def]
     for thread in prange(threads):
         seen = np.empty((len(documents) + 63) // 64, np.uint64)
         pool, rows = np.empty(beam, np.uint64), np.empty(beam, np.int32)
-        for place in range(thread, len(batch), threads):
-            row = batch[place]
+        for index in range(thread, len(batch), threads):
+            row = batch[index]
             size, _ = walk(documents[row], documents, halves, neighbours, degrees, entry, seen, pool)
-            for at in range(size):
-                rows[at] = row_of(pool[at])
+            for i in range(size):
+                rows[i] = row_of(pool[i])
             chosen = np.empty(new.shape[1], np.int32)
             count = choose_neighbours(row, rows[:size], documents, False, chosen)
             fresh = exclude(chosen[:count], neighbours[row, : degrees[row]])
-            room = min(len(fresh), neighbours.shape[1] - degrees[row])
-            new[place, :room] = fresh[:room]
+            free = min(len(fresh), neighbours.shape[1] - degrees[row])
+            new[index, :free] = fresh[:free]
 
 
-def _lead_to_all(graph: Graph, documents: Float32[ndarray, "documents width"]) -> Graph:
-    """Give every document that no path leads to an edge from the nearest one that has a path and room."""
+def _connect_unreachable(graph: Graph, documents: Float32[ndarray, "documents width"]) -> Graph:
+    """Give every unreachable document an edge from the nearest reachable document with a free slot."""
     reached = np.zeros(len(documents), np.bool_)
     mark_reachable(graph, graph.entry, reached)
-    for lost in np.flatnonzero(~reached):
-        if reached[lost]:
+    for unreachable in np.flatnonzero(~reached):
+        if reached[unreachable]:
             continue
-        if not _lead_to(lost, graph.neighbours, graph.degrees, documents, reached):
+        if not _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached):
             graph = replace(graph, neighbours=np.pad(graph.neighbours, ((0, 0), (0, 1)), constant_values=-1))
-            _lead_to(lost, graph.neighbours, graph.degrees, documents, reached)
-        mark_reachable(graph, int(lost), reached)
+            _add_edge_to(unreachable, graph.neighbours, graph.degrees, documents, reached)
+        mark_reachable(graph, int(unreachable), reached)
     return graph
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _lead_to(lost, neighbours, degrees, documents, reached):  # type: ignore[no-untyped-def]
-    """Whether there was room."""
+def _add_edge_to(document, neighbours, degrees, documents, reached):  # type: ignore[no-untyped-def]
+    """Add an edge from the nearest reachable document with a free slot; return false if there is none."""
     nearest, least = -1, np.float32(np.inf)
     for row in range(len(documents)):
         if reached[row] and degrees[row] < neighbours.shape[1]:
-            distance = squared_distance(documents[lost], documents[row])
+            distance = squared_distance(documents[document], documents[row])
             if distance < least:
                 nearest, least = row, distance
     if nearest >= 0:
-        neighbours[nearest, degrees[nearest]] = lost
+        neighbours[nearest, degrees[nearest]] = document
         degrees[nearest] += 1
     return nearest >= 0
 
 
-# A document has 31 bits in a place of the beam.
-MOST_DOCUMENTS = 2**31 - 1
-PIECE = 65_536
-
-
 @dataclass(frozen=True)
 class RoarGraph:
-    """A `Finder` whose effort is the number of documents a walk holds."""
+    """Finder by RoarGraph; effort is the number of documents in the beam of a walk."""
 
     graph: Graph
     embeddings: Float32[ndarray, "rows width"]
@@ -189,56 +189,59 @@ class RoarGraph:
         """Build the graph.
 
         Args:
-            embeddings: finite, at least one.
-            training: queries like those that will be asked; about as many as documents are best, a tenth does.
-            degree: neighbours of a document by either step, so that it has twice as many at most.
-            nearest: documents of a training query.
-            beam: documents held by the search for one, in the second step.
-            seed: of the order in which documents are connected.
-            threads: how many build; the graph is the same.
+            embeddings: finite embeddings, at least one.
+            training: queries like those of later searches; about as many as documents are best, a tenth suffices.
+            degree: number of neighbours that each of the two steps adds to a document.
+            nearest: number of documents of each training query.
+            beam: number of documents in the beam of a search for a document, in the second step.
+            seed: seed of the order in which documents are connected.
+            threads: number of threads; the graph does not depend on it.
 
         Raises:
-            DataError: there are no training queries.
+            DataError: there are no documents or no training queries, or too many documents.
             ModelError: an embedding is not finite.
         """
         if not len(training) or not len(embeddings):
-            raise DataError("RoarGraph is built from documents and training queries, and there are none of one kind")
+            raise DataError("RoarGraph needs documents and training queries", remedy="pass at least one of each")
         if len(embeddings) > MOST_DOCUMENTS:
-            raise DataError(f"{len(embeddings):,} documents", remedy=f"RoarGraph holds {MOST_DOCUMENTS:,} at most")
+            reason = f"there are {len(embeddings):,} documents"
+            raise DataError(reason, remedy=f"RoarGraph holds at most {MOST_DOCUMENTS:,}")
         close = _closest(training, embeddings, nearest)
         numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
         neighbours, degrees = project(close, embeddings, degree)
         return cls(connect(neighbours, degrees, embeddings, beam, seed), embeddings)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """See `Finder`."""
+        """Find rows; see `Finder`."""
         rows, candidates = walk_all(self.graph, queries, self.embeddings, k, effort, threads)
         return Proposal(rows, float(candidates.mean()) if len(queries) else 0.0)
 
     def save(self, folder: Path) -> None:
-        """See `Finder`."""
+        """Write the graph; see `Finder`."""
         self.graph.save(folder)
 
     @classmethod
     def load(cls, folder: Path, embeddings: Float32[ndarray, "rows width"]) -> RoarGraph:
-        """Read what `save` wrote over the same embeddings.
+        """Read the files of `save` for the same embeddings.
 
         Raises:
-            StorageError: the files are none of a graph of that size.
+            StorageError: the files are not a graph of this size.
         """
         return cls(Graph.load(folder, len(embeddings)), embeddings)
 
     @property
     def bytes(self) -> int:
-        """The graph."""
+        """Bytes of the graph."""
         return self.graph.neighbours.nbytes + self.graph.degrees.nbytes
 
 
 def _closest(
     training: Float32[ndarray, "training width"], embeddings: Float32[ndarray, "rows width"], nearest: int
 ) -> Int32[ndarray, "training nearest"]:
-    """The documents of each training query, the closest first; made in pieces, since scores and positions of 8 bytes
-    would be three times as much memory."""
+    """Return the closest documents of each training query.
+
+    Computed in pieces, because scores and 8-byte positions take three times the memory of the result.
+    """
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
     ties = np.arange(len(embeddings))
     for start in range(0, len(training), PIECE):

@@ -1,12 +1,12 @@
 """Approximate indexes as committed directories.
 
-    DIR/manifest.json      the digest of every file, and what was built from what
-    DIR/embeddings.npy     the embeddings, read where they lie
+    DIR/manifest.json      the digest of every file, and the inputs and settings of the index
+    DIR/embeddings.npy     the embeddings, memory-mapped when read
     DIR/documents.npy      the document of each row
     DIR/ties.npy           the corpus's order of equal scores
-    DIR/finder/            the finder's own files
+    DIR/finder/            the files of the finder
 
-A directory is opened only after every byte was held against its digest, since FAISS and SVS trust what they read.
+A directory is opened only after every file was compared with its digest, because FAISS and SVS trust their files.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FINDER = "finder"
 _REMEDY = "build the index again"
 _ARRAYS = ("embeddings", "documents", "ties")
 
-# How each kind is read: its folder, the embeddings, and what it was built with.
-_READ: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
+# Reader of each kind: called with the folder, the embeddings, and the metadata of the index.
+_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
     "flat": lambda folder, embeddings, built: Flat(embeddings),
     "ivf": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
     "ivfpq": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
@@ -43,7 +43,7 @@ _READ: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
     "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"], embeddings.shape),
     "roargraph": lambda folder, embeddings, built: RoarGraph.load(folder, embeddings),
 }
-KINDS = tuple(_READ)
+KINDS = tuple(_READERS)
 
 
 class _Meta(TypedDict):
@@ -57,21 +57,21 @@ class _VamanaMeta(_Meta):
 
 
 def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any], replace: bool = False) -> None:
-    """Write an index so that it appears whole or not at all.
+    """Write an index atomically.
 
     Args:
-        path: of the directory.
-        index: what is written.
-        kind: one of `KINDS`, that of its finder.
-        meta: what it was built with and from: `degree` where it has one, and what whoever opens it wants to know.
-        replace: whether a directory there gives way.
+        path: directory of the index.
+        index: the index.
+        kind: kind of its finder, one of `KINDS`.
+        meta: inputs and settings of the index, with `degree` for a kind that needs it.
+        replace: replace an existing directory.
 
     Raises:
-        StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
+        StorageError: `path` exists and `replace` is false, or the disk is full or not writable.
     """
-    told = {**meta, "kind": KIND, "version": VERSION, "index": kind, "effort": index.effort}
-    told |= {"rows": len(index.documents), "width": index.embeddings.shape[1]}
-    with committed_directory(path, told, replace=replace) as folder:
+    content = {**meta, "kind": KIND, "version": VERSION, "index": kind, "effort": index.effort}
+    content |= {"rows": len(index.documents), "width": index.embeddings.shape[1]}
+    with committed_directory(path, content, replace=replace) as folder:
         for name in _ARRAYS:
             np.save(folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
         (folder / FINDER).mkdir()
@@ -79,14 +79,14 @@ def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[st
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What an index was built with and from; only names and sizes of files are checked.
+    """Read the inputs and settings of an index; only names and sizes of files are checked.
 
     Raises:
-        StorageError: it was never finished, or is no index of this version.
+        StorageError: the directory is not a finished index of this version.
     """
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
-    if meta.get("kind") != KIND or meta.get("version") != VERSION or str(meta.get("index")) not in _READ:
-        raise StorageError("holds no index", str(path), "name the --output of jobs/index.py")
+    if meta.get("kind") != KIND or meta.get("version") != VERSION or str(meta.get("index")) not in _READERS:
+        raise StorageError("is not an index", str(path), "name the --output of jobs/index.py")
     needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
     conform(meta, str(path / MANIFEST), needed, _REMEDY)
     return meta
@@ -94,11 +94,11 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 @activity("opening the index")
 def read_index(path: Path) -> ApproximateIndex:
-    """Open an index; every byte is compared with its digest once, and again when a file has changed.
+    """Open an index. Every file is compared with its digest once, and again after it has changed.
 
     Raises:
-        StorageError: it was never finished, is damaged, or is no index of this version.
-        ConfigError: its library is not installed.
+        StorageError: the directory is damaged, or is not a finished index of this version.
+        ConfigError: the library of the index is not installed.
     """
     meta = read_meta(path)
     check_directory(path)
@@ -111,5 +111,5 @@ def read_index(path: Path) -> ApproximateIndex:
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(ties):
             reason = f"holds positions outside of a corpus of {len(ties):,} documents"
             raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
-    finder = _READ[meta["index"]](path / FINDER, embeddings, meta)
+    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta)
     return ApproximateIndex(finder, embeddings, documents, ties, int(meta["effort"]))

@@ -1,13 +1,15 @@
-"""Synthetic documents and queries whose distributions differ as they do between modes: a positive control.
+"""Synthetic documents and queries with different distributions, like those of different modalities.
+
+They are a positive control for measurements of the gap between queries and documents.
 
     document = unit(A u + noise e)
-    query    = unit(A' w + shift (m + B v))     u, e, w, v normal, redrawn for each;  A, B, m the same for all
+    query    = unit(A' w + shift (m + B v))     u, e, w, v normal, drawn for each;  A, B, m the same for all
 
-Documents fill a subspace of many dimensions (A). Queries keep to few of them (A', the first columns of A), and lie
-beside the documents: by an offset m that all share, and within a second subspace (B) of which documents know only
-noise. So queries are of low rank and off the documents' cloud, as texts are among images: the documents nearest to a
-query agree in few dimensions and are spread over the others, where those nearest to a document are close to each other.
-The unshifted queries are drawn exactly as documents are.
+Documents fill a subspace of many dimensions (A). Queries use few of these (A', the first columns of A). They are
+shifted by a common offset m and extend into a second subspace (B), in which documents have only noise. So queries have
+a low rank and lie outside the cloud of documents, like texts among images. The documents nearest to a query agree in
+few dimensions and differ in the others, while the documents nearest to a document are close to each other. The
+unshifted queries have the distribution of the documents.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from numpy import ndarray
 
 @dataclass(frozen=True)
 class Control:
-    """Normalised embeddings; `training` and `shifted` are drawn alike, `documents` and `unshifted` too."""
+    """Normalised embeddings; `training` and `shifted` have one distribution, `documents` and `unshifted` the other."""
 
     documents: Float32[ndarray, "documents width"]
     training: Float32[ndarray, "training width"]
@@ -43,15 +45,15 @@ def control(
     """Draw a control set.
 
     Args:
-        documents: how many; as many training queries.
-        queries: how many of either set that is searched for.
+        documents: number of documents, and of training queries.
+        queries: number of shifted queries, and of unshifted queries.
         seed: decides every number.
-        width: of the embeddings, above rank + own.
+        width: width of the embeddings, above rank + own.
         rank: dimensions of the documents' subspace.
-        common: how many of those queries have, at most rank.
+        common: dimensions of this subspace that queries use, at most rank.
         own: dimensions of the queries' own subspace, at least 1.
-        noise: length of a document's noise, where its part in the subspace is of length about 1.
-        shift: length of the offset and of a query's part in its own subspace, where its common part is about 1.
+        noise: length of a document's noise, relative to its component in the subspace.
+        shift: length of the offset and of a query's component in its own subspace, relative to its common component.
     """
     rng = np.random.default_rng(seed)
 

@@ -1,8 +1,8 @@
 """Vamana, the graph of DiskANN, by Intel's Scalable Vector Search: the optional extra `vamana` (Linux on x86-64).
 
 Its source is Apache-2.0; the package is a binary under Intel's own licence, which allows use and unmodified
-redistribution. It does not tell how many candidates a walk scored. Built by any number of threads the graph was seen
-to answer the same.
+redistribution. It does not report how many candidates a walk scored. In tests, graphs built by different numbers of
+threads gave the same results.
 
 Source: Subramanya, Devvrit, Kadekodi, Krishnaswamy and Simhadri, DiskANN: Fast Accurate Billion-point Nearest Neighbor
 Search on a Single Node, NeurIPS 2019.
@@ -21,18 +21,18 @@ from numpy import ndarray
 from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate.index import Proposal
 
-# How much nearer a detour must be for an edge to be left out; below 1 for the dot product.
+# Pruning factor: an edge is removed if a detour is nearer by this factor; below 1 for the dot product.
 ALPHA = 0.95
-_PARTS = ("config", "graph", "data")
+_FOLDERS = ("config", "graph", "data")
 
 
 @dataclass(frozen=True)
 class Vamana:
-    """A `Finder` whose effort is the number of documents a walk holds (`search_window_size`).
+    """Finder by a Vamana graph; effort is the number of documents in the beam of a walk (`search_window_size`).
 
     Args:
-        index: a `svs.Vamana`.
-        memory: bytes of its graph and of its copy of the embeddings.
+        index: an `svs.Vamana`.
+        memory: bytes of the graph and of a copy of the embeddings.
     """
 
     index: Any
@@ -43,10 +43,10 @@ class Vamana:
         """Build the graph.
 
         Args:
-            embeddings: finite.
-            degree: the most neighbours of a document.
-            beam: documents held by the search for one (`window_size`).
-            threads: how many build.
+            embeddings: finite embeddings.
+            degree: largest number of neighbours of a document.
+            beam: number of documents in the beam of a search for a document (`window_size`).
+            threads: number of threads.
 
         Raises:
             ConfigError: the extra is not installed.
@@ -57,46 +57,46 @@ class Vamana:
         return cls(index, len(embeddings) * 4 * (degree + 1 + embeddings.shape[1]))
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
-        """See `Finder`."""
+        """Find rows; see `Finder`."""
         if self.index.num_threads != threads:
             self.index.num_threads = threads
         self.index.search_window_size = max(effort, k)
         rows, _ = self.index.search(queries, k)
-        # Where a walk reaches fewer than k documents, SVS repeats one of them or returns a number beyond the rows.
+        # If a walk reaches fewer than k documents, SVS repeats one of them or returns a number beyond the rows.
         valid = (rows < self.index.size) & ~_repeated(rows)
         return Proposal(np.where(valid, rows, -1).astype(np.int64), float("nan"))
 
     def save(self, folder: Path) -> None:
-        """See `Finder`."""
-        self.index.save(*(str(folder / part) for part in _PARTS))
+        """Write the index; see `Finder`."""
+        self.index.save(*(str(folder / name) for name in _FOLDERS))
 
     @classmethod
     def load(cls, folder: Path, degree: int, shape: tuple[int, ...]) -> Vamana:
-        """Read what `save` wrote for embeddings of this shape; the folder's digests are compared before.
+        """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder.
 
         Raises:
             ConfigError: the extra is not installed.
-            StorageError: the files are of other embeddings.
+            StorageError: the index is of other embeddings.
         """
         svs = _svs()
-        config, graph, data = (str(folder / part) for part in _PARTS)
-        kept = svs.VectorDataLoader(data, svs.DataType.float32)
-        index = svs.Vamana(config, svs.GraphLoader(graph), kept, svs.DistanceType.MIP, num_threads=1)
+        config, graph, data = (str(folder / name) for name in _FOLDERS)
+        vectors = svs.VectorDataLoader(data, svs.DataType.float32)
+        index = svs.Vamana(config, svs.GraphLoader(graph), vectors, svs.DistanceType.MIP, num_threads=1)
         if (index.size, index.dimensions) != shape:
-            told = (
+            reason = (
                 f"holds {index.size:,} vectors of width {index.dimensions}, expected {shape[0]:,} of width {shape[1]}"
             )
-            raise StorageError(told, str(folder), "build the index again")
+            raise StorageError(reason, str(folder), "build the index again")
         return cls(index, index.size * 4 * (degree + 1 + index.dimensions))
 
     @property
     def bytes(self) -> int:
-        """The graph, and the embeddings once more."""
+        """Bytes of the graph and of a copy of the embeddings."""
         return self.memory
 
 
 def _repeated(rows: UInt64[ndarray, "queries k"]) -> Bool[ndarray, "queries k"]:
-    """Mark each entry that an earlier column of its line has too."""
+    """Return true for each entry that is repeated from an earlier column of its row."""
     order = np.argsort(rows, axis=1, kind="stable")
     ascending = np.take_along_axis(rows, order, axis=1)
     repeated = np.zeros(rows.shape, bool)

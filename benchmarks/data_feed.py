@@ -112,7 +112,7 @@ def padding(dataset: Path = SQUAD) -> dict[str, End]:
         slots = tokens = 0
         for step in range(STEPS):
             batch = source.batch(step, retriever, ALONE)
-            for part in (*batch.queries.parts, *batch.passages.parts):
+            for part in (*batch.queries.buckets, *batch.passages.buckets):
                 slots += part["attention_mask"].numel()
                 tokens += int(part["attention_mask"].sum())
         share = 100 * (1 - tokens / slots)

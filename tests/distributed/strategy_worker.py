@@ -124,7 +124,7 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
         step()
     found["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
     found["before"] = before
-    found["parts"] = sum(len(cut(side, case.chunk).parts) for side in (batch.queries, batch.passages))
+    found["parts"] = sum(len(cut(side, case.chunk).buckets) for side in (batch.queries, batch.passages))
     return found
 
 

@@ -1,1 +1,1 @@
-"""Texts to embeddings: the encoder, its pooling, its one or two towers, and their files."""
+"""Models that encode texts: the encoder, its pooling, its one or two towers, and their files."""

@@ -1,10 +1,11 @@
-"""Attention as it is trained on a CPU (Vaswani et al. 2017, section 3.2.1), registered with transformers by name.
+"""Attention for training on a CPU (Vaswani et al. 2017, section 3.2.1), registered with transformers by name.
 
-The backward of torch's fused attention takes a third of a step on a CPU, and its dropout draws serially. This one
-multiplies, takes the softmax and multiplies again, like transformers' `eager`; it differs in what it keeps: the
-probabilities once, and not their dropped copy, which the backward pass makes again from the key; and in what autocast
-does to it, which is nothing: in bfloat16 all of it is bfloat16. MiniLM, texts of 128 tokens, dropout 0.1, forward
-without gradient, then with, then backward: 1.5 times the texts a second of `eager` with torch's dropout in bf16.
+The backward pass of torch's fused attention takes a third of a step on a CPU, and its dropout draws serially. This
+attention is two products and a softmax, like transformers' `eager`, with two differences. It stores the probabilities
+once, without a copy after dropout, because the backward pass makes this copy again from the key. And autocast does not
+change it: in bfloat16 all of its arithmetic is bfloat16. For MiniLM with texts of 128 tokens and dropout 0.1 (forward
+without gradient, forward with gradient, backward) it processes 1.5 times the texts per second of `eager` with torch's
+dropout in bf16.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from torch import Tensor, nn
 from raytriever.models.dropout import draw_key, drop, drops_by_key
 
 NAME = "raytriever_cpu"
-# Models whose attention is no more than this: no position bias, no soft cap, no sinks, as many keys as queries.
+# Models with plain attention: no position bias, no soft cap, no sinks, as many keys as queries.
 MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
 
 
 def use_cpu_attention(backbone: nn.Module) -> None:
-    """Give a transformers model this attention where it fits, `eager` elsewhere."""
-    fits = getattr(backbone.config, "model_type", "") in MODELS
-    if fits:
+    """Use this attention in a transformers model that supports it, and `eager` in others."""
+    is_supported = getattr(backbone.config, "model_type", "") in MODELS
+    if is_supported:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import eager_mask
 
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, eager_mask)
-    backbone.set_attn_implementation(NAME if fits else "eager")  # type: ignore[operator]
+    backbone.set_attn_implementation(NAME if is_supported else "eager")  # type: ignore[operator]
 
 
 def attention(
@@ -43,24 +44,24 @@ def attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers asks of an attention.
+    """Compute attention; an attention function of transformers.
 
     Args:
-        module: the layer; nothing is dropped unless it trains.
-        query, key, value: `[texts, heads, tokens, width]`.
-        attention_mask: added to the scores, `[texts, 1, tokens, tokens]`, or None.
-        scaling: of the scores; 1 / sqrt(width) by default.
-        dropout: probability of the weights.
+        module: layer of the attention; dropout is applied in its training mode only.
+        query, key, value: states, `[texts, heads, tokens, width]`.
+        attention_mask: mask that is added to the scores, `[texts, 1, tokens, tokens]`, or None.
+        scaling: factor of the scores; 1 / sqrt(width) by default.
+        dropout: dropout probability of the weights.
 
     Returns:
-        `[texts, tokens, heads, width]`, and no weights.
+        Mixed values, `[texts, tokens, heads, width]`, and None in place of the weights.
     """
-    # Autocast would carry weights and mask to float32 and back; torch's softmax adds up in float32 as it is.
+    # Autocast would convert weights and mask to float32 and back; torch's softmax already sums in float32.
     with torch.autocast(query.device.type, enabled=False):
-        # The queries are scaled, not the scores: there are fewer of them.
+        # Scale the queries, not the scores, because there are fewer of them.
         scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
         if attention_mask is not None:
-            # The least float32 is minus infinity in bfloat16, of which a row without any token would make NaN.
+            # The lowest float32 is minus infinity in bfloat16, which would give NaN in a row without any token.
             scores += attention_mask.to(scores.dtype).clamp(min=torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
         if dropout and module.training and drops_by_key(weights):

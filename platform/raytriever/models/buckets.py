@@ -1,13 +1,14 @@
-"""Texts of like length side by side, so that little of what an encoder computes is padding.
+"""Buckets of texts of similar length, so that an encoder computes little padding.
 
-A batch is cut, in order of length, into parts, each padded to its own longest text; the answer is put back in the
-order of the batch. Of all ways to cut it into at most `PARTS` parts the cheapest is taken, which dynamic programming
-finds exactly: a part costs its texts times its longest one, and `PART_COST` for being a part.
+A batch is sorted by length and cut into buckets, each padded to its longest text. The embeddings are then put back in
+the order of the batch. Dynamic programming finds the cheapest cut into at most `BUCKETS` buckets: a bucket costs its
+number of texts times its longest text, plus `BUCKET_COST`.
 
-Of SQuAD's pairs in batches of 64, cut to 64 and 256 tokens, 39 % would be padding in one part a side, 12.4 % is in
-four parts of equally many texts, 7.1 % here; a training step of MiniLM takes 0.88 of the time with those four, on 2
-cores. In batches of 256: 40, 13 and 6 %. At 32 and 48 tokens, where nearly all passages are cut, there is little to
-gain: 4.1 % with the four parts, 5.6 % here in fewer, and 5.3 against 2.6 % in batches of 256, in the same time.
+Padding of SQuAD's pairs in batches of 64, with at most 64 and 256 tokens: 39 % in one bucket per side, 12.4 % in four
+buckets with equal numbers of texts, 7.1 % with this cut. On 2 cores a training step of MiniLM takes 0.88 of the time
+with the four equal buckets. In batches of 256: 40, 13 and 6 %. At 32 and 48 tokens almost all passages are truncated,
+and the gain is small: 4.1 % in four equal buckets, 5.6 % with this cut in fewer buckets; in batches of 256 5.3 and
+2.6 %, in the same time.
 """
 
 from __future__ import annotations
@@ -23,70 +24,72 @@ from torch import Tensor
 
 from raytriever.models.encoder import TokenBatch
 
-PARTS = 8
-# In tokens: what one more part takes for itself, forward and backward. MiniLM on 2 cores: 100 to 210 of them where
-# parts are small, nothing where each fills the cores anyway.
-PART_COST = 128
-# Lengths told apart by the search, so that it takes a fraction of a millisecond whatever a batch holds.
+BUCKETS = 8
+# Cost of one more bucket, forward and backward, in tokens. MiniLM on 2 cores: 100 to 210 tokens for small buckets, none
+# for buckets that fill the cores.
+BUCKET_COST = 128
+# Number of distinct lengths in the search, so that it takes less than a millisecond for any batch.
 LEVELS = 128
 _NEVER = 2**60
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """One side of a batch, tokenised.
+    """Tokens of one side of a batch, in buckets.
 
     Args:
-        parts: padded batches, shortest texts first.
-        places: where each text of the batch stands in the parts laid end to end.
+        buckets: padded batches, shortest texts first.
+        indices: index of each text of the batch in the concatenated buckets.
     """
 
-    parts: list[TokenBatch]
-    places: Int64[Tensor, " texts"]
+    buckets: list[TokenBatch]
+    indices: Int64[Tensor, " texts"]
 
     def to(self, device: torch.device) -> Buckets:
-        """The same on a device."""
-        parts = [{name: tensor.to(device) for name, tensor in part.items()} for part in self.parts]
-        return Buckets(parts, self.places.to(device))
+        """Return a copy on a device."""
+        buckets = [{name: tensor.to(device) for name, tensor in bucket.items()} for bucket in self.buckets]
+        return Buckets(buckets, self.indices.to(device))
 
 
 def fill_buckets(
     token_ids: Sequence[ndarray], pad: Callable[[Sequence[ndarray]], TokenBatch], most: int | None = None
 ) -> Buckets:
-    """Sort the texts of a batch by length into padded parts.
+    """Sort the texts of a batch by length into padded buckets.
 
     Args:
         token_ids: inputs of the encoder.
-        pad: makes one batch of some of them.
-        most: tokens of a part, beyond which it is halved, or cut in three, and so on; None for no such limit.
+        pad: pads some of them to one batch.
+        most: largest number of tokens per bucket; larger buckets are split evenly. None for no limit.
     """
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
     order = lengths.argsort(kind="stable")
-    parts = np.split(order, cut_points(lengths[order]))
+    buckets = np.split(order, cut_points(lengths[order]))
     if most:
-        parts = [
+        buckets = [
             rows
-            for part in parts
-            for rows in np.array_split(part, min(len(part), -(-len(part) * int(lengths[part[-1]]) // most)))
+            for bucket in buckets
+            for rows in np.array_split(bucket, min(len(bucket), -(-len(bucket) * int(lengths[bucket[-1]]) // most)))
         ]
-    return Buckets([pad([token_ids[row] for row in rows]) for rows in parts], torch.from_numpy(order.argsort()))
+    return Buckets([pad([token_ids[row] for row in rows]) for rows in buckets], torch.from_numpy(order.argsort()))
 
 
 def cut_points(lengths: Int64[ndarray, " texts"]) -> list[int]:
-    """Where to cut texts of ascending lengths: the first text of each part but the first. Of equal costs the fewest
-    parts count."""
+    """Return the cheapest cut of texts of ascending lengths: the first text of each bucket except the first.
+
+    Of cuts with equal costs, one with the fewest buckets is returned.
+    """
     if not len(lengths):
         return []
-    # Texts of one length stay together: to part them costs a part and saves nothing.
+    # Texts of one length stay together, because to split them costs a bucket and saves nothing.
     step = -(-int(lengths[-1] - lengths[0] + 1) // LEVELS)
     starts = np.unique((lengths - lengths[0]) // step, return_index=True)[1]
     ends = np.append(starts[1:], len(lengths))
-    # cost[i, j]: of a part from level i to level j, both included.
-    cost = (ends - starts[:, None]) * lengths[ends - 1] + PART_COST
+    # cost[i, j]: cost of a bucket with the levels i to j.
+    cost = (ends - starts[:, None]) * lengths[ends - 1] + BUCKET_COST
     cost[np.tri(len(starts), k=-1, dtype=bool)] = _NEVER
     best, first_levels = [cost[0]], []
-    for _ in range(min(PARTS, len(starts)) - 1):
-        # total[i, j]: one part more, of levels i to j, behind the best of those before.
+    for _ in range(min(BUCKETS, len(starts)) - 1):
+        # total[i, j]: cost of the best buckets up to level i - 1 and one more bucket with the levels i to j.
         total = np.append(_NEVER, best[-1][:-1])[:, None] + cost
         first_levels.append(total.argmin(axis=0))
         best.append(total.min(axis=0))

@@ -1,4 +1,4 @@
-"""The settings of the encoder. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of the encoder. Imports nothing heavy: the command line reads this file for `--help`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raytriever.paths import MODEL
 POOLINGS = ("mean", "cls", "last")
 SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
-# What decides how texts are read; the rest decides how an encoder is trained.
+# Settings that decide how texts are read; the others decide how an encoder is trained.
 READING = (
     "model",
     "revision",
@@ -27,9 +27,9 @@ READING = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which encoder, and how texts become embeddings. What is not given is read from the model's own files."""
+    """Settings of the encoder: the model, how it reads texts, and how it is trained. Defaults come from its files."""
 
-    model: str = option("minilm", "the encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
+    model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     pooling: str | None = option(None, "pooling of token states into one embedding", choices=POOLINGS)
     similarity: str | None = option(None, "cosine normalises embeddings, dot does not", choices=SIMILARITIES)
@@ -61,5 +61,5 @@ class ModelConfig:
 
 
 def check_lora(config: ModelConfig) -> None:
-    """Refuse settings of adapters where there are none; raises `ConfigError`."""
+    """Check that adapter settings are not used without adapters; raises `ConfigError`."""
     check_changed(config)

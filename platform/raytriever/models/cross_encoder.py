@@ -1,8 +1,8 @@
-"""A cross-encoder: query and passage are read together, and one number says how relevant the passage is.
+"""Cross-encoder: a model that reads a query and a passage together and returns one relevance score.
 
-It is a transformers directory for sequence classification with one label, weights as safetensors only, never with code
-of its own; sentence-transformers' CrossEncoder directories are such. Theirs name an activation, a sigmoid where nothing
-is named: a call answers with what comes out of it, as theirs does, `logits` with what goes in.
+It is a transformers directory for sequence classification with one label, such as a CrossEncoder directory of
+sentence-transformers. Weights are safetensors only, and no code of the directory runs. These directories name an
+activation, by default a sigmoid. A call returns scores after the activation, `logits` returns them before it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from raytriever.paths import expanded
 from raytriever.storage import sha256_of
 
 T = TypeVar("T")
-# Tokens of a batch, padding included.
+# Tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
+# The special tokens, and a few tokens of each text.
+_SMALLEST = 8
 ACTIVATIONS = ("Identity", "Sigmoid")
 _REMEDY = "name a directory with config.json and model.safetensors of a cross-encoder"
 
 
 class CrossEncoder:
-    """Scores pairs; higher is more relevant.
+    """Scorer of query-passage pairs; higher scores are more relevant.
 
     Args:
-        directory: of the model.
-        device: where it runs.
-        precision: `fp32` or `bf16`, of its weights.
-        length: tokens of a pair, special ones included; by default all that the model can read.
+        directory: directory of the model.
+        device: device of the model.
+        precision: `fp32` or `bf16`, the type of the weights.
+        length: largest number of tokens of a pair, including special tokens; by default the limit of the model.
 
     Raises:
-        ModelError: nothing usable is there: no such directory, no safetensors, no trained head, several labels, more
-            modules than a transformer, an activation that is neither a sigmoid nor none.
+        ModelError: the directory is not usable: it is missing, has no safetensors, no trained head, several labels,
+            more modules than a transformer, or an activation that is neither a sigmoid nor the identity.
     """
 
     @activity("loading the cross-encoder")
@@ -54,7 +56,7 @@ class CrossEncoder:
 
         self.directory = directory = expanded(directory)
         config = load_config(directory, _REMEDY)
-        beside = _beside(directory)
+        settings = _sentence_transformers_settings(directory)
         stored = stored_tensors(directory)
         with loading(directory, _REMEDY):
             with torch.device("meta"):
@@ -73,32 +75,36 @@ class CrossEncoder:
         check_loaded(model, report, directory)
         if model.config.num_labels != 1:
             raise ModelError(
-                f"tells {model.config.num_labels} labels apart", str(directory), "name a cross-encoder of one score"
+                f"has {model.config.num_labels} labels", str(directory), "name a cross-encoder with one label"
             )
-        self.activation = _activation(model.config, beside)
+        self.activation = _activation(model.config, settings)
         if self.activation not in ACTIVATIONS:
             raise ModelError(
-                f"puts its score through {self.activation!r}", str(directory), f"known are {' and '.join(ACTIVATIONS)}"
+                f"has the activation {self.activation!r}",
+                str(directory),
+                f"use a cross-encoder with {' or '.join(ACTIVATIONS)}",
             )
         self._tokenizer = load_tokenizer(directory)
         check_tokens(self._tokenizer, model, directory)
-        reads = min(self._tokenizer.model_max_length, _positions(model.config))
-        if length is not None and not _SMALLEST <= length <= reads:
+        limit = min(self._tokenizer.model_max_length, _position_limit(model.config))
+        if length is not None and not _SMALLEST <= length <= limit:
             raise ModelError(
-                f"reads {reads} tokens of a pair, not {length}", str(directory), f"give {_SMALLEST} to {reads}"
+                f"reads {limit} tokens of a pair, not {length}", str(directory), f"give {_SMALLEST} to {limit}"
             )
-        self.length = length or reads
+        self.length = length or limit
         self._tokens = BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
         self._model = model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32).eval()
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Float32[ndarray, " pairs"]:
-        """The score of each pair, through the model's activation."""
+        """Return the score of each pair after the model's activation."""
         logits = self.logits(queries, passages)
         return torch.from_numpy(logits).sigmoid().numpy() if self.activation == "Sigmoid" else logits
 
     def logits(self, queries: Sequence[str], passages: Sequence[str]) -> Float32[ndarray, " pairs"]:
-        """The unbounded score of each pair, in batches of like length; of a pair that is too long the longer text is
-        cut."""
+        """Return the unbounded score of each pair, in batches of similar length.
+
+        If a pair is too long, its longer text is truncated.
+        """
         tokens = self._tokenizer(list(queries), list(passages), truncation=True, max_length=self.length, padding=False)
         lengths = np.array([len(ids) for ids in tokens["input_ids"]])
         order = np.argsort(-lengths, kind="stable")
@@ -110,59 +116,53 @@ class CrossEncoder:
                 batch = self._tokenizer.pad(
                     {name: [column[row] for row in rows] for name, column in tokens.items()}, return_tensors="pt"
                 )
-                found = self._model(**batch.to(self._model.device)).logits[:, 0].float()
-                logits[rows] = found.cpu().numpy()
+                outputs = self._model(**batch.to(self._model.device)).logits[:, 0].float()
+                logits[rows] = outputs.cpu().numpy()
                 start += len(rows)
         return logits
 
     def digest(self) -> str:
-        """SHA-256 over the files that decide a score."""
+        """Return a SHA-256 over the files that decide a score."""
         files = sorted({file for pattern in HUB_FILES for file in self.directory.glob(pattern)})
-        told = [(file.name, sha256_of(file)) for file in files]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        digests = [(file.name, sha256_of(file)) for file in files]
+        return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
-# The special tokens, and something of each text.
-_SMALLEST = 8
-
-
-def _beside(directory: Path) -> dict[str, Any]:
-    """What sentence-transformers has written beside the model; empty where it has not.
+def _sentence_transformers_settings(directory: Path) -> dict[str, Any]:
+    """Read the settings file of sentence-transformers in a model directory; empty if there is none.
 
     Raises:
-        ModelError: it has more modules than a transformer, or puts a prompt before its texts.
+        ModelError: the model has more modules than a transformer, or needs a prompt before its texts.
     """
     modules: list[dict[str, Any]] = _optional(directory / "modules.json", list[dict[str, Any]], [])
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if len(kinds) > 1:
-        raise ModelError(f"is made of {', '.join(kinds)}, no plain cross-encoder", str(directory), _REMEDY)
-    told: dict[str, Any] = _optional(directory / "config_sentence_transformers.json", dict[str, Any], {})
-    if told.get("default_prompt_name"):
-        raise ModelError(
-            f"asks for the prompt {told['default_prompt_name']!r}", str(directory), "name a cross-encoder without one"
-        )
-    return told
+        raise ModelError(f"consists of {', '.join(kinds)} and is not a plain cross-encoder", str(directory), _REMEDY)
+    settings: dict[str, Any] = _optional(directory / "config_sentence_transformers.json", dict[str, Any], {})
+    if prompt := settings.get("default_prompt_name"):
+        raise ModelError(f"needs the prompt {prompt!r}", str(directory), "name a cross-encoder without a prompt")
+    return settings
 
 
 def _optional(file: Path, kind: type[T], otherwise: T) -> T:
     return read_model_file(file, kind) if file.is_file() else otherwise
 
 
-def _positions(config: Any) -> int:
-    """How many tokens the model can tell the places of; RoBERTa's begin to count after the padding's."""
+def _position_limit(config: Any) -> int:
+    """Return the number of positions of the model; RoBERTa counts positions from its padding index on."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return 512
     return int(positions) - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0)
 
 
-def _activation(config: Any, beside: dict[str, Any]) -> str:
-    """The activation that sentence-transformers wrote down: beside the model since version 6, in its configuration
-    before."""
-    told = getattr(config, "sentence_transformers", None) or {}
+def _activation(config: Any, settings: dict[str, Any]) -> str:
+    """Return the activation that sentence-transformers stores: in its settings file since version 6, else in
+    `config.json`."""
+    in_config = getattr(config, "sentence_transformers", None) or {}
     path = (
-        beside.get("activation_fn")
-        or told.get("activation_fn")
+        settings.get("activation_fn")
+        or in_config.get("activation_fn")
         or getattr(config, "sbert_ce_default_activation_function", None)
     )
     return str(path or "Sigmoid").rsplit(".", 1)[-1]

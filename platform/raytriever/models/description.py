@@ -1,7 +1,7 @@
-"""What a model directory says of its encoder besides the weights: pooling, similarity, towers, prefixes, lengths.
+"""Description of an encoder in its model directory: pooling, similarity, towers, prefixes and lengths.
 
-Three kinds of directory are read: our own (`raytriever.json`), sentence-transformers' (`modules.json`) and a bare
-transformers checkpoint, for which mean pooling and cosine similarity are assumed.
+Three kinds of directories are read: those of raytriever (`raytriever.json`), those of sentence-transformers
+(`modules.json`), and plain transformers checkpoints, for which mean pooling and cosine similarity are assumed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SWITCHES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"
 
 @dataclass(frozen=True)
 class Description:
-    """How one model turns texts into embeddings; lengths are in tokens, special tokens included.
+    """Settings with which a model encodes texts. Lengths are in tokens, including special tokens.
 
-    `truncate_dim` is how many first components of an embedding are kept, None for all.
+    `truncate_dim` is the number of first components of an embedding that are kept, or None for all.
     """
 
     pooling: str = "mean"
@@ -39,7 +39,7 @@ class Description:
 
 
 def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
-    """Return the settings of an encoder as they are used: those that are not given come from its description."""
+    """Return the settings of an encoder as they are used, with missing ones from its description."""
     return {name: value for name, value in (asdict(config) | asdict(description)).items() if value is not None}
 
 
@@ -67,21 +67,21 @@ class _Pooling(TypedDict, total=False):
 
 
 def describe(directory: Path, config: ModelConfig) -> Description:
-    """Read a model directory's own description and lay the user's settings over it."""
+    """Read the description in a model directory, and override it by the user's settings."""
     if (directory / OWN_FILE).is_file():
-        described = _checked(read_model_file(directory / OWN_FILE, Description), directory / OWN_FILE)
+        described = _check_ranges(read_model_file(directory / OWN_FILE, Description), directory / OWN_FILE)
     elif (directory / MODULES).is_file():
-        described = _checked(_sentence_transformers(directory), directory)
+        described = _check_ranges(_sentence_transformers(directory), directory)
     else:
         described = Description(query_length=_position_limit(directory), passage_length=_position_limit(directory))
-    given = {name: value for name in asdict(described) if (value := getattr(config, name)) is not None}
-    if "passage_length" in given and "query_length" not in given:
-        given["query_length"] = given["passage_length"]
-    return replace(described, **given)
+    overrides = {name: value for name in asdict(described) if (value := getattr(config, name)) is not None}
+    if "passage_length" in overrides and "query_length" not in overrides:
+        overrides["query_length"] = overrides["passage_length"]
+    return replace(described, **overrides)
 
 
 def tower_directory(directory: Path, side: str) -> Path:
-    """Return the transformers directory of one side's tower: the model's own, or one in it that its layout names."""
+    """Return the transformers directory of one side's tower: the model directory, or a folder in it."""
     own = directory / TOWERS[side]
     if own.is_dir():
         return own
@@ -90,12 +90,12 @@ def tower_directory(directory: Path, side: str) -> Path:
     return directory
 
 
-def _checked(described: Description, where: Path) -> Description:
-    """Hold what files say to the ranges of the flags that say the same; raises `ModelError`."""
+def _check_ranges(described: Description, where: Path) -> Description:
+    """Check a description against the ranges of the flags with the same names; raises `ModelError`."""
     try:
         check_options(replace(ModelConfig(), **asdict(described)))
     except ConfigError as error:
-        raise ModelError(f"sets what {error.where} sets: {error.what}", str(where), error.remedy) from error
+        raise ModelError(f"has a value that {error.where} refuses: {error.what}", str(where), error.remedy) from error
     return described
 
 
@@ -109,7 +109,7 @@ def _sentence_transformers(directory: Path) -> Description:
             "use a model of Transformer, Pooling and Normalize modules",
         )
     if "Transformer" not in modules:
-        raise ModelError("names no Transformer module", str(directory / MODULES), "copy the model again")
+        raise ModelError("does not name a Transformer module", str(directory / MODULES), "copy the model again")
     length = _position_limit(modules["Transformer"])
     settings = modules["Transformer"] / "sentence_bert_config.json"
     if settings.is_file():
@@ -135,7 +135,7 @@ def _pooling_mode(path: Path) -> str:
     settings = read_model_file(path, _Pooling)
     modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
     named = settings.get("pooling_mode")
-    if named is None:  # files older than sentence-transformers 6 hold one switch a mode
+    if named is None:  # before sentence-transformers 6, files have one switch per mode
         on = [mode for mode, switch in _SWITCHES.items() if settings.get(switch)]
         named = on[0] if len(on) == 1 else None
     if named not in modes:
@@ -144,7 +144,7 @@ def _pooling_mode(path: Path) -> str:
 
 
 def _position_limit(directory: Path) -> int:
-    """The longest input the weights allow; RoBERTa-like models lose the positions up to their padding index."""
+    """Return the longest input of the weights; RoBERTa-like models do not use the positions up to the padding index."""
     config = check_config(directory)
     positions: int = config.get("max_position_embeddings") or DEFAULT_LENGTH
     if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):

@@ -1,12 +1,12 @@
 """Dropout (Srivastava et al. 2014) for training on a CPU: one compiled pass that keeps no mask for the backward pass.
 
 A call draws one key from torch's CPU generator. An element is kept or dropped by 16 of the bits that SplitMix64
-(Steele, Lea & Flood 2014, OOPSLA) makes of the key and the element's index, so the backward pass draws the same bits
-again. If the generator is restored, as gradient caching and activation checkpointing do, the mask is the same.
+(Steele, Lea & Flood 2014, OOPSLA) computes from the key and the element's index, so the backward pass computes the same
+bits again. If the generator is restored, as gradient caching and activation checkpointing do, the mask is the same.
 
-torch's own dropout on a CPU draws from one serial generator: 8 ns an element, a third of a training step of MiniLM in
-bf16; here it is 0.1 to 0.3 ns. One thread is enough for that. On other devices, and for other types than float32 and
-bfloat16, torch's own dropout is used."""
+torch's own dropout on a CPU draws from one serial generator: 8 ns per element, a third of a training step of MiniLM in
+bf16. This dropout takes 0.1 to 0.3 ns on one thread. On other devices, and for types other than float32 and bfloat16,
+torch's own dropout is used."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 BLOCK = 1024
-WORDS = BLOCK // 4  # four elements a random word
-LEVELS = 1 << 16  # probabilities are told apart to 1 / LEVELS
+WORDS = BLOCK // 4  # a random word serves four elements
+LEVELS = 1 << 16  # probabilities are multiples of 1 / LEVELS
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
@@ -31,7 +31,7 @@ def drop_float32(values, dropped, key, threshold, scale):  # type: ignore[no-unt
     for block in range((values.size + BLOCK - 1) // BLOCK):
         _draw(words, key, block)
         start, end = block * BLOCK, min(values.size, (block + 1) * BLOCK)
-        # Two loops, each of which is compiled to vectors; as one they are not.
+        # Two loops, because the compiler vectorises each of them but not one combined loop.
         for i in range(end - start):
             factors[i] = scale if random[i] >= threshold else np.float32(0)
         for i in range(end - start):
@@ -40,7 +40,7 @@ def drop_float32(values, dropped, key, threshold, scale):  # type: ignore[no-unt
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
 def drop_bfloat16(values, dropped, key, threshold, scale):  # type: ignore[no-untyped-def]
-    """The same for bfloat16, seen as uint16: multiplied in float32, rounded to the nearest, to even between two."""
+    """Drop elements of bfloat16, viewed as uint16; products are in float32, rounded to nearest, ties to even."""
     words = np.empty(WORDS, np.uint64)
     random = words.view(np.uint16)
     wide = np.empty(BLOCK, np.uint32)
@@ -60,7 +60,7 @@ def drop_bfloat16(values, dropped, key, threshold, scale):  # type: ignore[no-un
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
 def _draw(words, key, block):  # type: ignore[no-untyped-def]
-    """The random words of a block."""
+    """Compute the random words of a block."""
     for i in range(words.size):
         word = key + np.uint64(block * words.size + i) * np.uint64(0x9E3779B97F4A7C15)
         word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -69,7 +69,7 @@ def _draw(words, key, block):  # type: ignore[no-untyped-def]
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout` with probabilities in steps of 2^-16; what is kept is scaled so that means stay."""
+    """`torch.nn.Dropout` with probabilities in steps of 2^-16; kept elements are scaled so that means stay the same."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Drop elements while training."""
@@ -77,12 +77,12 @@ class Dropout(nn.Dropout):
 
 
 def dropout(values: Tensor, probability: float, training: bool = True) -> Tensor:
-    """Elements set to 0 with a probability, the others divided by the probability of being kept.
+    """Set elements to 0 with a probability, and divide the others by the probability of being kept.
 
     Args:
-        values: of any shape.
-        probability: from 0 to 1, rounded to a multiple of 2^-16 on a CPU.
-        training: elements are dropped in training only.
+        values: tensor of any shape.
+        probability: dropout probability from 0 to 1, rounded to a multiple of 2^-16 on a CPU.
+        training: drop elements; if false, the values are returned unchanged.
     """
     if not training or probability == 0:
         return values
@@ -93,19 +93,23 @@ def dropout(values: Tensor, probability: float, training: bool = True) -> Tensor
 
 
 def drops_by_key(values: Tensor) -> bool:
-    """Whether `drop` knows the device and the type."""
+    """Return true if `drop` supports the device and the type of a tensor."""
     return values.device.type == "cpu" and values.dtype in (torch.float32, torch.bfloat16)
 
 
 def draw_key() -> int:
-    """63 bits of torch's generator of the processor."""
+    """Draw 63 bits from torch's CPU generator."""
     return int(torch.empty((), dtype=torch.int64).random_())
 
 
 def drop(values: Tensor, probability: float, key: int, in_place: bool = False) -> Tensor:
-    """Without autograd: the elements that a key keeps, scaled; the same mask for any type, and for gradients.
+    """Drop elements by a key and scale the others, without autograd; the mask is the same for any type.
 
-    `in_place`, what is contiguous is overwritten.
+    Args:
+        values: float32 or bfloat16 tensor on a CPU.
+        probability: dropout probability from 0 to 1.
+        key: key of the mask; see `draw_key`.
+        in_place: overwrite `values` if it is contiguous.
     """
     threshold = round(probability * LEVELS)
     if threshold == LEVELS:
@@ -113,16 +117,16 @@ def drop(values: Tensor, probability: float, key: int, in_place: bool = False) -
     values = values.contiguous()
     dropped = values if in_place else torch.empty_like(values)
     if values.dtype == torch.bfloat16:
-        compiled, seen = drop_bfloat16, (values.view(torch.uint16), dropped.view(torch.uint16))
+        compiled, views = drop_bfloat16, (values.view(torch.uint16), dropped.view(torch.uint16))
     else:
-        compiled, seen = drop_float32, (values, dropped)
-    source, target = (one.detach().numpy().reshape(-1) for one in seen)
+        compiled, views = drop_float32, (values, dropped)
+    source, target = (one.detach().numpy().reshape(-1) for one in views)
     compiled(source, target, np.uint64(key), np.uint16(threshold), np.float32(LEVELS / (LEVELS - threshold)))
     return dropped
 
 
 class _Drop(torch.autograd.Function):
-    """The derivative is the mask itself."""
+    """Dropout whose backward pass applies the same mask."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, probability: float, key: int) -> Tensor:

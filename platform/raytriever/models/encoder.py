@@ -1,5 +1,5 @@
-"""Encoder of one tower: a transformer, a pooling (mean, CLS or last token), an optional cut of the width, and
-normalisation if the similarity is cosine."""
+"""Encoder of one tower: a transformer, a pooling (mean, CLS or last token), optional truncation of the embeddings, and
+normalisation for cosine similarity."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from raytriever.models.weights import check_loaded, check_sizes, load_config, lo
 States = Float[Tensor, "texts tokens width"]
 Mask = Int64[Tensor, "texts tokens"]
 Pooled = Float[Tensor, "texts width"]
+TokenBatch = dict[str, Tensor]
+_REMEDY = "give a directory with config.json and model.safetensors"
 
 
 def mean_pooling(states: States, mask: Mask) -> Pooled:
-    """The mean over a text's own tokens, in float32 whatever the states are."""
+    """Return the mean over a text's own tokens, in float32 for states of any type."""
     weights = mask.unsqueeze(-1).to(torch.float32)
     return (states.to(torch.float32) * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def cls_pooling(states: States, mask: Mask) -> Pooled:
-    """The first token of the text, wherever padding puts it."""
+    """Return the first token of the text, with padding on either side."""
     first = mask.to(torch.int8).argmax(1)
     return states[torch.arange(len(states), device=states.device), first].to(torch.float32)
 
 
 def last_pooling(states: States, mask: Mask) -> Pooled:
-    """The last token of the text, with padding on either side."""
+    """Return the last token of the text, with padding on either side."""
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = (mask * positions).argmax(1)
     return states[torch.arange(len(states), device=states.device), last].to(torch.float32)
@@ -48,18 +50,14 @@ POOLING: dict[str, Callable[[States, Mask], Pooled]] = {
 }
 
 
-_REMEDY = "give a directory with config.json and model.safetensors"
-TokenBatch = dict[str, Tensor]
-
-
 class Encoder(nn.Module):
-    """Tokens to embeddings `[texts, width]`, float32.
+    """Encoder of tokens into float32 embeddings, `[texts, width]`.
 
     Args:
-        backbone: a transformers model that answers with `last_hidden_state`.
+        backbone: a transformers model that returns `last_hidden_state`.
         pooling: `mean`, `cls` or `last`.
         normalise: scale every embedding to length one, so that a dot product is the cosine.
-        truncate_dim: how many first components are kept, before that; None for all.
+        truncate_dim: number of first components that are kept before normalisation; None for all.
     """
 
     def __init__(self, backbone: nn.Module, pooling: str, normalise: bool, truncate_dim: int | None = None) -> None:
@@ -68,8 +66,8 @@ class Encoder(nn.Module):
         self.pooling = pooling
         self.normalise = normalise
         self.truncate_dim = truncate_dim
-        # A pooler head receives no gradient here; left trainable it would break DDP, dropped it would leave a
-        # directory that AutoModel completes with random weights.
+        # A pooler head gets no gradient. If it were trainable, DDP would fail. If it were removed, AutoModel would fill
+        # its weights with random numbers when it reads a written directory.
         pooler = getattr(backbone, "pooler", None)
         if isinstance(pooler, nn.Module):
             pooler.requires_grad_(False)
@@ -81,7 +79,7 @@ class Encoder(nn.Module):
     def embed(
         self, states: Float[Tensor, "texts tokens hidden"], mask: Int64[Tensor, "texts tokens"]
     ) -> Float[Tensor, "texts width"]:
-        """Embeddings out of the last states of the tokens."""
+        """Compute embeddings from the last states of the tokens."""
         pooled = POOLING[self.pooling](states, mask)
         if self.truncate_dim is not None:
             pooled = pooled[:, : self.truncate_dim]
@@ -89,12 +87,12 @@ class Encoder(nn.Module):
 
 
 def load_backbone(directory: Path) -> nn.Module:
-    """A transformers model from a local directory, safetensors only, never with the repository's own code.
+    """Load a transformers model from the safetensors of a local directory, without running code of the directory.
 
-    A pooler without weights in the files is left out, as in a model that was made without one.
+    A pooler without weights in the files is removed, as in a model without a pooler.
 
     Raises:
-        ModelError: its files are missing, broken, or of no text encoder, or do not hold all of its weights.
+        ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
     """
     from transformers import AutoModel
 
@@ -124,16 +122,16 @@ def load_backbone(directory: Path) -> nn.Module:
 
 
 def _check_text_encoder(model: Any, directory: Path) -> None:
-    """Refuse a model that does not read tokens, or does not answer with a state of each; raises `ModelError`."""
+    """Check that a model reads tokens and returns a state for each of them; raises `ModelError`."""
     config = model.config
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
     if config.is_encoder_decoder or not reads_tokens:
-        kind = "an encoder with a decoder" if config.is_encoder_decoder else "no text encoder"
+        kind = "an encoder with a decoder" if config.is_encoder_decoder else "not a text encoder"
         raise ModelError(f"is {kind} ({config.model_type})", str(directory), "give a text encoder, such as a BERT")
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
-    """Give every dropout of a transformer the same probability, its attention's included; adapters keep theirs."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Dropout) and DROPOUT not in name.split("."):
-            part.p = probability
+    """Set the probability of every dropout of a transformer, including its attention; adapters keep their own."""
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.Dropout) and DROPOUT not in name.split("."):
+            submodule.p = probability

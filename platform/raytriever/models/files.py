@@ -1,9 +1,8 @@
-"""Files of a model directory, compared with what they should hold before a library builds a model of them.
+"""Checks of the files of a model directory, before a library builds a model from them.
 
-transformers and tokenizers answer a file of another form with whatever exception their code meets first, and build a
-model of any size that `config.json` names. What is checked here is what they take for granted: types, ranges, and
-paths that stay inside the directory. No file of a model can run code: weights are safetensors, and `auto_map`, which
-names Python files, is never followed.
+transformers and tokenizers raise arbitrary exceptions for malformed files, and build a model of any size that
+`config.json` names. These checks cover what the libraries assume: types, ranges, and paths inside the directory. No
+file of a model can run code: weights are safetensors, and `auto_map`, which names Python files, is never used.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ CONFIG, WEIGHTS, INDEX, ADAPTER = (
     "model.safetensors.index.json",
     "adapter_config.json",
 )
-# Types of stored tensors that are numbers of a float parameter; others need a scale that transformers alone lacks.
+# Types of stored tensors that a float parameter can have; other types need a scale, which transformers does not have.
 FLOATS = ("F64", "F32", "F16", "BF16")
-# Names of sizes in the configurations of transformers, and the largest that is believed: a directory that names more
-# is broken, and building a model of it would end in a full memory or take hours.
+# Names of sizes in the configurations of transformers, by their largest plausible value. A directory with a larger size
+# is damaged, and building its model would exhaust the memory or take hours.
 _MOST = {
     1_000: ("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
     100_000: ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_key_value_heads", "type_vocab_size"),
@@ -65,7 +64,7 @@ class _TokenizerConfig(TypedDict, total=False):
     tokenizer_class: str | None
     added_tokens_decoder: dict[str, dict[str, Any]]
     extra_special_tokens: dict[str, Any] | list[Any]
-    model_max_length: Any  # numbers of more than 64 bits are usual; the range is checked apart
+    model_max_length: Any  # often a number of more than 64 bits; `check_tokenizer_files` checks the range
     pad_token: str | _Token | None
     unk_token: str | _Token | None
     cls_token: str | _Token | None
@@ -96,7 +95,7 @@ def read_model_file(file: Path, kind: type[T]) -> T:
     """Read a JSON file of a model as a type; see `reading.conform`.
 
     Raises:
-        ModelError: it cannot be read, is not JSON, or is of another type.
+        ModelError: the file cannot be read, is not JSON, or has another type.
     """
     try:
         return read_json(file, kind, _REMEDY, error=ModelError)
@@ -108,11 +107,11 @@ def check_config(directory: Path) -> dict[str, Any]:
     """Return the settings in `config.json` of a transformers directory.
 
     Raises:
-        ModelError: there is none, a setting is of another type, or a size is below 1 or larger than any model's.
+        ModelError: there is no such file, a setting has another type, or a size is out of range.
     """
     file = directory / CONFIG
     if not file.is_file():
-        raise ModelError("holds no config.json", str(directory), "give the directory of a transformers model")
+        raise ModelError("has no config.json", str(directory), "give the directory of a transformers model")
     config: dict[str, Any] = dict(read_model_file(file, _Config))
     for most, names in _MOST.items():
         for name in names:
@@ -127,7 +126,7 @@ def check_config(directory: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_files(directory: Path) -> None:
-    """Refuse files of a tokenizer whose content is of another type; raises `ModelError`."""
+    """Check the types of the content of tokenizer files; raises `ModelError`."""
     for name, kind in _TOKENIZER_FILES.items():
         if not (directory / name).is_file():
             continue
@@ -141,7 +140,7 @@ def check_tokenizer_files(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a safetensors file: its type, such as `F32`, and its shape."""
+    """Type of a tensor in a safetensors file, such as `F32`, and its shape."""
 
     kind: str
     shape: tuple[int, ...]
@@ -151,12 +150,12 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
     """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
 
     Raises:
-        ModelError: there are no such files, or one is missing, torn or no safetensors file.
-        StorageError: one may not be read.
+        ModelError: there are no such files, or one is missing, damaged or not a safetensors file.
+        StorageError: a file cannot be read.
     """
     if (directory / ADAPTER).is_file():
         raise ModelError(
-            f"holds adapters of another model ({ADAPTER}), no whole model",
+            f"holds adapters of another model ({ADAPTER}) and is not a complete model",
             str(directory),
             "merge them into their model with merge_and_unload() of peft, save it, and give that directory",
         )
@@ -165,7 +164,7 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
         if not file.is_file():
             raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), _REMEDY)
         with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 one = tensors.get_slice(name)
                 stored[name] = Stored(str(one.get_dtype()), tuple(one.get_shape()))
     return stored
@@ -175,8 +174,8 @@ def check_modules(directory: Path) -> dict[str, Path]:
     """Return the directory of each module that `modules.json` names, by the last part of its class.
 
     Raises:
-        ModelError: an entry is of another form, a module is given twice, there is no Transformer, or a directory is
-            missing or outside of the model's.
+        ModelError: an entry has another form, a module is named twice, or a directory is missing or outside of the
+            model's directory.
     """
     file = directory / "modules.json"
     folders: dict[str, Path] = {}
@@ -187,14 +186,14 @@ def check_modules(directory: Path) -> dict[str, Path]:
         if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
             raise ModelError(f"path {path!r} leaves the model's directory", str(file), _REMEDY)
         folders[kind] = directory / path
-        # A Normalize module has nothing to read, and copying loses its empty directory.
+        # A Normalize module has no files, and its empty directory may be lost in a copy.
         if kind != "Normalize" and not _is_folder(folders[kind]):
             raise ModelError(f"names the directory {path!r}, which is missing", str(file), _REMEDY)
     return folders
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message, on which it says what is wrong."""
+    """Return the first line of a library's error message."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
@@ -208,14 +207,14 @@ def _check_size(file: Path, name: str, value: Any, most: int) -> None:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that transformers reads, in their order."""
+    """Return the safetensors files that transformers reads, in order."""
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (directory / INDEX).is_file():
         names = sorted(set(read_model_file(directory / INDEX, _Index)["weight_map"].values()))
         outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if outside or not names:
-            reason = f"names {outside[0]!r}, no safetensors file next to it" if outside else "names no file"
+            reason = f"names {outside[0]!r}, which is not a safetensors file next to it" if outside else "names no file"
             raise ModelError(reason, str(directory / INDEX), _REMEDY)
         return [directory / name for name in names]
     pickles = sorted(file.name for file in directory.glob("*.bin"))
@@ -230,5 +229,5 @@ def _weight_files(directory: Path) -> list[Path]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that no file can have
+    except OSError:  # the name is not a valid file name
         return False

@@ -1,11 +1,12 @@
-"""Low-rank adapters trained in an encoder's place (LoRA; Hu et al., 2022, arXiv:2106.09685), by `peft`.
+"""Low-rank adapters that are trained instead of an encoder (LoRA; Hu et al., 2022, arXiv:2106.09685), by `peft`.
 
-A linear layer W x becomes W x + (alpha / rank) B A x, with A of `rank` rows, B of `rank` columns and zero at first. W
-and all else is frozen, so gradients and moments are those of A and B alone. Adapters stand inside the encoder, whose
-class and settings stay what they were; what is written is W + (alpha / rank) B A, which needs no `peft` to be read.
+A linear layer W x becomes W x + (alpha / rank) B A x, where A has `rank` rows and B has `rank` columns and is initially
+zero. W and all other weights are frozen, so only A and B have gradients and optimiser moments. Adapters are inside the
+encoder, whose class and settings do not change. The written weights are W + (alpha / rank) B A, so reading them does
+not need `peft`.
 
-By default every linear layer of the blocks gets adapters, as Dettmers et al. (2023, arXiv:2305.14314, figure 2) found
-to matter more than the rank. The pooler gets none: no embedding comes out of it.
+By default every linear layer of the blocks gets adapters, because Dettmers et al. (2023, arXiv:2305.14314, figure 2)
+found this more important than the rank. The pooler gets none, because embeddings do not depend on it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from raytriever.models.config import ModelConfig
 from raytriever.options import did_you_mean
 
 _PART, _BASE = "lora_", "base_layer"
-DROPOUT = "lora_dropout"  # the place of an adapter's dropout in a layer
+DROPOUT = "lora_dropout"  # name of an adapter's dropout in a layer
 _POOLER = "pooler"
 
 
 def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
-    """Put fresh adapters into a transformers model, in place, and freeze all else of it.
+    """Add new adapters to a transformers model, in place, and freeze all other weights.
 
     Args:
-        backbone: not adapted yet.
-        config: `lora_rank` above 0.
+        backbone: model without adapters.
+        config: settings with a `lora_rank` above 0.
 
     Raises:
-        ConfigError: `peft` is not installed, or no linear layer is called as asked.
+        ConfigError: `peft` is not installed, or no linear layer has a requested name.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -48,7 +49,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
 
 
 def share_frozen(one: nn.Module, other: nn.Module) -> None:
-    """Let two encoders hold one copy of each frozen tensor in which they are equal."""
+    """Share each frozen tensor that is equal in two encoders."""
     own = dict(one.named_parameters())
     for name, parameter in list(other.named_parameters()):
         twin = own.get(name)
@@ -60,9 +61,9 @@ def share_frozen(one: nn.Module, other: nn.Module) -> None:
 
 @torch.no_grad()
 def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
-    """Weights in which the adapters are contained, named as before there were any; None where there are none.
+    """Return the weights with the adapters merged, under their original names; None if there are no adapters.
 
-    The backbone itself is left as it is, so that training may go on. Takes the memory of the adapted layers.
+    The backbone does not change, so training can continue. The memory is that of the adapted layers.
     """
     layers: dict[str, Any] = {
         name: module for name, module in backbone.named_modules() if isinstance(getattr(module, _BASE, None), nn.Module)
@@ -71,32 +72,32 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
         return None
     merged = {}
     for name, value in backbone.state_dict().items():
-        layer, found, parameter = name.rpartition(f".{_BASE}.")
-        if found and parameter == "weight":
+        layer, is_adapted, parameter = name.rpartition(f".{_BASE}.")
+        if is_adapted and parameter == "weight":
             (adapter,) = layers[layer].active_adapters
             value = value + layers[layer].get_delta_weight(adapter)
         if f".{_PART}" not in name:
-            merged[f"{layer}.{parameter}" if found else name] = value
+            merged[f"{layer}.{parameter}" if is_adapted else name] = value
     return merged
 
 
 def _targets(backbone: nn.Module, wanted: str) -> list[str]:
-    """Whole names of the linear layers that are asked for by their last parts, or of all but the pooler's."""
+    """Return the full names of the linear layers with the wanted suffixes; by default of all except the pooler's."""
     linear = [
         name
         for name, module in backbone.named_modules()
         if isinstance(module, nn.Linear) and _POOLER not in name.split(".")
     ]
     if not linear:
-        raise ConfigError("the encoder has no linear layer to adapt", "--lora-rank", "train it whole")
+        raise ConfigError("the encoder has no linear layer to adapt", "--lora-rank", "train the whole encoder")
     if not wanted.strip():
         return linear
-    asked = [name.strip() for name in wanted.split(",") if name.strip()]
-    for name in asked:
+    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in names:
         if not any(_ends(layer, name) for layer in linear):
             known = {layer.rsplit(".", 1)[-1] for layer in linear}
             raise ConfigError(f"the encoder has no linear layer {name!r}", "--lora-targets", did_you_mean(name, known))
-    return [layer for layer in linear if any(_ends(layer, name) for name in asked)]
+    return [layer for layer in linear if any(_ends(layer, name) for name in names)]
 
 
 def _ends(layer: str, name: str) -> bool:

@@ -1,21 +1,21 @@
-"""Which arithmetic the encoder uses: bf16 where the hardware multiplies it faster, fp32 elsewhere."""
+"""Arithmetic of the encoder: bf16 on hardware that multiplies it faster, else fp32."""
 
 from __future__ import annotations
 
 import torch
 
 
-def choose_precision(asked: str | None, device: torch.device) -> str:
-    """`fp32` or `bf16`: what was asked for, else what this device is fastest at."""
-    if asked is not None:
-        return asked
+def choose_precision(precision: str | None, device: torch.device) -> str:
+    """Return the precision, `fp32` or `bf16`; None selects the faster one on this device."""
+    if precision is not None:
+        return precision
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    fast = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
-    return "bf16" if fast else "fp32"
+    is_fast = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
+    return "bf16" if is_fast else "fp32"
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """The context in which the encoder runs; weights and losses stay float32."""
+    """Return the autocast context of the encoder; weights and losses stay float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

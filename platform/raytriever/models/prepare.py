@@ -1,5 +1,5 @@
-"""Prepare a loaded retriever for training, in place: LoRA adapters, activation checkpointing, and on a CPU our own
-attention and dropout."""
+"""Preparation of a loaded retriever for training, in place: LoRA adapters, activation checkpointing, and faster
+attention and dropout on a CPU."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from raytriever.models.retriever import Retriever
 
 
 def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:
-    """Make a retriever as it is to be trained, in place; the same on every worker.
+    """Add adapters and activation checkpointing to a retriever, in place; the result is the same on every worker.
 
-    Called once, before optimiser and strategy are made. Both of what it adds acts in training mode only: adapters'
-    dropout and checkpointing need `retriever.train()`, whatever the encoder's own dropout is.
+    Call this once, before the optimiser and the strategy are created. The dropout of adapters and checkpointing are
+    active in training mode only, so call `retriever.train()` for any dropout of the encoder.
 
     Args:
-        retriever: as loaded, on any device.
-        config: its settings.
-        seed: fixes the adapters' first weights; the generators of the process are left as they stand.
+        retriever: loaded retriever, on any device.
+        config: settings of the model.
+        seed: decides the initial weights of the adapters; the generators of the process are not changed.
 
     Raises:
-        ConfigError: settings contradict each other, a package is missing, or the encoder cannot do it.
+        ConfigError: settings contradict each other, a package is missing, or the encoder lacks support.
     """
     check_lora(config)
     backbones = [retriever.query.backbone]
@@ -47,24 +47,26 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
 
 
 def _checkpoint_blocks(backbone: nn.Module) -> None:
-    """Activation checkpointing (Chen et al., 2016, arXiv:1604.06174), block by block, dropout drawn again alike."""
-    # transformers 5.23 warns of the old name; earlier ones know no other.
+    """Checkpoint activations block by block (Chen et al., 2016, arXiv:1604.06174), with the same dropout masks."""
+    # transformers 5.23 warns about the old name; earlier versions have only the old name.
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
     enable = getattr(backbone, new, None) or getattr(backbone, old)
-    # Nothing here generates; left on, transformers tells in every process that it is turned off.
+    # There is no generation; if the cache were enabled, every process would log that transformers disables it.
     backbone.config.use_cache = False  # type: ignore[union-attr]
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise ConfigError(
-            f"{type(backbone).__name__} cannot do it", "--activation-checkpointing", "drop it, or cache gradients"
+            f"{type(backbone).__name__} does not support it",
+            "--activation-checkpointing",
+            "remove the flag, or use gradient caching",
         ) from error
 
 
 def train_on_cpu(retriever: Retriever) -> None:
-    """Give every tower the attention and the dropout that are fast on a CPU, in place; parameters stay as they are."""
+    """Replace attention and dropout of every tower by those that are fast on a CPU, in place; parameters are kept."""
     for tower in {retriever.query, retriever.passage}:
         use_cpu_attention(tower.backbone)
-    for name, part in list(retriever.named_modules()):
-        if type(part) is nn.Dropout:
-            retriever.set_submodule(name, Dropout(part.p).train(part.training))
+    for name, module in list(retriever.named_modules()):
+        if type(module) is nn.Dropout:
+            retriever.set_submodule(name, Dropout(module.p).train(module.training))

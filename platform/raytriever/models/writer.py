@@ -1,8 +1,8 @@
 """Write a retriever as a model directory that other libraries can read.
 
-One shared tower becomes a plain sentence-transformers directory, which `AutoModel.from_pretrained` reads too. Two
-towers become sentence-transformers' Router layout: each tower is a transformers directory of its own. Our settings
-are written next to them in `raytriever.json`."""
+A shared tower is written as a plain sentence-transformers directory, which `AutoModel.from_pretrained` reads too. Two
+towers are written in sentence-transformers' Router layout, where each tower is a transformers directory. The settings
+of raytriever are in `raytriever.json`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_model(retriever: Retriever, directory: Path) -> None:
             "default_prompt_name": None,
             "similarity_fn_name": description.similarity,
             "model_type": "SentenceTransformer",
-            # They cut behind their Normalize: the direction is ours, the length is one again only where asked for.
+            # sentence-transformers truncates after Normalize: the direction is the same, the length is below one.
             **({"truncate_dim": description.truncate_dim} if description.truncate_dim else {}),
         },
     )
@@ -67,22 +67,22 @@ def _write_router(retriever: Retriever, directory: Path) -> None:
 def _write_tower(
     retriever: Retriever, tower: Encoder, length: int, directory: Path, prefix: str
 ) -> list[tuple[str, str]]:
-    """One tower's folders; answers with their names and sentence-transformers classes, in order."""
+    """Write the folders of one tower; return their names and sentence-transformers classes in order."""
     names = [f"{prefix}{i}_{kind}" for i, kind in enumerate(("Transformer", "Pooling", "Normalize"))]
     if not prefix:
-        names[0] = ""  # at the top, where AutoModel looks
-    place = directory / names[0]
-    place.mkdir(exist_ok=True)
-    # Adapters are merged: whoever reads the directory needs to know nothing of them.
-    tower.backbone.save_pretrained(place, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
-    retriever.tokenizer.save_pretrained(place)
-    _write_json(place / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+        names[0] = ""  # the top directory, which AutoModel reads
+    folder = directory / names[0]
+    folder.mkdir(exist_ok=True)
+    # Adapters are merged, so readers of the directory do not need them.
+    tower.backbone.save_pretrained(folder, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
+    retriever.tokenizer.save_pretrained(folder)
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
     pooling = _pooling_settings(hidden_size(tower.backbone), retriever.description)
     _write_json(directory / names[1] / "config.json", pooling)
     classes = [(names[0], TRANSFORMER), (names[1], POOLING)]
     if not tower.normalise:
         return classes
-    # The module has nothing to set, but copying and archiving lose empty directories.
+    # The module has no settings, but empty directories may be lost in copies and archives.
     _write_json(directory / names[2] / "config.json", {})
     return [*classes, (names[2], NORMALIZE)]
 

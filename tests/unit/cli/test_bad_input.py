@@ -157,7 +157,7 @@ def test_a_model_that_cannot_be_had(
     assert line.startswith("intfloat/e5-base-v2: the hub cannot be reached")
     assert "or use 'minilm'" in line
     line = error_line(stage, *words, letters, "--model", letters)
-    assert line.startswith(f"{letters}: holds no config.json and no modules.json; name a")
+    assert line.startswith(f"{letters}: has no config.json and no modules.json; name a")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_model_without_its_tokenizer(
     for file in bare.glob("tokenizer*"):
         file.unlink()
     line = error_line("evaluate", "--datasets", letters, "--model", "bm25", bare)
-    assert line == f"{bare}: has no tokenizer; copy tokenizer.json and tokenizer_config.json beside config.json"
+    assert line == f"{bare}: has no tokenizer; copy tokenizer.json and tokenizer_config.json next to config.json"
 
 
 def test_an_output_that_holds_something_else(error_line: ErrorLine, letters: Path, work: Path) -> None:

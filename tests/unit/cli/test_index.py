@@ -41,7 +41,7 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
         ("--output i --effort 0", "--effort: 0 is out of range; give a value at least 1"),
         ("--output i --top 0", "--top: 0 is out of range; give at least 1"),
         ("--output i --query  ", "--query: the query is empty; give a few words"),
-        ("--output i --index roargraph --split train", "--split: the graph is built from the queries of train; ask"),
+        ("--output i --index roargraph --split train", "--split: the graph is built from the queries of train, so"),
         ("--output .", "cannot read manifest.json"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_table_that_training_reads(
         ("--output t --range-min 200", "--range-min: 200 skips all 160 documents; give a lower rank"),
         ("--output t --method gold", "--method gold: letters has no gold negatives; choose other methods"),
         ("--output t --drop-answers", "--drop-answers: letters has no answers; add answers.jsonl"),
-        ("--output t --judge nowhere --max-score 1", "nowhere: holds no config.json"),
+        ("--output t --judge nowhere --max-score 1", "nowhere: has no config.json"),
     ],
 )
 def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:

@@ -184,7 +184,7 @@ def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negativ
         ("--output s", "--model: is missing; name a cross-encoder: a directory, or a hub name"),
         ("--output s --model nowhere/at/all", "nowhere/at/all: no such directory"),
         ("--output s --model ENCODER", "has no trained weights for classifier"),
-        ("--output s --model minilm", "is made of Transformer, Pooling, Normalize, no plain cross-encoder"),
+        ("--output s --model minilm", "consists of Transformer, Pooling, Normalize and is not a plain"),
         ("--output s --model TEACHER", "--negatives: letters has no hard negatives; name a table that"),
         ("--output s --model TEACHER --negatives none", "none: there is no negatives table"),
         ("--output s --model TEACHER --run none.trec", "none.trec: "),

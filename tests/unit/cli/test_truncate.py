@@ -26,7 +26,7 @@ STAGES = {
 def test_a_width_is_held_to_the_encoder(error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str) -> None:
     data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
     words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
-    assert "--truncate-dim: 33 components, embeddings of" in error_line(stage, *words, "33")
+    assert "--truncate-dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
     assert "--truncate-dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
 
 

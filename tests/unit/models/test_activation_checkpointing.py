@@ -101,5 +101,5 @@ def test_an_encoder_that_cannot_is_told(tiny_encoder: Path, monkeypatch: pytest.
     from transformers import BertModel
 
     monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)
-    with pytest.raises(ConfigError, match=r"--activation-checkpointing: BertModel cannot do it"):
+    with pytest.raises(ConfigError, match=r"--activation-checkpointing: BertModel does not support it"):
         prepared(tiny_encoder, True)

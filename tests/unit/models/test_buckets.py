@@ -13,7 +13,7 @@ import torch
 from numpy import ndarray
 
 from raytriever.models import buckets
-from raytriever.models.buckets import PART_COST, Buckets, cut_points, fill_buckets
+from raytriever.models.buckets import BUCKET_COST, Buckets, cut_points, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 
@@ -29,7 +29,7 @@ def filled(lengths: list[int], most: int | None = None) -> Buckets:
 
 
 def cost(lengths: ndarray, cuts: list[int]) -> int:
-    return sum(int(part.max()) * len(part) + PART_COST for part in np.split(lengths, cuts))
+    return sum(int(part.max()) * len(part) + BUCKET_COST for part in np.split(lengths, cuts))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 40, 100])
@@ -48,17 +48,17 @@ def test_order_and_values_are_those_of_single_texts(tiny_encoder: Path, count: i
 def test_no_other_cuts_are_cheaper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     lengths = np.sort(rng.integers(1, 120, rng.integers(1, 11)) * rng.choice([1, 4]))
-    monkeypatch.setattr(buckets, "PARTS", int(rng.integers(1, 5)))
+    monkeypatch.setattr(buckets, "BUCKETS", int(rng.integers(1, 5)))
     monkeypatch.setattr(buckets, "LEVELS", 1_000)  # every length told apart
-    others = (cuts for more in range(buckets.PARTS) for cuts in combinations(range(1, len(lengths)), more))
+    others = (cuts for more in range(buckets.BUCKETS) for cuts in combinations(range(1, len(lengths)), more))
     cuts = cut_points(lengths)
-    assert len(cuts) < buckets.PARTS
+    assert len(cuts) < buckets.BUCKETS
     assert cost(lengths, cuts) == min(cost(lengths, list(other)) for other in others)
 
 
 def test_lengths_too_many_to_tell_apart_are_cut_nearly_as_well() -> None:
     lengths = np.sort(np.random.default_rng(0).integers(3, 8_192, 3_000))
-    even = [len(part) for part in np.array_split(lengths, buckets.PARTS)]
+    even = [len(part) for part in np.array_split(lengths, buckets.BUCKETS)]
     assert cost(lengths, cut_points(lengths)) <= cost(lengths, np.cumsum(even)[:-1].tolist())
 
 
@@ -72,20 +72,20 @@ def test_texts_of_one_length_stay_together_and_a_part_must_pay() -> None:
 def test_every_text_is_in_one_part_and_found_again(most: int | None) -> None:
     lengths = np.random.default_rng(1).integers(1, 90, 70).tolist()
     found = filled(lengths, most)
-    laid = torch.cat([part["input_ids"][:, 0] for part in found.parts])[found.places]
+    laid = torch.cat([part["input_ids"][:, 0] for part in found.buckets])[found.indices]
     assert laid.tolist() == list(range(1, 71))
-    tokens = [int((part["input_ids"] > 0).sum()) for part in found.parts]
+    tokens = [int((part["input_ids"] > 0).sum()) for part in found.buckets]
     assert sum(tokens) == sum(lengths)
     if most:
         # One text at least; otherwise what a fair share of the part's texts takes, a text more where it is uneven.
-        assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in found.parts))
+        assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in found.buckets))
 
 
 def test_the_same_lengths_are_always_cut_alike() -> None:
     lengths = np.random.default_rng(2).integers(1, 200, 300).tolist()
     one, other = filled(lengths), filled(lengths)
-    assert torch.equal(one.places, other.places)
-    for part, again in zip(one.parts, other.parts, strict=True):
+    assert torch.equal(one.indices, other.indices)
+    for part, again in zip(one.buckets, other.buckets, strict=True):
         assert torch.equal(part["input_ids"], again["input_ids"])
 
 
@@ -118,6 +118,6 @@ def test_less_than_a_tenth_of_squad_is_padding(
         for start in range(0, len(lengths), batch):
             cut = [min(length + 2, most) for length in lengths[start : start + batch]]
             tokens += sum(cut)
-            slots += sum(part["input_ids"].numel() for part in filled(cut).parts)
+            slots += sum(part["input_ids"].numel() for part in filled(cut).buckets)
     assert tokens > 20_000
     assert 1 - tokens / slots < 0.1

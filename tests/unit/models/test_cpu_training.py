@@ -32,7 +32,7 @@ def retriever_of(encoder: Path, ours: bool, dropout: float) -> Retriever:
 
 def gradients(retriever: Retriever, precision: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     with autocast(precision, torch.device("cpu")):
-        embeddings = torch.cat([retriever.encode(part, "query") for part in retriever.tokenize(TEXTS, "query").parts])
+        embeddings = torch.cat([retriever.encode(part, "query") for part in retriever.tokenize(TEXTS, "query").buckets])
     (embeddings.float() * torch.linspace(-1, 1, embeddings.shape[1])).sum().backward()
     return embeddings, {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
 

@@ -112,8 +112,8 @@ def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path:
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert "holds no config.json" in refused(tmp_path / "none")
-    assert "tells 3 labels apart" in refused(made(tiny_encoder, tmp_path / "three", num_labels=3))
+    assert "has no config.json" in refused(tmp_path / "none")
+    assert "has 3 labels" in refused(made(tiny_encoder, tmp_path / "three", num_labels=3))
     # An encoder without a head: transformers alone would give it a random one.
     headless = Path(shutil.copytree(tiny_encoder, tmp_path / "headless"))
     config = (headless / "config.json").read_text().replace("{", '{"num_labels": 1,', 1)
@@ -121,8 +121,8 @@ def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path:
     assert "has no trained weights for classifier" in refused(headless)
     for name, content, told in (
         ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Pooling"}], "is made of Transformer, Pooling, no"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "asks for the prompt 'query'"),
-        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "puts its score through 'Tanh'"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "needs the prompt 'query'"),
+        ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "has the activation 'Tanh'"),
         ("config_sentence_transformers.json", [1], "the content is a list, expected an object"),
     ):
         other = Path(shutil.copytree(judge, tmp_path / told[:9]))

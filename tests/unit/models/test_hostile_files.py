@@ -142,7 +142,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("an unknown model type", config(model_type="nope"), "cannot be loaded .*`nope`"),
     ("a model type that is a number", config(model_type=3), "'model_type' is 3"),
     ("an encoder with a decoder", lambda f: put("config.json", '{"model_type": "t5"}')(f), "encoder with a decoder"),
-    ("no text encoder", lambda f: put("config.json", '{"model_type": "vit_mae"}')(f), 'is no text encoder .vit_mae.'),
+    ("no text encoder", lambda f: put("config.json", '{"model_type": "vit_mae"}')(f), 'not a text encoder .vit_mae.'),
     ("padding outside", config(pad_token_id=10**6), "pad_token_id is 1000000, but vocab_size is 192"),
     ("padding that is text", config(pad_token_id="x"), "'pad_token_id' is a text"),
     ("dropout above 1", config(hidden_dropout_prob=7), "dropout probability"),
@@ -155,7 +155,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("a torn config.json", put("config.json", '{"a": '), "it is not JSON"),
     ("a binary config.json", put("config.json", b"\xff\xfe\x00"), "it is not JSON"),
     ("a deep config.json", put("config.json", "[" * 100_000), "nested more than 100 deep"),
-    ("no config.json", remove("config.json"), "holds no config.json"),
+    ("no config.json", remove("config.json"), "has no config.json"),
     ("tokenizer.json of {}", put("tokenizer.json", "{}"), "tokenizer.json: is torn or changed: 'model' is missing"),
     ("tokenizer.json of []", put("tokenizer.json", "[]"), "tokenizer.json: .* the content is a list"),
     ("tokenizer.json of null", put("tokenizer.json", "null"), "tokenizer.json: .* the content is null"),
@@ -178,7 +178,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("a token far outside", vocabulary(a=10**5), "the token 'a' with the number 100000"),
     ("a new padding token", tokens(pad_token="[NEW]"), r"the token '\[NEW\]' with the number 192"),
     ("modules.json of [null]", modules(None), "modules.json: is torn or changed: '0' is null, expected an object"),
-    ("modules.json of []", put("modules.json", "[]"), "names no Transformer module"),
+    ("modules.json of []", put("modules.json", "[]"), "does not name a Transformer module"),
     ("modules.json of {}", put("modules.json", "{}"), "modules.json: .* is an object, expected a list"),
     ("a module without a type", modules({"path": ""}), "'0.type' is missing"),
     ("a module without a path", modules({"type": ST + "Transformer"}), "'0.path' is missing"),
@@ -196,13 +196,13 @@ CASES: list[tuple[str, Change, str]] = [
     ("a pooling switch of text", modules(pooling={"pooling_mode_mean_tokens": "x"}), "is a text, expected true or fal"),
     ("a pooling width of text", modules(pooling={"word_embedding_dimension": "x"}), "'word_embedding_dimension' is a"),
     ("a length of text", modules(sbert={"max_seq_length": "x"}), "'max_seq_length' is a text"),
-    ("a length below zero", modules(sbert={"max_seq_length": -3}), "sets what --query-length sets: -3 is out of range"),
-    ("a length of zero", modules(sbert={"max_seq_length": 0}), "sets what --query-length sets: 0 is out of range"),
-    ("more tokens than positions", modules(sbert={"max_seq_length": 65}), "has 64 positions, but texts are cut at 65"),
+    ("a length below zero", modules(sbert={"max_seq_length": -3}), "--query-length refuses: -3 is out of range"),
+    ("a length of zero", modules(sbert={"max_seq_length": 0}), "--query-length refuses: 0 is out of range"),
+    ("more tokens than positions", modules(sbert={"max_seq_length": 65}), "has 64 positions, but texts may have 65"),
     ("prompts that are a number", modules(own={"prompts": 3}), "'prompts' is 3"),
     ("a prompt that is a number", modules(own={"prompts": {"query": 3}}), "'prompts.query' is 3"),
     ("a cut that is text", modules(own={"truncate_dim": "x"}), "'truncate_dim' is a text"),
-    ("our pooling, unknown", settings("raytriever.json", pooling="zz"), "sets what --pooling sets: unknown value 'zz'"),
+    ("our pooling, unknown", settings("raytriever.json", pooling="zz"), "--pooling refuses: unknown value 'zz'"),
     ("our pooling, a list", settings("raytriever.json", pooling=["mean"]), "'pooling' is a list"),
     ("our length, text", settings("raytriever.json", query_length="x"), "'query_length' is a text"),
     ("our length, too long", settings("raytriever.json", query_length=9999), "has 64 positions, but .* at 9999"),
@@ -213,7 +213,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("torn weights", lambda f: put("model.safetensors", (f / "model.safetensors").read_bytes()[:-1])(f), "is torn or"),
     ("a header too large", header(2**40), "is torn or changed"),
     ("a header of nothing", header(0), "is torn or changed"),
-    ("a missing tensor", without(LAST), f"has no trained weights for {LAST}, and would work with random numbers"),
+    ("a missing tensor", without(LAST), f"has no trained weights for {LAST}, and would use random numbers"),
     ("missing embeddings", without("word_embeddings"), "no trained weights for embeddings.word_embeddings.weight"),
     ("a missing layer", without("layer.1."), r"no trained weights for encoder\.layer\.1\..*, \.\.\. \(16 tensors\)"),
     ("half a pooler", without("pooler.dense.bias"), "has no trained weights for pooler.dense.bias"),
@@ -225,8 +225,8 @@ CASES: list[tuple[str, Change, str]] = [
      f"{LAST} is stored as I64, not as a float"),
     ("quantised", tensors(lambda held: {**held, LAST: torch.zeros(32, 64, dtype=torch.int8)}), "is stored as I8"),
     ("a missing shard", index({"weight_map": {"a": "model-1.safetensors"}}), "names model-1.safetensors, which is mis"),
-    ("a shard outside", index({"weight_map": {"a": "../../x.safetensors"}}), "no safetensors file next to it"),
-    ("a shard that is a pickle", index({"weight_map": {"a": "pytorch_model.bin"}}), "no safetensors file next to it"),
+    ("a shard outside", index({"weight_map": {"a": "../../x.safetensors"}}), "not a safetensors file next"),
+    ("a shard that is a pickle", index({"weight_map": {"a": "pytorch_model.bin"}}), "not a safetensors file next"),
     ("a shard that is a number", index({"weight_map": {"a": 3}}), "'weight_map.a' is 3"),
     ("an index of nothing", index({"weight_map": {}}), "names no file"),
     ("an index of a number", index({"weight_map": 3}), "'weight_map' is 3"),
@@ -283,12 +283,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
         (without("pooler"), []),
         (
             tensors(lambda held: {f"bert.{name}": one for name, one in held.items()} | {"cls.bias": torch.zeros(3)}),
-            ["holds cls.bias, which BertModel does not use."],
+            ["contains cls.bias, which BertModel does not use."],
         ),
         (tensors(lambda held: held | {"embeddings.position_ids": torch.arange(64)}), []),
         (
             tensors(lambda held: held | {f"more.{i}": torch.zeros(1) for i in range(5)}),
-            ["holds more.0, more.1, more.2, ... (5 tensors), which BertModel does not use."],
+            ["contains more.0, more.1, more.2, ... (5 tensors), which BertModel does not use."],
         ),
     ],
     ids=["no pooler", "a masked language model", "position ids", "more tensors"],
@@ -335,7 +335,7 @@ def test_a_transformer_may_be_in_a_folder_of_its_own(tiny_encoder: Path, tmp_pat
 
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_a_length_beyond_the_positions_is_refused(tiny_encoder: Path, side: str) -> None:
-    with pytest.raises(ModelError, match=r"has 64 positions, but texts are cut at 65 tokens.*of at most 64"):
+    with pytest.raises(ModelError, match=r"has 64 positions, but texts may have 65 tokens.*of at most 64"):
         load_retriever(ModelConfig(str(tiny_encoder), **{f"{side}_length": 65}))
 
 

@@ -45,7 +45,7 @@ def test_a_missing_directory_is_named(name: str) -> None:
 
 
 def test_an_empty_directory_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no config\.json"):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
 
 

@@ -63,7 +63,9 @@ def test_a_whole_model_says_nothing_of_it_to_others(tiny_encoder: Path, tmp_path
 
 def test_more_than_there_is_is_refused(tiny_encoder: Path) -> None:
     assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).width == 32
-    with pytest.raises(ConfigError, match=r"--truncate-dim: 33 components, embeddings of .* have 32; give at most 32"):
+    with pytest.raises(
+        ConfigError, match=r"--truncate-dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
+    ):
         load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=33))
 
 

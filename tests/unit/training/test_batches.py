@@ -69,10 +69,10 @@ def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_s
 def texts(retriever: Retriever, side: Buckets) -> list[str]:
     decoded = [
         re.sub(" |##", "", text)
-        for part in side.parts
+        for part in side.buckets
         for text in retriever.tokenizer.batch_decode(part["input_ids"], skip_special_tokens=True)
     ]
-    return [decoded[place] for place in side.places.tolist()]
+    return [decoded[place] for place in side.indices.tolist()]
 
 
 def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
@@ -129,7 +129,7 @@ def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) 
 def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
     batch = source(retriever).batch(1, retriever, ALONE)
     moved = batch.to(torch.device("meta"))
-    assert moved.ids.known.device.type == moved.passages.places.device.type == "meta"
+    assert moved.ids.known.device.type == moved.passages.indices.device.type == "meta"
     assert moved.ids.known.shape == batch.ids.known.shape
     assert (moved.ids.seed, moved.ids.step) == (0, 1)
-    assert {tensor.device.type for part in moved.queries.parts for tensor in part.values()} == {"meta"}
+    assert {tensor.device.type for part in moved.queries.buckets for tensor in part.values()} == {"meta"}

@@ -28,7 +28,7 @@ def texts(padded_left: bool = False) -> Buckets:
 
 def told(buckets: Buckets) -> list[list[int]]:
     """The tokens of every text, in order of the parts."""
-    return [row[row > 0].tolist() for part in buckets.parts for row in part["input_ids"]]
+    return [row[row > 0].tolist() for part in buckets.buckets for row in part["input_ids"]]
 
 
 @pytest.mark.parametrize("padded_left", [False, True])
@@ -37,8 +37,8 @@ def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
     whole = texts(padded_left)
     found = cut(whole, chunk)
     assert told(found) == told(whole)
-    assert torch.equal(found.places, whole.places)
-    for part in found.parts:
+    assert torch.equal(found.indices, whole.indices)
+    for part in found.buckets:
         rows, width = part["input_ids"].shape
         assert rows <= (chunk.sequences or rows)
         assert rows * width <= (chunk.tokens or rows * width) or rows == 1
@@ -46,7 +46,7 @@ def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
 
 
 def test_the_last_part_is_not_left_with_a_rest() -> None:
-    assert [len(part["input_ids"]) for part in cut(texts(), Chunk(sequences=4)).parts] == [3, 3, 4, 1]
+    assert [len(part["input_ids"]) for part in cut(texts(), Chunk(sequences=4)).buckets] == [3, 3, 4, 1]
 
 
 def test_bad_chunks_are_refused() -> None:
@@ -58,7 +58,7 @@ def test_bad_chunks_are_refused() -> None:
 
 
 def test_a_chunk_holds_the_last_parts_that_fit_together() -> None:
-    parts = texts().parts  # 3 of 3, 7 of 12 and 1 of 30 tokens
+    parts = texts().buckets  # 3 of 3, 7 of 12 and 1 of 30 tokens
     assert Chunk(sequences=1).holds(parts) == 1
     assert Chunk(sequences=7).holds(parts) == 1
     assert Chunk(sequences=8).holds(parts) == 2

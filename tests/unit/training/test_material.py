@@ -59,9 +59,9 @@ def test_further_ones_are_learnt_from_but_not_looked_at(retriever: Retriever, ti
     assert sorted(seen) == list(range(128))
     # A passage of the second stands where the first one's 160 documents end, with its own tokens.
     batch = train.batch(0, retriever, ALONE)
-    texts = retriever.tokenizer.batch_decode(batch.passages.parts[0]["input_ids"], skip_special_tokens=True)
+    texts = retriever.tokenizer.batch_decode(batch.passages.buckets[0]["input_ids"], skip_special_tokens=True)
     ids = batch.ids.passages.tolist()
-    for place, row in enumerate(batch.passages.places.tolist()):
+    for place, row in enumerate(batch.passages.indices.tolist()):
         if row < len(texts):
             assert texts[row].startswith("w ##o ##r ##d ") == (ids[place] >= 160)
 

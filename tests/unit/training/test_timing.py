@@ -90,7 +90,7 @@ def test_every_step_of_training_tells_where_its_time_went(make_assignment) -> No
     for step, told in heard.steps.items():
         batch = work.train.batch(step - 1, work.retriever, ALONE)
         tokens = sum(
-            int(part["attention_mask"].sum()) for side in (batch.queries, batch.passages) for part in side.parts
+            int(part["attention_mask"].sum()) for side in (batch.queries, batch.passages) for part in side.buckets
         )
         assert told["tokens_per_second"] == pytest.approx(tokens / told["step_seconds"])
     assert heard.steps[1]["checkpoint_seconds"] == 0

@@ -73,7 +73,7 @@ class Encoding:
 
 def text_lengths(texts: Buckets) -> torch.Tensor:
     """Return the tokens of each text of one side, special tokens included."""
-    return torch.cat([part["attention_mask"].sum(1) for part in texts.parts])
+    return torch.cat([part["attention_mask"].sum(1) for part in texts.buckets])
 
 
 class Throughput:

@@ -71,7 +71,7 @@ def cut(texts: Buckets, chunk: Chunk) -> Buckets:
 
     Workers may end with different numbers of parts: no strategy communicates within a part.
     """
-    return Buckets([piece for part in texts.parts for piece in _pieces(part, chunk)], texts.places)
+    return Buckets([piece for part in texts.buckets for piece in _pieces(part, chunk)], texts.indices)
 
 
 def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
@@ -152,10 +152,10 @@ def cached_loss(
         loss: trained parameters behind `reduce`.
         keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
     """
-    parts: list[tuple[TokenBatch, Side]] = [(part, "query") for part in queries.parts]
-    parts += [(part, "passage") for part in passages.parts]
+    parts: list[tuple[TokenBatch, Side]] = [(part, "query") for part in queries.buckets]
+    parts += [(part, "passage") for part in passages.buckets]
     earlier, last = parts[:-keep], parts[-keep:]
-    device = queries.places.device
+    device = queries.indices.device
     states, found = [], []
     # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
     with torch.no_grad(), precision():
@@ -166,8 +166,8 @@ def cached_loss(
     after = DropoutState.now(device)
 
     embeddings = torch.cat([*found, *(one.detach() for one in kept)]).requires_grad_()
-    sides = embeddings.split([len(queries.places), len(passages.places)])
-    output = reduce(sides[0][queries.places], sides[1][passages.places])
+    sides = embeddings.split([len(queries.indices), len(passages.indices)])
+    output = reduce(sides[0][queries.indices], sides[1][passages.indices])
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
     total = _Total(encoder)

@@ -68,14 +68,14 @@ class Objective(nn.Module):
 
         if self.chunk is not None and torch.is_grad_enabled():
             encoder, loss = _trained(self.retriever), _trained(self.loss)
-            keep = self.chunk.holds([*queries.parts, *passages.parts])
+            keep = self.chunk.holds([*queries.buckets, *passages.buckets])
             return cached_loss(queries, passages, encode, precision, reduce, encoder, loss, keep)
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(_encoded(queries, "query", encode), _encoded(passages, "passage", encode))
 
 
 def _encoded(texts: Buckets, side: Side, encode: Encode) -> Tensor:
-    return torch.cat([encode(part, side) for part in texts.parts])[texts.places]
+    return torch.cat([encode(part, side) for part in texts.buckets])[texts.indices]
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:

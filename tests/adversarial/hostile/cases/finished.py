@@ -124,6 +124,6 @@ CASES = of_area(
     Case(
         "a checkpoint as model",
         f"search is --dataset letters --model {CHECKPOINT}",
-        "run/checkpoints/step-4: holds no config.json and no modules.json",
+        "run/checkpoints/step-4: has no config.json and no modules.json",
     ),
 )

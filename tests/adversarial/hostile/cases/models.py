@@ -71,7 +71,7 @@ def with_file(name: str, path: str, content: str | bytes, line: str = "", fast: 
 
 CASES = of_area(
     "models",
-    Case("a model without config", SEARCH, "holds no config.json", (removed(CONFIG),), fast=True),
+    Case("a model without config", SEARCH, "has no config.json", (removed(CONFIG),), fast=True),
     Case("a model without weights", SEARCH, "model: cannot be loaded", (removed(WEIGHTS),), fast=True),
     Case(
         "a model without tokenizer",
@@ -245,7 +245,7 @@ CASES = of_area(
     Case(
         "a model folder of nothing",
         SEARCH.replace("--model model", "--model nothing"),
-        "nothing: holds no config.json and no modules.json",
+        "nothing: has no config.json and no modules.json",
         (folder("nothing"),),
     ),
     Case(
@@ -254,6 +254,6 @@ CASES = of_area(
         "is a file, not a directory",
         fast=True,
     ),
-    Case("a data set as model", SEARCH.replace("--model model", "--model letters"), "holds no config.json"),
+    Case("a data set as model", SEARCH.replace("--model model", "--model letters"), "has no config.json"),
     Case("a hub model while offline", SEARCH.replace("--model model", "--model no/such"), "the hub cannot be reached"),
 )

@@ -53,8 +53,8 @@ def test_an_index_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_arrays_that_do_not_fit_end_in_one_line(tmp_path: Path, name: str) -> None:
-    change, says = CHANGES[name]
-    with pytest.raises(StorageError, match=rf"{says}.*; build the index again$"):
+    change, message = CHANGES[name]
+    with pytest.raises(StorageError, match=rf"{message}.*; build the index again$"):
         read_index(seal(FIXTURE, tmp_path / "index", change))
 
 
@@ -68,7 +68,7 @@ def test_a_finder_of_other_embeddings_ends_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meta", "says"),
+    ("meta", "message"),
     [
         ({"rows": "many"}, "'rows' is a text, expected a whole number"),
         ({"effort": None}, "'effort' is null, expected a whole number"),
@@ -76,9 +76,9 @@ def test_a_finder_of_other_embeddings_ends_in_one_line(tmp_path: Path) -> None:
         ({"index": "vamana"}, "'degree'"),
     ],
 )
-def test_a_manifest_of_another_form_ends_in_one_line(tmp_path: Path, meta: dict[str, object], says: str) -> None:
+def test_a_manifest_of_another_form_ends_in_one_line(tmp_path: Path, meta: dict[str, object], message: str) -> None:
     content = {**read_manifest(FIXTURE)["meta"], **meta}
     if meta.get("index") == "vamana":
         content["degree"] = "four"
-    with pytest.raises(StorageError, match=says):
+    with pytest.raises(StorageError, match=message):
         read_index(seal(FIXTURE, tmp_path / "index", lambda folder: None, **content))

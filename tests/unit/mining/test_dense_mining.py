@@ -93,11 +93,11 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
     mined = mine(dataset, "train", config, embeddings=Embeddings.of(of_queries, of_documents))
     wanted, counts = mine_by_loop(dataset, config, of_queries @ of_documents.T)
     assert rows_of(mined) == {query: rows for query, rows in wanted.items() if rows}
-    told = mined.counts["dense"]
+    dense = mined.counts["dense"]
     assert {name: count for name, count in counts.items() if count or name == "kept"} == {
-        name: count for name, count in told.items() if name != "candidates"
+        name: count for name, count in dense.items() if name != "candidates"
     }
-    assert told["candidates"] == sum(counts.values())
+    assert dense["candidates"] == sum(counts.values())
     assert mined.counts_per_query.tolist() == [len(wanted[query]) for query in asked.tolist()]
     scores = {(q, d): of_queries[asked.tolist().index(q)] @ of_documents[d] for q in wanted for d in range(size)}
     for query, document, score in zip(mined.table.queries, mined.table.documents, mined.table.scores, strict=True):

@@ -1,4 +1,4 @@
-"""Blocks computed again in backward: the same gradients, dropout included, out of less memory."""
+"""Activation checkpointing: the same gradients with dropout, and less memory."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_less_is_kept_for_backward(tiny_encoder: Path, dropout: float) -> None:
+def test_fewer_activations_are_stored_for_backward(tiny_encoder: Path, dropout: float) -> None:
     assert kept(prepared(tiny_encoder, True, dropout)) < 0.4 * kept(prepared(tiny_encoder, False, dropout))
 
 
-def test_it_rests_where_nothing_is_trained(tiny_encoder: Path) -> None:
+def test_it_is_inactive_outside_of_training(tiny_encoder: Path) -> None:
     retriever = prepared(tiny_encoder, True)
     assert kept(retriever.eval()) == kept(prepared(tiny_encoder, False).eval())
 
@@ -97,7 +97,7 @@ def test_a_data_parallel_wrapper_gets_each_gradient_once(tiny_encoder: Path) -> 
         distributed.destroy_process_group()
 
 
-def test_an_encoder_that_cannot_is_told(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_without_support_is_refused(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import BertModel
 
     monkeypatch.setattr(BertModel, "supports_gradient_checkpointing", False)

@@ -1,4 +1,4 @@
-"""Bucketed texts are encoded as each would be alone, and in order; they are cut where it is cheapest."""
+"""Buckets: embeddings and order equal those of single texts, and the cut is the cheapest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def pad(rows: list[ndarray]) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)}
 
 
-def filled(lengths: list[int], most: int | None = None) -> Buckets:
-    """Texts of given lengths, each of its own number."""
+def make_buckets(lengths: list[int], most: int | None = None) -> Buckets:
+    """Return buckets of texts with these lengths; text n consists of the token n + 1."""
     return fill_buckets([np.full(length, row + 1) for row, length in enumerate(lengths)], pad, most)
 
 
@@ -33,7 +33,7 @@ def cost(lengths: ndarray, cuts: list[int]) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 40, 100])
-def test_order_and_values_are_those_of_single_texts(tiny_encoder: Path, count: int) -> None:
+def test_order_and_values_equal_those_of_single_texts(tiny_encoder: Path, count: int) -> None:
     retriever = load_retriever(ModelConfig(str(tiny_encoder)))
     rng = np.random.default_rng(count)
     texts = ["b" * int(n) for n in rng.integers(1, 60, count)]
@@ -45,33 +45,33 @@ def test_order_and_values_are_those_of_single_texts(tiny_encoder: Path, count: i
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_other_cuts_are_cheaper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_cut_is_cheaper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     lengths = np.sort(rng.integers(1, 120, rng.integers(1, 11)) * rng.choice([1, 4]))
     monkeypatch.setattr(buckets, "BUCKETS", int(rng.integers(1, 5)))
-    monkeypatch.setattr(buckets, "LEVELS", 1_000)  # every length told apart
+    monkeypatch.setattr(buckets, "LEVELS", 1_000)  # every length is a level
     others = (cuts for more in range(buckets.BUCKETS) for cuts in combinations(range(1, len(lengths)), more))
     cuts = cut_points(lengths)
     assert len(cuts) < buckets.BUCKETS
     assert cost(lengths, cuts) == min(cost(lengths, list(other)) for other in others)
 
 
-def test_lengths_too_many_to_tell_apart_are_cut_nearly_as_well() -> None:
+def test_many_distinct_lengths_have_a_nearly_cheapest_cut() -> None:
     lengths = np.sort(np.random.default_rng(0).integers(3, 8_192, 3_000))
     even = [len(part) for part in np.array_split(lengths, buckets.BUCKETS)]
     assert cost(lengths, cut_points(lengths)) <= cost(lengths, np.cumsum(even)[:-1].tolist())
 
 
-def test_texts_of_one_length_stay_together_and_a_part_must_pay() -> None:
+def test_texts_of_one_length_share_a_bucket_unless_a_split_saves_tokens() -> None:
     assert cut_points(np.array([7] * 1_000)) == []
     assert cut_points(np.array([3, 4, 5])) == []
     assert cut_points(np.array([3] * 100 + [300])) == [100]
 
 
 @pytest.mark.parametrize("most", [None, 1, 50, 400])
-def test_every_text_is_in_one_part_and_found_again(most: int | None) -> None:
+def test_every_text_is_in_one_bucket_at_its_index(most: int | None) -> None:
     lengths = np.random.default_rng(1).integers(1, 90, 70).tolist()
-    found = filled(lengths, most)
+    found = make_buckets(lengths, most)
     laid = torch.cat([part["input_ids"][:, 0] for part in found.buckets])[found.indices]
     assert laid.tolist() == list(range(1, 71))
     tokens = [int((part["input_ids"] > 0).sum()) for part in found.buckets]
@@ -81,9 +81,9 @@ def test_every_text_is_in_one_part_and_found_again(most: int | None) -> None:
         assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in found.buckets))
 
 
-def test_the_same_lengths_are_always_cut_alike() -> None:
+def test_equal_lengths_have_equal_cuts() -> None:
     lengths = np.random.default_rng(2).integers(1, 200, 300).tolist()
-    one, other = filled(lengths), filled(lengths)
+    one, other = make_buckets(lengths), make_buckets(lengths)
     assert torch.equal(one.indices, other.indices)
     for part, again in zip(one.buckets, other.buckets, strict=True):
         assert torch.equal(part["input_ids"], again["input_ids"])
@@ -118,6 +118,6 @@ def test_less_than_a_tenth_of_squad_is_padding(
         for start in range(0, len(lengths), batch):
             cut = [min(length + 2, most) for length in lengths[start : start + batch]]
             tokens += sum(cut)
-            slots += sum(part["input_ids"].numel() for part in filled(cut).buckets)
+            slots += sum(part["input_ids"].numel() for part in make_buckets(cut).buckets)
     assert tokens > 20_000
     assert 1 - tokens / slots < 0.1

@@ -1,4 +1,4 @@
-"""On a CPU an encoder trains with an attention and a dropout of ours: the same function, the same gradients."""
+"""Attention and dropout for training on a CPU: the same function and the same gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gradients(retriever: Retriever, precision: str) -> tuple[torch.Tensor, dict[
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
-def test_without_dropout_it_is_the_plain_encoder(tiny_encoder: Path, precision: str, tolerance: float) -> None:
+def test_without_dropout_the_embeddings_do_not_change(tiny_encoder: Path, precision: str, tolerance: float) -> None:
     found, expected = (gradients(retriever_of(tiny_encoder, ours, 0.0), precision) for ours in (True, False))
     torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=tolerance)
     assert found[1].keys() == expected[1].keys()
@@ -76,13 +76,13 @@ def test_the_gradient_of_dropped_attention_is_the_derivative() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_nothing_is_not_a_number_where_bf16_meets_a_mask() -> None:
+def test_a_mask_gives_no_nan_in_bf16() -> None:
     query = torch.randn(1, 1, 3, 4, dtype=torch.bfloat16)
     mask = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
     assert attention(torch.nn.Module(), query, query, query, mask)[0].isfinite().all()
 
 
-def test_every_dropout_is_ours_and_the_model_is_written_as_before(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_every_dropout_is_replaced_and_the_written_model_is_the_same(tiny_encoder: Path, tmp_path: Path) -> None:
     ours, plain = retriever_of(tiny_encoder, True, 0.1), retriever_of(tiny_encoder, False, 0.1)
     assert ours.query.backbone.config._attn_implementation == NAME
     dropouts = [part for part in ours.modules() if isinstance(part, torch.nn.Dropout)]

@@ -1,4 +1,4 @@
-"""A cross-encoder: its scores beside transformers' and sentence-transformers', and what cannot be one."""
+"""Cross-encoder: scores equal those of transformers and sentence-transformers; unusable directories are refused."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ def literal(folder: Path) -> np.ndarray:
     return np.array(found)
 
 
-def test_scores_are_those_of_transformers_through_a_sigmoid(judge: Path) -> None:
+def test_scores_are_those_of_transformers_after_a_sigmoid(judge: Path) -> None:
     scores = CrossEncoder(judge, torch.device("cpu"), "fp32")(*PAIRS)
     wanted = literal(judge)
     assert np.ptp(wanted) > 0.1
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-wanted)), atol=1e-5)
 
 
-def test_an_identity_that_the_configuration_names_is_heeded(tiny_encoder: Path, tmp_path: Path) -> None:
-    told = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    folder = made(tiny_encoder, tmp_path / "identity", num_labels=1, sentence_transformers=told)
+def test_an_identity_in_the_configuration_is_used(tiny_encoder: Path, tmp_path: Path) -> None:
+    content = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    folder = made(tiny_encoder, tmp_path / "identity", num_labels=1, sentence_transformers=content)
     np.testing.assert_allclose(CrossEncoder(folder, torch.device("cpu"), "fp32")(*PAIRS), literal(folder), atol=1e-4)
 
 
-def test_logits_are_what_goes_into_the_activation(judge: Path) -> None:
+def test_logits_are_the_scores_before_the_activation(judge: Path) -> None:
     scores = CrossEncoder(judge, torch.device("cpu"), "fp32").logits(*PAIRS)
     np.testing.assert_allclose(scores, literal(judge), atol=1e-5)
 
 
-def test_a_length_cuts_the_longer_text(judge: Path) -> None:
+def test_a_length_truncates_the_longer_text(judge: Path) -> None:
     cut, whole = (CrossEncoder(judge, torch.device("cpu"), "fp32", length) for length in (16, None))
     assert (cut.length, whole.length) == (16, 64)
     queries, passages = ["ab", "ab"], ["cd", "c d e f g h i j k l m n o p q r"]
@@ -82,7 +82,7 @@ def test_a_length_cuts_the_longer_text(judge: Path) -> None:
 
 
 @pytest.mark.parametrize("activation", [torch.nn.Identity(), torch.nn.Sigmoid()], ids=["identity", "sigmoid"])
-def test_what_sentence_transformers_wrote_is_scored_as_it_would(
+def test_directories_of_sentence_transformers_give_its_scores(
     judge: Path, tmp_path: Path, activation: torch.nn.Module
 ) -> None:
     import sentence_transformers
@@ -95,17 +95,17 @@ def test_what_sentence_transformers_wrote_is_scored_as_it_would(
     np.testing.assert_allclose(ours(*PAIRS), wanted, atol=1e-5)
 
 
-def test_the_digest_is_of_what_decides_a_score(judge: Path, tmp_path: Path) -> None:
+def test_the_digest_covers_the_files_that_decide_a_score(judge: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(judge, tmp_path / "copy"))
     (copy / "README.md").write_text("about it")
     digests = [CrossEncoder(folder, torch.device("cpu"), "fp32").digest() for folder in (judge, copy)]
     assert digests[0] == digests[1]
-    told = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**told, "layer_norm_eps": 1e-5}))
+    content = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**content, "layer_norm_eps": 1e-5}))
     assert CrossEncoder(copy, torch.device("cpu"), "fp32").digest() != digests[0]
 
 
-def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path: Path) -> None:
+def test_unusable_directories_are_refused(tiny_encoder: Path, judge: Path, tmp_path: Path) -> None:
     def refused(folder: Path) -> str:
         with pytest.raises(ModelError) as error:
             CrossEncoder(folder, torch.device("cpu"), "fp32")
@@ -119,15 +119,15 @@ def test_what_cannot_judge_is_refused(tiny_encoder: Path, judge: Path, tmp_path:
     config = (headless / "config.json").read_text().replace("{", '{"num_labels": 1,', 1)
     (headless / "config.json").write_text(config)
     assert "has no trained weights for classifier" in refused(headless)
-    for name, content, told in (
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Pooling"}], "is made of Transformer, Pooling, no"),
+    for name, content, message in (
+        ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Pooling"}], "consists of Transformer, Pooling and"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "needs the prompt 'query'"),
         ("config_sentence_transformers.json", {"activation_fn": "torch.nn.Tanh"}, "has the activation 'Tanh'"),
         ("config_sentence_transformers.json", [1], "the content is a list, expected an object"),
     ):
-        other = Path(shutil.copytree(judge, tmp_path / told[:9]))
+        other = Path(shutil.copytree(judge, tmp_path / message[:9]))
         (other / name).write_text(json.dumps(content))
-        assert told in refused(other)
+        assert message in refused(other)
     pickled = Path(shutil.copytree(judge, tmp_path / "pickled"))
     torch.save({}, pickled / "pytorch_model.bin")
     (pickled / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Dropout by key: the wanted share, the wanted mean, one mask for values and gradients, nothing remembered."""
+"""Dropout by key: share, mean, and one mask for values and gradients without stored masks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_types_share_masks_and_in_place_is_the_same() -> None:
     assert torch.equal(values, expected)
 
 
-def test_the_generator_decides() -> None:
+def test_the_generator_decides_the_mask() -> None:
     module, values = Dropout(0.5), torch.ones(64, 64)
     torch.manual_seed(5)
     one, other = module(values), module(values)
@@ -64,7 +64,7 @@ def test_the_generator_decides() -> None:
     assert not torch.equal(one, other)
 
 
-def test_what_is_not_trained_or_not_dropped_is_left_alone() -> None:
+def test_values_are_unchanged_outside_of_training_or_for_probability_0() -> None:
     values = torch.randn(8, 8)
     assert Dropout(0.5).eval()(values) is values
     assert dropout(values, 0.0) is values
@@ -72,7 +72,7 @@ def test_what_is_not_trained_or_not_dropped_is_left_alone() -> None:
     assert dropout(values.double(), 0.5).dtype == torch.float64
 
 
-def test_nothing_is_kept_for_backward() -> None:
+def test_no_mask_is_stored_for_backward() -> None:
     held = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: held.append(tensor), lambda tensor: tensor):
         dropout(torch.randn(100, requires_grad=True), 0.5).sum()

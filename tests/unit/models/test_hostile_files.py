@@ -1,4 +1,4 @@
-"""Model directories that are broken or made to harm: each ends in one line, and none runs code or random weights."""
+"""Damaged or hostile model directories: each ends in one line, and none runs code or uses random weights."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def tokens(**values: Any) -> Change:
 
 
 WHOLE = r"expected a whole number from 1 to "
-# What is done to a good directory, and what the one line says.
+# Changes of a valid directory, and text of the error line.
 CASES: list[tuple[str, Change, str]] = [
     ("a size that is text", config(hidden_size="abc"), "config.json: hidden_size is 'abc', " + WHOLE),
     ("a negative size", config(hidden_size=-32), "hidden_size is -32, " + WHOLE),
@@ -244,7 +244,7 @@ def test_a_broken_model_ends_in_one_line(tiny_encoder: Path, tmp_path: Path, cha
     assert "\n" not in str(error.value)
 
 
-def test_a_file_is_no_model(tiny_encoder: Path) -> None:
+def test_a_file_is_not_a_model(tiny_encoder: Path) -> None:
     with pytest.raises(ModelError, match="is a file, not a directory"):
         load_retriever(ModelConfig(str(tiny_encoder / "config.json")))
 
@@ -256,7 +256,7 @@ def test_code_of_a_model_never_runs(tiny_encoder: Path, tmp_path: Path, name: st
     tokenizer = {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}, "tokenizer_class": "Evil"}
     settings(name, **({"auto_map": auto, "model_type": "evil"} if name == "config.json" else tokenizer))(folder)
     put("evil.py", f"open({str(tmp_path / 'evil')!r}, 'w')\nclass Evil: pass\n")(folder)
-    # transformers asks at the terminal where it is not told that code may not run.
+    # transformers asks at the terminal unless running code is forbidden.
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a person was asked to run code"))
     if name == "config.json":
         with pytest.raises(ModelError, match="cannot be loaded"):
@@ -293,7 +293,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]
     ],
     ids=["no pooler", "a masked language model", "position ids", "more tensors"],
 )
-def test_what_is_usual_loads_as_it_was(
+def test_usual_directories_load_unchanged(
     tiny_encoder: Path, tmp_path: Path, change: Change, reported: list[str], lines: Callable[[], list[str]]
 ) -> None:
     folder = Path(shutil.copytree(tiny_encoder, tmp_path / "model"))

@@ -1,4 +1,4 @@
-"""What we write, sentence-transformers and transformers read, and all encode alike."""
+"""Written model directories: sentence-transformers and transformers read them and encode the same."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_transformers_reads_the_same_weights(tiny_encoder: Path, tmp_path: Path)
         torch.testing.assert_close(parameter, model.get_parameter(name), rtol=0, atol=0)
 
 
-def test_a_directory_reads_back_as_it_was_described(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_written_directory_has_the_same_description(tiny_encoder: Path, tmp_path: Path) -> None:
     config = ModelConfig(str(tiny_encoder), pooling="cls", similarity="dot", query_length=9, passage_length=21)
     again = load_retriever(ModelConfig(str(written(tmp_path, config)))).description
     assert (again.pooling, again.similarity, again.query_length, again.passage_length) == ("cls", "dot", 9, 21)
@@ -96,7 +96,7 @@ def test_both_generations_of_pooling_files_are_read(
     assert load_retriever(ModelConfig(str(folder))).description.pooling == expected
 
 
-def test_modules_that_we_do_not_train_are_refused(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_unsupported_modules_are_refused(tiny_encoder: Path, tmp_path: Path) -> None:
     folder = written(tmp_path, ModelConfig(str(tiny_encoder)))
     (folder / "raytriever.json").unlink()
     modules = json.loads((folder / "modules.json").read_text())

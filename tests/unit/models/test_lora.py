@@ -1,4 +1,4 @@
-"""Adapters alone are trained, and what is written is one encoder that contains them."""
+"""LoRA: only adapters are trained, and the written model contains them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def values(retriever: Retriever) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("towers", ["shared", "separate"])
-def test_a_step_changes_adapters_and_nothing_else(tiny_encoder: Path, towers: str) -> None:
+def test_a_step_changes_only_adapters(tiny_encoder: Path, towers: str) -> None:
     retriever = adapted(tiny_encoder, towers=towers)
     before = values(retriever)
     step(retriever)
@@ -60,7 +60,7 @@ def test_a_step_changes_adapters_and_nothing_else(tiny_encoder: Path, towers: st
 
 
 @pytest.mark.parametrize("towers", ["shared", "separate"])
-def test_fresh_adapters_leave_the_embeddings_alone(tiny_encoder: Path, towers: str) -> None:
+def test_new_adapters_do_not_change_the_embeddings(tiny_encoder: Path, towers: str) -> None:
     plain = load_retriever(ModelConfig(str(tiny_encoder), towers=towers))
     retriever = adapted(tiny_encoder, towers=towers)
     assert not retriever.query.training
@@ -70,7 +70,7 @@ def test_fresh_adapters_leave_the_embeddings_alone(tiny_encoder: Path, towers: s
 
 @pytest.mark.parametrize("settings", [{}, {"lora_alpha": 1.0}, {"lora_targets": "query, attention.output.dense"}])
 @pytest.mark.parametrize("towers", ["shared", "separate"])
-def test_what_is_written_encodes_as_what_was_trained(
+def test_a_written_model_encodes_like_the_trained_one(
     tiny_encoder: Path, tmp_path: Path, towers: str, settings: dict[str, object]
 ) -> None:
     retriever = adapted(tiny_encoder, towers=towers, **settings)
@@ -90,7 +90,7 @@ def test_what_is_written_encodes_as_what_was_trained(
     assert all(torch.equal(value, trained[name]) for name, value in values(retriever).items())
 
 
-def test_transformers_reads_the_merged_encoder_without_a_word(
+def test_transformers_reads_the_merged_encoder_without_a_warning(
     tiny_encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     retriever = adapted(tiny_encoder)
@@ -101,7 +101,7 @@ def test_transformers_reads_the_merged_encoder_without_a_word(
     assert not any("lora" in name or "base_layer" in name for name, _ in model.named_parameters())
 
 
-def test_towers_share_what_neither_trains(tiny_encoder: Path) -> None:
+def test_towers_share_frozen_weights(tiny_encoder: Path) -> None:
     frozen = load_retriever(ModelConfig(str(tiny_encoder)))
     retriever = adapted(tiny_encoder, towers="separate")
     assert retriever.query.backbone is not retriever.passage.backbone
@@ -113,7 +113,7 @@ def test_towers_share_what_neither_trains(tiny_encoder: Path) -> None:
     assert len({id(parameter) for parameter in moved.parameters() if not parameter.requires_grad}) == len(bases)
 
 
-def test_towers_that_differ_keep_their_own(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_different_towers_keep_their_own_weights(tiny_encoder: Path, tmp_path: Path) -> None:
     two = load_retriever(ModelConfig(str(tiny_encoder), towers="separate"))
     with torch.no_grad():
         two.passage.backbone.embeddings.word_embeddings.weight.add_(1.0)
@@ -128,7 +128,7 @@ def test_towers_that_differ_keep_their_own(tiny_encoder: Path, tmp_path: Path) -
     assert torch.equal(query + 1.0, passage)
 
 
-def test_a_seed_fixes_the_adapters_and_leaves_the_generators_alone(tiny_encoder: Path) -> None:
+def test_a_seed_decides_the_adapters_and_generators_do_not_change(tiny_encoder: Path) -> None:
     torch.manual_seed(5)
     one = values(adapted(tiny_encoder, towers="separate", seed=3))
     drawn = torch.rand(1)
@@ -142,7 +142,7 @@ def test_a_seed_fixes_the_adapters_and_leaves_the_generators_alone(tiny_encoder:
     assert not torch.equal(one[first[0]], one[first[0].replace("query.", "passage.", 1)])
 
 
-def test_the_encoder_s_dropout_is_not_the_adapters(tiny_encoder: Path) -> None:
+def test_dropout_of_the_encoder_does_not_change_that_of_adapters(tiny_encoder: Path) -> None:
     retriever = adapted(tiny_encoder, lora_dropout=0.25)
     set_dropout(retriever, 0.0)
     found = {part.p for part in retriever.modules() if isinstance(part, torch.nn.Dropout)}
@@ -156,7 +156,7 @@ def test_the_encoder_s_dropout_is_not_the_adapters(tiny_encoder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (
             {"lora_rank": 0, "lora_alpha": 8.0},
@@ -169,8 +169,8 @@ def test_the_encoder_s_dropout_is_not_the_adapters(tiny_encoder: Path) -> None:
         ({"lora_targets": "LayerNorm"}, r"no linear layer 'LayerNorm'"),
     ],
 )
-def test_settings_that_contradict_are_refused(tiny_encoder: Path, settings: dict[str, object], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_settings_that_contradict_are_refused(tiny_encoder: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         adapted(tiny_encoder, **settings)
 
 

@@ -1,4 +1,4 @@
-"""Pooling against loops over single texts."""
+"""Pooling, compared with loops over single texts."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ MASKS = {"right": [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]], "left": [[0, 1, 1,
 
 @pytest.mark.parametrize("side", MASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pooling_sees_only_a_texts_own_tokens(side: str, dtype: torch.dtype) -> None:
+def test_pooling_uses_only_the_tokens_of_a_text(side: str, dtype: torch.dtype) -> None:
     mask = torch.tensor(MASKS[side])
     states = torch.randn(3, 4, 5, generator=torch.manual_seed(0)).to(dtype)
     own = [states[i][mask[i].bool()].float() for i in range(3)]

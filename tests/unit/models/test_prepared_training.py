@@ -1,4 +1,4 @@
-"""Adapters and recomputed blocks through the objective and the strategy that a run uses."""
+"""Adapters and activation checkpointing with the objective and the strategy of a run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def made(
 
 @pytest.mark.parametrize("chunk", [None, Chunk(sequences=5)])
 @pytest.mark.parametrize("towers", ["shared", "separate"])
-def test_adapters_learn_and_the_written_model_has_learnt(
+def test_adapters_learn_and_the_written_model_contains_them(
     tiny_encoder: Path, tmp_path: Path, towers: str, chunk: Chunk | None
 ) -> None:
     retriever, strategy, batch = made(
@@ -83,7 +83,7 @@ def test_adapters_learn_and_the_written_model_has_learnt(
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_rank": 4, "lora_dropout": 0.2}])
-def test_cached_gradients_and_recomputed_blocks_draw_the_same_dropout(
+def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
     tiny_encoder: Path, settings: dict[str, object]
 ) -> None:
     found = []

@@ -1,4 +1,4 @@
-"""A model's name: what is found, and what is refused in one line."""
+"""Resolution of model names, and errors of names that cannot be resolved."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.source import embedded_minilm, resolve_model
 
 
-def test_minilm_is_the_published_file() -> None:
+def test_minilm_has_the_published_weights() -> None:
     assert (resolve_model("minilm") / "model.safetensors").is_file()
 
 
@@ -32,7 +32,7 @@ def test_a_missing_package_names_what_to_install() -> None:
         embedded_minilm("no_such_package_here")
 
 
-def test_a_run_directory_stands_for_its_model(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_run_directory_resolves_to_its_model(tiny_encoder: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_encoder, tmp_path / "run" / "model")
     (tmp_path / "run" / "model" / "modules.json").write_text("[]")
     assert resolve_model(str(tmp_path / "run")) == tmp_path / "run" / "model"
@@ -44,25 +44,25 @@ def test_a_missing_directory_is_named(name: str) -> None:
         resolve_model(name)
 
 
-def test_an_empty_directory_is_no_model(tmp_path: Path) -> None:
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
 
 
-def test_a_hub_model_while_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_hub_model_is_refused_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ModelError, match="hub cannot be reached"):
         resolve_model("intfloat/e5-base-v2")
 
 
-def test_what_is_no_name_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="neither a directory nor a hub name"):
         resolve_model("what is this")
 
 
-def test_weights_that_are_torn(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_damaged_weights_are_refused(tiny_encoder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "torn"
     shutil.copytree(tiny_encoder, folder)
     weights = folder / "model.safetensors"
@@ -79,7 +79,7 @@ def test_pickled_weights_are_never_read(tiny_encoder: Path, tmp_path: Path) -> N
         load_retriever(ModelConfig(str(folder)))
 
 
-def test_a_model_without_a_tokenizer(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mute"
     shutil.copytree(tiny_encoder, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,4 +1,4 @@
-"""Contents and template together give what the tokenizer gives, for tokenizers of every kind."""
+"""Contents and templates give the output of the tokenizer, for tokenizers of every kind."""
 
 from __future__ import annotations
 
@@ -126,21 +126,21 @@ def assert_same(tokenizer: Any, texts: list[str], lengths: list[int]) -> None:
             assert torch.equal(tensor, padded[name]), name
 
 
-def test_inputs_and_batches_are_the_tokenizer_s_own(kind: tuple[Any, int, int]) -> None:
+def test_inputs_and_batches_equal_those_of_the_tokenizer(kind: tuple[Any, int, int]) -> None:
     tokenizer, _, _ = kind
     assert_same(tokenizer, TEXTS, LENGTHS)
     longest = max(map(len, contents(tokenizer, TEXTS)))
     assert longest > LENGTHS[-1]  # so that every length cut something
 
 
-def test_what_stands_around_a_text_is_found(kind: tuple[Any, int, int]) -> None:
+def test_special_tokens_around_a_text_are_detected(kind: tuple[Any, int, int]) -> None:
     tokenizer, before, after = kind
     template = Template.of(tokenizer)
     assert (len(template.before), len(template.after)) == (before, after)
 
 
 @pytest.mark.data
-def test_texts_of_many_languages(kind: tuple[Any, int, int], data_packs: Path) -> None:
+def test_texts_in_many_languages(kind: tuple[Any, int, int], data_packs: Path) -> None:
     texts = []
     for folder in sorted(path for path in (data_packs / "xquad").iterdir() if path.is_dir()):
         for name, prefix in (("queries", "query: "), ("corpus", "passage: ")):
@@ -186,14 +186,14 @@ def test_a_template_with_more_than_one_gap_is_refused(single: str) -> None:
         Template.of(bpe(single))
 
 
-def test_what_cannot_be_said_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ModelError, match="no padding token"):
         Template.of(bpe("", pad_token=None))
     with pytest.raises(ModelError, match="split_special_tokens"):
         content_tokenizer_json(unigram(split_special_tokens=True))
 
 
-def test_a_vocabulary_that_knows_no_common_letter() -> None:
+def test_a_vocabulary_without_common_letters() -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"<|pad|>": 0, "<|end|>": 1, "ด": 2}, merges=[]))
     tokenizer.post_processor = processors.TemplateProcessing(single="$A <|end|>", special_tokens=[("<|end|>", 1)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
@@ -202,6 +202,6 @@ def test_a_vocabulary_that_knows_no_common_letter() -> None:
     assert_same(fast, ["", "ดด", "abc"], LENGTHS)
 
 
-def test_a_directory_without_tokenizer_files_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_tokenizer_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no tokenizer"):
         load_tokenizer(tmp_path)

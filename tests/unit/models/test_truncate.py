@@ -1,4 +1,4 @@
-"""Embeddings cut to their first components: here, on disk, in sentence-transformers, and in graphs."""
+"""Truncated embeddings: in raytriever, on disk, in sentence-transformers, and in exported graphs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def cut(rows: np.ndarray, width: int, similarity: str) -> np.ndarray:
 
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_the_first_components_are_kept_and_written(
-    tiny_encoder: Path, tmp_path: Path, similarity: str, towers: str
-) -> None:
+def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path, similarity: str, towers: str) -> None:
     config = ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers)
     whole = encode_texts(load_retriever(config), TEXTS, "passage")
     retriever = load_retriever(ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers, truncate_dim=12))
@@ -56,12 +54,12 @@ def test_the_width_in_a_sentence_transformers_directory_is_read(tiny_encoder: Pa
     assert load_retriever(ModelConfig(str(tmp_path))).width == 8
 
 
-def test_a_whole_model_says_nothing_of_it_to_others(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_a_model_without_truncation_has_no_such_setting(tiny_encoder: Path, tmp_path: Path) -> None:
     write_model(load_retriever(ModelConfig(str(tiny_encoder))), tmp_path)
     assert "truncate_dim" not in json.loads((tmp_path / "config_sentence_transformers.json").read_text())
 
 
-def test_more_than_there_is_is_refused(tiny_encoder: Path) -> None:
+def test_more_components_than_the_width_are_refused(tiny_encoder: Path) -> None:
     assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).width == 32
     with pytest.raises(
         ConfigError, match=r"--truncate-dim: 33 is out of range, embeddings of .* have 32 components; give at most 32"
@@ -70,7 +68,7 @@ def test_more_than_there_is_is_refused(tiny_encoder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_graphs_and_the_card_tell_of_it(tiny_encoder: Path, tmp_path: Path) -> None:
+def test_graphs_and_the_model_card_contain_the_setting(tiny_encoder: Path, tmp_path: Path) -> None:
     config = ModelConfig(str(tiny_encoder), truncate_dim=12)
     [onnx, openvino] = export(config, ExportConfig(formats="onnx,openvino"), tmp_path / "out", lambda line: None)
     assert max(onnx.difference, openvino.difference) < 1e-5

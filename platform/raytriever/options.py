@@ -69,7 +69,7 @@ def read_option(field: dataclasses.Field[Any], given: Any, where: str) -> Any:
     try:
         return field.metadata["reads"](given)
     except ValueError as error:
-        raise ConfigError(f"{given!r}", where, str(error)) from error
+        raise ConfigError(f"{given!r} is invalid", where, str(error)) from error
 
 
 def check_options(config: Any) -> None:

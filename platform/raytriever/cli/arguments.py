@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with the message of argparse."""
-        raise ConfigError(message, remedy=f"see {self.prog} --help")
+        raise ConfigError(message.removesuffix(", ..."), remedy=f"see `{self.prog} --help`")
 
     def print_help(self, file: Any = None) -> None:
         """Print the help on standard output; raises `StorageError` if the disk is full."""
@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
             _check_utf8(word, _flag_before(words, index, known))
         arguments, unknown = self.parse_known_args(words)
         for word in unknown:
-            raise ConfigError(f"unexpected word {word!r}", remedy=f"see {self.prog} --help")
+            raise ConfigError(f"unexpected argument {word!r}", remedy=f"see `{self.prog} --help`")
         free = getattr(arguments, self._free_text) if self._free_text else None
         for index, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
@@ -232,7 +232,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         if choices and len(choices) > 4:
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
         group.add_argument(
-            flag_of(field.name), type=_converter(types[0], flag_of(field.name)), metavar=metavar, **common
+            flag_of(field.name), type=number_type(types[0], flag_of(field.name)), metavar=metavar, **common
         )
 
 
@@ -296,13 +296,14 @@ def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--outp
         acquire(output, wait=arguments.wait, report=warn, remedy=f"wait for it with --wait, or give another {flag}")
 
 
-def _converter(kind: type, flag: str) -> Any:
+def number_type(kind: type, flag: str) -> Callable[[str], Any]:
+    """Return the argparse `type` of a number (or a text): it raises `ConfigError` if the value is none."""
     words = {int: "a whole number", float: "a number", str: "text"}
 
     def convert(text: str) -> Any:
         try:
             return kind(text)
         except ValueError as error:
-            raise ConfigError(f"{text!r}", flag, f"give {words[kind]}") from error
+            raise ConfigError(f"{text!r} is invalid", flag, f"give {words[kind]}") from error
 
     return convert

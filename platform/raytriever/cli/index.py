@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_wait,
+    build_config,
+    check_effects,
+    lock_output,
+    number_type,
+    path_type,
+)
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import IndexConfig, check_index
@@ -81,7 +90,9 @@ def _parser() -> Parser:
         "--split", metavar="NAME", help="compare the index with exact search on the queries of this split"
     )
     parser.add_argument("--query", metavar="TEXT", help="print the best passages for this query")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="number of passages to print (default: 5)")
+    parser.add_argument(
+        "--top", type=number_type(int, "--top"), default=5, metavar="K", help="number of passages to print (default: 5)"
+    )
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])

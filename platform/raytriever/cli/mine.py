@@ -14,6 +14,7 @@ from raytriever.cli.arguments import (
     build_config,
     check_effects,
     lock_output,
+    number_type,
     path_type,
     quote_command,
 )
@@ -98,7 +99,7 @@ def _parser() -> Parser:
     parser.add_argument("--ranks", metavar="A:B", help="short for --range-min A --range-max B")
     parser.add_argument(
         "--round",
-        type=int,
+        type=number_type(int, "--round"),
         default=0,
         metavar="N",
         help="number of this round of mining, which the table records (default: 0)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 
-from raytriever.cli.arguments import Parser, add_settings, build_config, path_type
+from raytriever.cli.arguments import Parser, add_settings, build_config, number_type, path_type
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
@@ -47,10 +47,12 @@ def _parser() -> Parser:
         metavar="PATH",
         help="`pydocs`, or a data set as a folder in BEIR layout (default: pydocs)",
     )
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="number of passages to print (default: 5)")
+    parser.add_argument(
+        "--top", type=number_type(int, "--top"), default=5, metavar="K", help="number of passages to print (default: 5)"
+    )
     parser.add_argument(
         "--threshold",
-        type=float,
+        type=number_type(float, "--threshold"),
         metavar="SCORE",
         help="lowest score of a passage to print; `evaluate --calibrate` finds a threshold",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser, add_wait, lock_output, path_type
+from raytriever.cli.arguments import Parser, add_wait, lock_output, number_type, path_type
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
@@ -92,7 +92,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--seeds",
-        type=_count,
+        type=number_type(int, "--seeds"),
         metavar="N",
         help="trainings of each row of the table, with seeds 0 to N-1 (default: set by the study)",
     )
@@ -106,10 +106,3 @@ def _parser() -> Parser:
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
-
-
-def _count(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r}", "--seeds", "give a whole number") from error

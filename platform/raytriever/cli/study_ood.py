@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_wait,
+    build_config,
+    check_effects,
+    lock_output,
+    number_type,
+    path_type,
+)
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import INDEXES
@@ -84,14 +93,14 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--queries",
-        type=int,
+        type=number_type(int, "--queries"),
         default=1_000,
         metavar="N",
         help="number of queries, and of held-out passages (default: 1000)",
     )
     parser.add_argument(
         "--documents",
-        type=int,
+        type=number_type(int, "--documents"),
         default=100_000,
         metavar="N",
         help="number of documents in the control set (default: 100000)",

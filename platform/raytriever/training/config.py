@@ -69,7 +69,7 @@ class TrainingConfig:
     )
     num_workers: int | str = option(
         1,
-        "training processes; MIN:MAX follows the size of the cluster",
+        "training processes; MIN:MAX follows the cluster size",
         reads=worker_count,
         form="N|MIN:MAX",
     )

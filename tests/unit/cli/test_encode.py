@@ -34,7 +34,7 @@ def test_it_makes_a_store_and_finds_it_again(
     [
         ("", "the following arguments are required: --output"),
         ("--output own --dtype fp8", "--dtype: unknown value 'fp8'; "),
-        ("--output own --actors 4:2", "--actors: '4:2'; give a number of actors of at least 1, or MIN:MAX"),
+        ("--output own --actors 4:2", "--actors: '4:2' is invalid; give a number of actors of at least 1, or MIN:MAX"),
         ("--output own --actor-gpus 2", "--actor-gpus: 2.0 is out of range"),
         ("--output own --batch-tokens 0", "--batch-tokens: 0 is out of range; give a value at least 1"),
         ("--output own --model ./none", "./none: no such directory"),

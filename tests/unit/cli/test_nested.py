@@ -11,10 +11,10 @@ import pytest
 @pytest.mark.parametrize(
     ("dims", "expected"),
     [
-        ("0", "--matryoshka-dims: '0'; give whole numbers from 1 on, with commas between, as in 256,128,64"),
-        ("16,x", "--matryoshka-dims: '16,x'; give whole numbers from 1 on"),
-        ("8,16,4", "--matryoshka-dims: '8,16,4'; give each once, in order: 16,8,4"),
-        ("64,16", "--matryoshka-dims: 64 components, embeddings have 32; give at most 32"),
+        ("0", "--matryoshka-dims: '0' is invalid; give whole numbers from 1, separated by commas, as in 256,128,64"),
+        ("16,x", "--matryoshka-dims: '16,x' is invalid; give whole numbers from 1"),
+        ("8,16,4", "--matryoshka-dims: '8,16,4' is invalid; give each once, in order: 16,8,4"),
+        ("64,16", "--matryoshka-dims: asks for 64 components, but embeddings have 32; give at most 32"),
     ],
 )
 def test_training_refuses(

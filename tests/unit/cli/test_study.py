@@ -19,10 +19,10 @@ ErrorLine = Callable[..., str]
     ("words", "expected"),
     [
         ("mw-in-domian --output s", "unknown study 'mw-in-domian'; did you mean 'mw-in-domain'?"),
-        ("mw-in-domain", "the following arguments are required: --output; see raytriever study --help"),
+        ("mw-in-domain", "the following arguments are required: --output; see `raytriever study --help`"),
         ("mw-in-domain --output s --scale smal", "--scale: unknown scale 'smal'; did you mean 'small'?"),
         ("mw-in-domain --output s --seeds 0", "--seeds: 0 is out of range; give 1 to 100"),
-        ("mw-in-domain --output s --seeds few", "--seeds: 'few'; give a whole number"),
+        ("mw-in-domain --output s --seeds few", "--seeds: 'few' is invalid; give a whole number"),
         ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is not a valid run name; use letters"),
         ("mw-in-domain --output s --data-root gone", "--data-root gone: is no folder; name the folder that holds"),
         ("mw-in-domain --output s --scale small --data-root .", "squad"),

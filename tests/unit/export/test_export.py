@@ -90,7 +90,7 @@ def test_what_is_asked_for_is_looked_at_first(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, output = ModelConfig(str(tiny_encoder)), tmp_path / "out"
-    with pytest.raises(ConfigError, match="--formats: 'onnx,tflite'; choose from onnx, openvino"):
+    with pytest.raises(ConfigError, match="--formats: 'onnx,tflite' is invalid; choose from onnx, openvino"):
         check_options(ExportConfig(formats="onnx,tflite"))
     with pytest.raises(StorageError, match=r"holds no results\.json"):
         export(config, ExportConfig(evaluation=str(tmp_path)), output, told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, path_type
+from raytriever.cli.arguments import Parser, number_type, path_type
 from raytriever.errors import ConfigError
 from raytriever.paths import OUTPUT
 from raytriever.terminal import warn
@@ -58,10 +58,18 @@ def _parser() -> Parser:
     )
     for name, port, server in (("ray", 6379, "Ray head"), ("dashboard", 8265, "Ray dashboard and job server")):
         parser.add_argument(
-            f"--{name}-port", type=int, default=port, metavar="PORT", help=f"port of the {server} (default: {port})"
+            f"--{name}-port",
+            type=number_type(int, f"--{name}-port"),
+            default=port,
+            metavar="PORT",
+            help=f"port of the {server} (default: {port})",
         )
     parser.add_argument(
-        "--mlflow-port", type=int, default=5000, metavar="PORT", help="port of the MLflow server (default: 5000)"
+        "--mlflow-port",
+        type=number_type(int, "--mlflow-port"),
+        default=5000,
+        metavar="PORT",
+        help="port of the MLflow server (default: 5000)",
     )
     parser.add_argument(
         "--database",
@@ -77,10 +85,15 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folder for the artifacts of MLflow (default: mlartifacts)",
     )
-    parser.add_argument("--num-cpus", type=int, metavar="N", help="number of CPUs that Ray may use (default: all)")
+    parser.add_argument(
+        "--num-cpus",
+        type=number_type(int, "--num-cpus"),
+        metavar="N",
+        help="number of CPUs that Ray may use (default: all)",
+    )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=number_type(float, "--timeout"),
         default=120.0,
         metavar="SECONDS",
         help="time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it",

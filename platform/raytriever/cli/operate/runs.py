@@ -150,6 +150,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "folders",
         nargs="*",
+        default=[],
         type=path_type(RUN_FOLDER, ""),
         metavar="FOLDER",
         help="run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)",

@@ -57,5 +57,6 @@ def _parser() -> Parser:
         help="checkout to upload (default: this folder)",
     )
     parser.add_argument("stage", metavar="STAGE", help="stage to run, followed by its flags")
-    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    flags = parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    flags.required = False
     return parser

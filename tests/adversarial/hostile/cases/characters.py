@@ -82,7 +82,7 @@ CASES = of_area(
         for name, text in EASY.items()
     ],
     Case("an escape sequence as a flag", "train '--\x1b[2J'", "unknown flag", fast=True),
-    Case("an escape sequence as a word", "search x '\x1b[2J'", "unexpected word"),
+    Case("an escape sequence as a word", "search x '\x1b[2J'", "unexpected argument"),
     Case("an escape sequence as a stage", "'\x1b[2J'", "unknown stage"),
     Case(
         "an escape sequence in a path of data",

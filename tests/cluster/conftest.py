@@ -18,6 +18,14 @@ from processes import processes
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def handled_interrupts() -> Iterator[None]:
+    """Let SIGINT reach the started processes, which inherit the ignored signal of a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """Starts stages of raytriever in a folder of their own, with a tracking database and a cache of their own."""

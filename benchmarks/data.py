@@ -146,7 +146,7 @@ def again(dataset: Path) -> dict[str, float]:
     request = Request(str(dataset), minilm())
     told: list[str] = []
     prepare(request, in_processes)
-    took = seconds(lambda: prepare(request, in_processes, say=told.append))
+    took = seconds(lambda: prepare(request, in_processes, report=told.append))
     return {"seconds": took, "said": float("prepared before" in told[0])}
 
 

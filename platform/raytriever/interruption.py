@@ -1,9 +1,8 @@
-"""Ctrl-C, SIGTERM (which `ray job stop` sends) and SIGHUP (of a closed terminal), as an end that neither gets lost nor
-breaks something.
+"""Interruption by Ctrl-C, SIGTERM (from `ray job stop`) or SIGHUP (from a closed terminal), without loss or damage.
 
-1. All raise KeyboardInterrupt in the main thread wherever it stands; a moment later where Python would print it and go
-   on, or be left with a lock that is never released.
-2. Not all such places are known, so whoever waits long asks as well.
+1. Each signal raises KeyboardInterrupt in the main thread. In code where Python would print the exception and continue,
+   or keep a lock forever, it is raised a moment later.
+2. Not all such code is known, so functions that wait long also call `check_interrupted`.
 """
 
 from __future__ import annotations
@@ -17,21 +16,24 @@ from types import FrameType
 from typing import Any
 
 LATER_SECONDS = 0.02
-# Modules and functions of theirs, an empty one for all: callbacks whose exceptions are ignored, and logging's lock,
-# which is taken and released by callbacks around every fork.
+# Modules and their functions ("" for all): callbacks whose exceptions Python ignores, and the lock of logging, which
+# callbacks take and release around every fork.
 _DELICATE = {("weakref", ""), ("importlib._bootstrap", "cb"), ("logging", "_acquireLock"), ("logging", "_releaseLock")}
 
-_told = threading.Event()
+_interrupted = threading.Event()
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A block that each of them ends: what can be kept is kept. Where Ctrl-C is ignored, as shells have it for jobs
-    behind, or SIGHUP, as `nohup` has it, it stays so; nothing outside the main thread."""
+    """End a block by KeyboardInterrupt at each of these signals, so that it can save its results.
+
+    An ignored Ctrl-C (a background job of a shell) or SIGHUP (`nohup`) stays ignored. Outside the main thread this does
+    nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _told.clear()
+    _interrupted.clear()
     before: dict[signal.Signals, Any] = {signal.SIGALRM: signal.getsignal(signal.SIGALRM)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -41,16 +43,16 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        if _told.is_set():
-            signal.setitimer(signal.ITIMER_REAL, 0)  # whoever has the signal next knows nothing of it, and would die
-            _told.clear()  # what comes after the block was not interrupted
+        if _interrupted.is_set():
+            signal.setitimer(signal.ITIMER_REAL, 0)  # the next handler does not expect the alarm, and would die
+            _interrupted.clear()  # code after the block was not interrupted
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """Start processes that SIGHUP does not reach: a closed terminal sends it to all; this one ends them."""
+    """Start processes that SIGHUP does not reach. A closed terminal sends it to all processes; this one ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -59,18 +61,18 @@ def hangups_blocked() -> Iterator[None]:
 
 
 def check_interrupted() -> None:
-    """Raise KeyboardInterrupt where the innermost such block was told to end."""
-    if _told.is_set():
+    """Raise KeyboardInterrupt if a signal has ended the innermost `interruptible` block."""
+    if _interrupted.is_set():
         raise KeyboardInterrupt
 
 
 def end_with_parent() -> None:
-    """End this process of `multiprocessing` as soon as the process that asked for it dies, SIGKILL included.
+    """End this process of `multiprocessing` as soon as its parent dies, also by SIGKILL.
 
-    A worker waits for its next task on a pipe that the other workers hold open too, so it would wait without end. A
-    fork server and a resource tracker end when the last process does that they serve.
+    A worker waits for its next task on a pipe that other workers keep open, so it would wait forever. A fork server and
+    a resource tracker end with the last process that they serve.
     """
-    from multiprocessing import parent_process  # 0.1 s, which the command line can do without
+    from multiprocessing import parent_process  # imported here: it takes 0.1 s, and the command line does not need it
 
     parent = parent_process()
     if parent is not None:
@@ -85,7 +87,7 @@ def _end_after(sentinel: int) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _told.set()
+    _interrupted.set()
     if _is_delicate(frame):
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, LATER_SECONDS)

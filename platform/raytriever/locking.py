@@ -41,7 +41,7 @@ BY_KERNEL, BY_FILE = "kernel", "file"
 
 
 class InUseError(StorageError):
-    """Another command is writing there."""
+    """Another command is writing to the path."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to write under a directory, for as long as `file` holds the token."""
+    """Right to write under a directory while `file` contains the token."""
 
     directory: str
     file: str
@@ -87,7 +87,7 @@ _claims: list[Claim] = []
 
 
 class Lock:
-    """A lock that this process holds until `release`; made by `acquire`."""
+    """Lock that this process holds until `release`; made by `acquire`."""
 
     def __init__(self, directory: Path, file: Path, descriptor: int | None, owner: Owner, made: Sequence[Path]) -> None:
         self.owner, self._file, self._descriptor, self._made = owner, file, descriptor, made
@@ -130,7 +130,7 @@ def lock_file_of(path: Path | str) -> Path:
 
 
 def owner_of(path: Path | str) -> Owner | None:
-    """Return the process that is writing a path now, None where there is none. Takes and changes nothing."""
+    """Return the process that is writing a path now, or None. Takes no lock and changes nothing."""
     file = lock_file_of(path)
     try:
         descriptor = os.open(file, os.O_RDONLY)
@@ -181,7 +181,7 @@ def acquire(
 
 @contextmanager
 def released_at_end() -> Iterator[None]:
-    """A block at whose end every lock is released that was taken in it."""
+    """Release every lock that was taken in a block at its end."""
     before = set(_held)
     try:
         yield
@@ -191,7 +191,7 @@ def released_at_end() -> Iterator[None]:
 
 
 def claims() -> tuple[Claim, ...]:
-    """Return what this process may write, to be sent to its workers."""
+    """Return the claims of this process, to be sent to its workers."""
     return (*_claims, *(lock.claim for lock in _held.values()))
 
 
@@ -201,7 +201,7 @@ def join(of_driver: Sequence[Claim]) -> None:
 
 
 def check_owner(path: Path | str) -> None:
-    """Raise `InUseError` where a lock that covers a path was lost to another command."""
+    """Raise `InUseError` if this process has lost a lock that covers a path to another command."""
     if not _held and not _claims:
         return
     real = os.path.realpath(path)
@@ -218,7 +218,7 @@ def check_owner(path: Path | str) -> None:
 
 
 def _try(path: Path | str) -> Lock | Owner:
-    """The lock, or who has it."""
+    """Return the lock, or its owner."""
     directory, file = Path(os.path.realpath(path)), lock_file_of(path)
     made = _make_parents(file.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -260,7 +260,7 @@ def _try(path: Path | str) -> Lock | Owner:
 
 
 def _try_without_locks(directory: Path, file: Path, is_new: bool, made: Sequence[Path]) -> Lock | Owner:
-    """Take the lock by having created its file, or by replacing the file of an owner that is gone."""
+    """Take the lock: create its file, or replace the file of an owner that has ended."""
     owner = _own(BY_FILE)
     aside = file.with_name(f"{file.name}-{owner.token}")
     try:
@@ -280,7 +280,7 @@ def _try_without_locks(directory: Path, file: Path, is_new: bool, made: Sequence
 
 
 def _is_alive(owner: Owner, file: Path, now: float) -> bool:
-    """Whether the owner of a lock by file still runs."""
+    """Return True if the owner of a lock by file still runs."""
     if owner.kind == BY_KERNEL and owner.token:
         # Only where this host has no locks and the owner's has: nothing here shows whether it lives.
         return owner.host != socket.gethostname() or _started(owner.pid) == owner.started
@@ -305,7 +305,7 @@ def _command() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When a process of this host was started, in ticks since the machine was; None where there is no such process."""
+    """Return the start of a process of this host, in ticks since the machine started; None without such a process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -317,7 +317,7 @@ def _record(owner: Owner) -> bytes:
 
 
 def _read(file: Path) -> Owner:
-    """The owner as the lock file names it; an unknown one where it does not, as in the instant of its making."""
+    """Return the owner that the lock file names; an unknown one if it names none, as just after its creation."""
     try:
         return Owner(**json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -325,7 +325,7 @@ def _read(file: Path) -> Owner:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Whether an open file is still the one of that name."""
+    """Return True if the path still names this open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(file))
     except FileNotFoundError:
@@ -333,7 +333,7 @@ def _is_at(descriptor: int, file: Path) -> bool:
 
 
 def _make_parents(folder: Path) -> list[Path]:
-    """Make a folder with its parents; the ones that were missing, deepest first."""
+    """Make a folder with its parents; return those that were missing, deepest first."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     above = missing[-1].parent if missing else folder
     if not above.is_dir():
@@ -369,7 +369,7 @@ def _duration(seconds: float) -> str:
 
 
 def _after_fork() -> None:
-    """In a forked child: the parent alone keeps its locks, and the child writes on its behalf."""
+    """Keep the locks in the parent only; a forked child writes on its behalf."""
     _claims.extend(lock.claim for lock in _held.values())
     for lock in _held.values():
         lock.close()

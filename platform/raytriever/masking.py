@@ -24,7 +24,7 @@ _PLAIN_USERS = {"abfs://", "abfss://", "wasb://", "wasbs://", "gs://", "ssh://",
 # `user:password@` with `/`, `?` or `#` in the password; a port after the colon is no password.
 _PASSWORD = re.compile(r"(?<=://)(?![^\s/?#'\"]*@)[^\s/?#:@'\"]*:(?!\d+(?:[/?#]|$))[^\s'\"]+(?=@)")
 _PARAMETER = re.compile(r"(?<=[?&;#])([^\s=?&;#'\"]+)=([^\s?&;#'\"<>]+)")
-# Names that are secret wherever they are given a value: parts of cloud connection strings and of request headers.
+# Names whose values are secret everywhere: parts of cloud connection strings and of request headers.
 _ASSIGNED = re.compile(
     r"\b(AccountKey|SharedAccessKey|SharedAccessSignature|AWSAccessKeyId|GoogleAccessId|aws_secret_access_key|"
     r"X-Amz-(?:Signature|Credential|Security-Token)|Authorization|X-Api-Key)\b(?:['\"]?\s*[=:]\s*['\"]?)"
@@ -94,7 +94,7 @@ _SHORTEST = 6  # shorter values are words of everyday texts
 
 
 class Secret(NamedTuple):
-    """One secret of a text: its first and last place, and its kind in words for a message."""
+    """Secret in a text: its start and end, and its kind for a message."""
 
     start: int
     end: int
@@ -157,7 +157,7 @@ def _secrets(text: str) -> Iterator[Secret]:
 
 
 def _is_secret(name: str) -> bool:
-    """Whether a parameter's name has a word such as `sig`, `key` or `token`; `monkey` and `author` have none."""
+    """Return True if a parameter's name has a word such as `sig`, `key` or `token`; `monkey` and `author` have none."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return any(word in _SECRET_WORDS for word in words) or "".join(words) in _SECRET_WORDS
 

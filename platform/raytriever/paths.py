@@ -1,4 +1,4 @@
-"""Paths that a user gives: `~` is expanded, an empty path is refused, a missing one is reported before anything heavy.
+"""Paths from a user: `~` is expanded, an empty path is refused, and a missing one is reported before any heavy work.
 
 A setting declares the kind of path that it takes: `option(default, help, reads=DATASET, form="PATH")`. The command line
 and the configuration files read it by that kind, and `check_paths` looks for it before torch, Ray or transformers are
@@ -28,7 +28,7 @@ _EMPTY = "the path is empty"
 
 @dataclass(frozen=True)
 class PathKind:
-    """One kind of path, as settings and flags take it. Calling it reads a value: `~` and `~user` are expanded.
+    """Kind of path of settings and flags. A call reads a value: `~` and `~user` are expanded.
 
     Args:
         missing: what is wrong where nothing is there; empty for a path that is written and may be missing.
@@ -57,7 +57,7 @@ class PathKind:
     optional: bool = True
 
     def __call__(self, given: Any) -> str:
-        """Expand the paths in a value; raises `ValueError` where it is no text, or empty and needed."""
+        """Expand the paths in a value; raises `ValueError` if it is no text, or empty although it is required."""
         if not isinstance(given, str):
             raise ValueError("give a path")
         if not given.strip() and not self.optional:
@@ -75,7 +75,7 @@ class PathKind:
         return self(given)
 
     def check(self, given: str, flag: str) -> None:
-        """Raise the error of this kind where a local path in a value is missing; names and URIs pass."""
+        """Raise the error of this kind if a local path in a value does not exist; names and URIs pass."""
         if not self.missing:
             return
         for part in self._parts(given):
@@ -85,7 +85,7 @@ class PathKind:
                 raise self.error_of_missing(bare, flag)
 
     def error_of_missing(self, path: str, flag: str | None = None) -> UserError:
-        """The error for a path that is missing, with the most similar name that is there."""
+        """Return the error for a path that does not exist, with the most similar existing name."""
         parent = Path(path).parent
         near = [*self.names]
         if parent.is_dir() and os.access(parent, os.R_OK | os.X_OK):
@@ -95,7 +95,7 @@ class PathKind:
         return self.error(self.missing, f"{flag} {path}" if flag else path, remedy)
 
     def local(self, word: str) -> Path | None:
-        """The local path that a word means; None for a name, a URI, or a model of the hub."""
+        """Return the local path of a word; None for a name, a URI, or a model of the hub."""
         if not word or word in self.names or (self.only and not re.fullmatch(self.only, word)):
             return None
         if word.startswith(_LOCAL):
@@ -111,7 +111,7 @@ class PathKind:
         return given.split(self.separator) if self.separator else [given]
 
     def _bare(self, part: str) -> str:
-        """A path without its label and its suffix."""
+        """Return a path without its label and its suffix."""
         part = part.strip() if self.separator else part
         label, sign, rest = part.partition(self.label) if self.label else ("", "", "")
         if sign and label and rest and not os.path.exists(part):
@@ -133,17 +133,17 @@ def check_paths(*settings: Any) -> None:
 
 
 def expanded(path: Path | str) -> Path:
-    """A path with `~` and `~user` expanded; a user who is unknown here leaves it as it is."""
+    """Return a path with `~` and `~user` expanded; a user who is unknown here leaves it as it is."""
     return Path(os.path.expanduser(path))
 
 
 def runs_folder() -> Path:
-    """The folder in which runs are kept: `RAYTRIEVER_RUNS`, or `runs`."""
+    """Return the folder in which runs are kept: `RAYTRIEVER_RUNS`, or `runs`."""
     return expanded(os.environ.get("RAYTRIEVER_RUNS") or "runs")
 
 
 def _is_there(path: Path, folder: bool) -> bool:
-    """Whether a file or folder exists at a path; raises `StorageError` where that cannot be seen."""
+    """Return True if a file or folder exists at a path; raises `StorageError` if that cannot be checked."""
     with disk_errors(path, reading=True):
         try:
             mode = path.stat().st_mode

@@ -21,18 +21,18 @@ from raytriever.terminal import end_of_silence, presentable, write_line
 
 LINE_SECONDS = 10.0
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
-QUIET_SECONDS = 2.0  # what is over sooner needs no line
-RECENT_SECONDS = 60.0  # how far back the rate of what is left looks
+QUIET_SECONDS = 2.0  # shorter work needs no line
+RECENT_SECONDS = 60.0  # the time left is estimated from the rate of these seconds
 
 
 class Progress:
     """A bar or lines for `total` units of work, on standard error.
 
     Args:
-        title: what is being done, a word or two.
-        total: how many units there are.
-        unit: their name, such as `step` or `text`.
-        done: units already done before now (a continued run).
+        title: name of the work, one or two words.
+        total: number of units.
+        unit: name of a unit, such as `step` or `text`.
+        done: number of units done before (a resumed run).
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, stream: TextIO | None = None) -> None:
@@ -79,7 +79,7 @@ class Progress:
             self.advance(done - self._done, **notes)
 
     def say(self, text: str) -> None:
-        """A line of its own that does not tear the bar."""
+        """Print a line without damage to the bar."""
         if self._bar is not None:
             self._bar.write(presentable(text, self._stream), file=self._stream)
             end_of_silence()
@@ -141,8 +141,10 @@ class Progress:
         return line
 
     def _rate(self, now: float) -> float | None:
-        """Units a second: of all that is done when the work is over, else of recent work; None before the second
-        advance, unless the first one did everything."""
+        """Return units per second, of all work at its end, else of recent work.
+
+        It is None before the second advance, unless the first one did everything.
+        """
         if self._first is None:
             return None
         over = self._done == self._total
@@ -153,6 +155,6 @@ class Progress:
 
 
 def say(text: str) -> None:
-    """A line on standard error that tears no bar, whoever shows one; from any thread."""
+    """Print a line on standard error without damage to any bar, from any thread."""
     tqdm.write(presentable(text, sys.stderr), file=sys.stderr)
     end_of_silence()

@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 _ASIDE = ".aside-"
 _FINAL = re.compile(rf"(?<=/)\.([^/]+){_ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
 _STALE_SECONDS = 60
-# Of a system error: what is wrong, and what to do about it where something is written.
+# Message and remedy of system errors of writing.
 _WRITING = {
     errno.ENOSPC: ("no space left on the disk", "free some space or write to another disk"),
     errno.EDQUOT: ("the disk quota is used up", "free some space or write to another disk"),
@@ -50,7 +50,7 @@ _WRITING = {
     errno.ENFILE: ("too many open files on this machine", "raise the limit (`sysctl fs.file-max`)"),
     errno.EIO: ("the disk fails to read or write", "check the disk, and use another one"),
 }
-# The same where something is read: another remedy where "a path you may write to" would not help.
+# Message and remedy of system errors of reading, where "a path you may write to" would not help.
 _READABLE = "make it readable for this user (chmod, chown), or give another path"
 _READING = _WRITING | {
     errno.EACCES: ("permission denied", _READABLE),
@@ -60,12 +60,12 @@ _READING = _WRITING | {
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`."""
+    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`."""
     return Path(os.path.expanduser(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"))
 
 
 def sha256_of(file: Path | str) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -90,7 +90,7 @@ def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder as `os.walk` does, which passes over what it may not read; here that is an error.
+    """Walk a folder like `os.walk`, but raise an error for a folder that cannot be read.
 
     Raises:
         StorageError: naming the folder that cannot be read.
@@ -114,7 +114,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def check_writable(path: Path | str) -> None:
-    """Raise `StorageError` unless something can be written under `path`, which need not exist; leaves nothing."""
+    """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
     place = Path(os.path.abspath(path))
     with disk_errors(path):
         while not _exists(place) and place != place.parent:
@@ -134,7 +134,7 @@ def check_writable(path: Path | str) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether a path exists, as `Path.exists` does, which hides links in a circle; here they are an error."""
+    """Return True if a path exists, like `Path.exists`, but raise an error for links in a circle."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -143,7 +143,7 @@ def _exists(path: Path) -> bool:
 
 
 def _errno(error: Exception) -> int:
-    """The number of a system error, also of those that libraries tell in words only; 0 for any other."""
+    """Return the number of a system error, also if a library reports it in words only; 0 for any other error."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
@@ -156,12 +156,12 @@ def _errno(error: Exception) -> int:
 def committed_directory(
     path: Path | str, meta: Mapping[str, Any] | None = None, *, replace: bool = False
 ) -> Iterator[Path]:
-    """A directory to write into that appears at `path` whole, or not at all.
+    """Yield a directory to write into that appears at `path` whole, or not at all.
 
     Args:
         path: where the directory stands afterwards; its parents are made.
         meta: kept in the manifest; read when the block ends, so that the block may still fill it.
-        replace: whether a directory already there gives way (it is moved aside, and back on failure).
+        replace: replace an existing directory (it is moved, and moved back on failure).
 
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
@@ -187,7 +187,7 @@ def committed_directory(
 
 @contextmanager
 def lock_errors(path: Path | str) -> Iterator[None]:
-    """`disk_errors` of taking a lock: a user knows the path, not its lock file."""
+    """Raise `disk_errors` of taking a lock with the path, because a user does not know the lock file."""
     with disk_errors(path):
         try:
             yield
@@ -202,7 +202,7 @@ def lock_errors(path: Path | str) -> Iterator[None]:
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
-    """A block in which no other process that asks for the same writes `path`; see `locking.acquire`.
+    """Hold the lock of `path` in a block: no other process that takes it writes there; see `locking.acquire`.
 
     Raises:
         InUseError: another process is writing it, and `wait` is false.
@@ -218,7 +218,7 @@ def one_writer(
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:
-    """Write one file whole or not at all; a file already there is replaced, a pipe, a socket or a device never."""
+    """Write one file whole or not at all. It replaces an existing file, but never a pipe, a socket or a device."""
     path = Path(os.path.abspath(path))
     aside = _hidden(path)
     with disk_errors(path):
@@ -238,21 +238,21 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
 
 
 class FileEntry(TypedDict):
-    """What a manifest says of a file."""
+    """Entry of a file in a manifest."""
 
     size: int
     sha256: str
 
 
 class Manifest(TypedDict):
-    """The files of a committed directory by name, and what its writer says of it."""
+    """Files of a committed directory by name, and metadata of its writer."""
 
     files: dict[str, FileEntry]
     meta: dict[str, Any]
 
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
-    """The manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
+    """Return the manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
     Args:
         path: the directory.
@@ -291,7 +291,7 @@ def _hidden(path: Path) -> Path:
 
 
 def _seal(directory: Path, meta: Mapping[str, Any]) -> None:
-    """Make every file durable, and name them all in the manifest, which comes last."""
+    """Make every file durable, and list all files in the manifest, which is written last."""
     files = files_below(directory)
     entries = {}
     for file in files:
@@ -325,7 +325,7 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed writers of `path` left aside: without an owner, and not made just now."""
+    """Remove the temporary directories of killed writers of `path`: those without an owner that are not new."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}{_ASIDE}*"):
         with suppress(OSError):
             if not leftover.is_dir() or time.time() - leftover.stat().st_mtime < _STALE_SECONDS:
@@ -336,7 +336,7 @@ def _sweep(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Make what stands in a file, or which names stand in a folder, outlast a death of the machine."""
+    """Make the contents of a file, or the names in a folder, survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

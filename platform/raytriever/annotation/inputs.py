@@ -14,7 +14,7 @@ from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import Gauge, Tokens
 from raytriever.annotation.config import LOCAL, ServiceConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import fetched, open_dataset
+from raytriever.data.prepare.open import fetch_dataset, open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.prepare.prepared import splits_of
 from raytriever.errors import ConfigError, DataError
@@ -26,9 +26,9 @@ def open_whole(name: str, max_bad_rows: float, say: Callable[[str], None]) -> Re
     Raises:
         DataError: it cannot be read, or holds no documents or no queries.
     """
-    dataset = open_dataset(name, [], max_bad_rows=max_bad_rows, run=in_processes, say=say)
+    dataset = open_dataset(name, [], max_bad_rows=max_bad_rows, run=in_processes, report=say)
     place = str(dataset.place)
-    dataset = open_dataset(place, splits_of(fetched(place) or Path(place)))
+    dataset = open_dataset(place, splits_of(fetch_dataset(place) or Path(place)))
     for what, there in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(there):
             raise DataError(f"holds no {what}", name, "give a data set that does")

@@ -1,7 +1,7 @@
-"""The answers of queries, where a data set has them: short texts, by which passages that answer are known.
+"""Answers of queries, if a data set has them: short texts that identify passages which answer the query.
 
-Formats add them to the records under the query's id; a shard keeps them aside until ids become positions, and the data
-set has them in one Arrow file, ordered by query. Answers of queries that are not there are passed over.
+Formats add them to the records under the id of the query. A shard stores them in a file of its own until ids become
+positions. The data set has them in one Arrow file, ordered by query. Answers of unknown queries are skipped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from raytriever.reading.arrays import read_arrow
 
 FILE = "answers.arrow"
 _WORK = ".answers.arrow"
-# The columns of the two kinds of files, with Arrow's type of each.
+# Columns of the two kinds of files, with their Arrow types.
 _COLUMNS = {"query": "int64", "text": "string"}
 _WORK_COLUMNS = {"first": "uint64", "second": "uint64", "text": "string"}
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of queries given by position; `queries` ascends and `texts` goes along with it."""
+    """Answers of queries: ascending query positions, and a text for each."""
 
     queries: Int64[ndarray, " answers"]
     texts: Sequence[Any]
@@ -38,7 +38,7 @@ class Answers:
         return len(self.queries)
 
     def of(self, query: int) -> list[str]:
-        """The answers of one query, in their order; none where it has none."""
+        """Return the answers of one query, in their order; an empty list if it has none."""
         first, end = np.searchsorted(self.queries, [query, query + 1])
         return [str(text) for text in self.texts[first:end]]
 
@@ -55,9 +55,9 @@ def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
     """Write the answers of all shards to the file `to`, if there are any.
 
     Args:
-        work: where the shards' are.
-        stems: of the shards, in order.
-        positions: makes keys of query ids into positions, -1 for those that are not there.
+        work: folder with the answers of the shards.
+        stems: stems of the shards' names, in order.
+        positions: function that maps keys of query ids to positions, -1 for unknown ones.
         to: the file.
     """
     queries, texts = [np.zeros(0, np.int64)], []
@@ -74,7 +74,7 @@ def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
 
 
 def read_answers(file: Path, full: bool = False) -> Answers:
-    """The answers of a prepared data set; see `read_arrow` for `full` and the errors."""
+    """Return the answers of a prepared data set; see `read_arrow` for `full` and the errors."""
     table = read_arrow(file, _COLUMNS, PREPARE_AGAIN, full)
     return Answers(table["query"].to_numpy(), table["text"].chunk(0))
 

@@ -1,7 +1,7 @@
-"""Columns of a data set that lie in memory-mapped shards and are read by position.
+"""Columns of a data set in memory-mapped shards, read by position.
 
-Texts are Arrow files, tokens are flat arrays with offsets: a column costs the memory of the rows one touches, so
-that a corpus larger than memory is read by any number of processes of a node from one copy in the page cache.
+Texts are Arrow files; tokens are flat arrays with offsets. A column needs the memory of the rows that are read. All
+processes of a node read a corpus larger than memory from one copy in the page cache.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
-# The remedy for a file of a prepared data set that is not as it was written.
+# Remedy for a file of a prepared data set that has changed.
 PREPARE_AGAIN = "prepare the data set again from its source"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which row of which shard stands at a position.
+    """Map from positions to shards and rows.
 
     Args:
-        starts: the rows before each shard, and last the rows of all.
-        live: the rows that count, ascending; None when all do. A document repeated under its id is stored twice
-            and counts once.
+        starts: number of rows before each shard, and last the number of all rows.
+        live: rows that count, ascending; None if all count. A document repeated under its id is stored twice and counts
+            once.
     """
 
     starts: Int64[ndarray, " shards+1"]
@@ -34,14 +34,14 @@ class Rows:
 
     @classmethod
     def of(cls, lengths: Sequence[int], live: ndarray | None) -> Rows:
-        """From the number of rows of each shard."""
+        """Build the map from the number of rows of each shard."""
         return cls(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64), live)
 
     def __len__(self) -> int:
         return int(self.starts[-1]) if self.live is None else len(self.live)
 
-    def places(self, positions: ndarray) -> tuple[ndarray, ndarray]:
-        """Shard, and row in it, of each position; raises `IndexError` for one that is not there."""
+    def locate(self, positions: ndarray) -> tuple[ndarray, ndarray]:
+        """Return the shard, and the row in it, of each position; raises `IndexError` for a position out of range."""
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= len(self)):
             raise IndexError(f"positions must be in [0, {len(self)})")
@@ -50,7 +50,7 @@ class Rows:
         return shards, rows - self.starts[shards]
 
     def by_shard(self) -> Iterator[tuple[int, ndarray | None]]:
-        """Every shard with the rows of it that count, in order; None for all of them."""
+        """Yield every shard with the rows of it that count, in order; None for all of them."""
         for shard, (start, end) in enumerate(zip(self.starts[:-1], self.starts[1:], strict=True)):
             if self.live is None:
                 yield shard, None
@@ -60,11 +60,11 @@ class Rows:
 
 
 class TextColumn(Sequence[str]):
-    """A column of texts over all shards; iterating reads shard after shard.
+    """Column of texts over all shards. Iteration reads shard after shard.
 
     Args:
-        shards: one Arrow string array a shard, memory-mapped.
-        rows: which of their rows count.
+        shards: one memory-mapped Arrow string array for each shard.
+        rows: map from positions to their rows.
     """
 
     def __init__(self, shards: Sequence[pa.Array], rows: Rows) -> None:
@@ -80,13 +80,13 @@ class TextColumn(Sequence[str]):
     def __getitem__(self, position: int | slice) -> str | Sequence[str]:
         if isinstance(position, slice):
             return self.take(np.arange(*position.indices(len(self))))
-        place = int(position)
-        [shard], [row] = self._rows.places(np.array([place + len(self) if place < 0 else place]))
+        index = int(position)
+        [shard], [row] = self._rows.locate(np.array([index + len(self) if index < 0 else index]))
         return self._shards[shard][row].as_py()
 
     def take(self, positions: ndarray) -> list[str]:
-        """The texts at these positions, in their order."""
-        return [self._shards[shard][row].as_py() for shard, row in zip(*self._rows.places(positions), strict=True)]
+        """Return the texts at these positions, in their order."""
+        return [self._shards[shard][row].as_py() for shard, row in zip(*self._rows.locate(positions), strict=True)]
 
     def __iter__(self) -> Iterator[str]:
         for shard, rows in self._rows.by_shard():
@@ -101,12 +101,12 @@ class TextColumn(Sequence[str]):
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """Token ids without special tokens, not cut, of every text of a column.
+    """Token ids of every text of a column, without special tokens and not truncated.
 
     Args:
-        ids: for each shard the ids of its texts end to end, memory-mapped.
-        offsets: for each shard where each text begins, and last the end.
-        rows: which of the rows count.
+        ids: for each shard, the concatenated ids of its texts, memory-mapped.
+        offsets: for each shard, the start of each text, and last the end.
+        rows: map from positions to the rows of the shards.
     """
 
     ids: Sequence[ndarray]
@@ -117,15 +117,15 @@ class TokenColumn:
         return len(self.rows)
 
     def take(self, positions: ndarray) -> list[ndarray]:
-        """The token ids of the texts at these positions, views of the shards."""
+        """Return the token ids of the texts at these positions, views of the shards."""
         found = []
-        for shard, row in zip(*self.rows.places(positions), strict=True):
+        for shard, row in zip(*self.rows.locate(positions), strict=True):
             start, end = self.offsets[shard][row : row + 2]
             found.append(self.ids[shard][start:end])
         return found
 
     def lengths(self) -> Int64[ndarray, " positions"]:
-        """The number of tokens of every text."""
+        """Return the number of tokens of every text."""
         found = [np.diff(self.offsets[shard]) for shard in range(len(self.offsets))]
         lengths = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
         return lengths if self.rows.live is None else lengths[self.rows.live]

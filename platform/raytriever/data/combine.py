@@ -1,6 +1,6 @@
-"""Several data sets as one: their columns end to end, their positions shifted, nothing copied.
+"""Combination of data sets into one: columns are concatenated and positions shifted, without copies.
 
-Ids stay as they are unless two data sets share one; then every id is preceded by the name of its data set and `/`.
+Ids do not change unless two data sets share one. Then the name of its data set and `/` precede every id.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from raytriever.data.quarantine import QuarantineReport
 
 
 class Chained(Sequence[str]):
-    """Columns end to end as one, each text read where it stands.
+    """Concatenation of columns that reads each text from its own column.
 
     Args:
         parts: the columns.
-        prefixes: what precedes the texts of each; nothing when not given.
+        prefixes: prefix of the texts of each column; by default none.
     """
 
     def __init__(self, parts: Sequence[Sequence[str]], prefixes: Sequence[str] | None = None) -> None:
@@ -42,12 +42,12 @@ class Chained(Sequence[str]):
     def __getitem__(self, position: slice) -> Sequence[str]: ...
     def __getitem__(self, position: int | slice) -> str | Sequence[str]:
         if isinstance(position, slice):
-            return [self[place] for place in range(*position.indices(len(self)))]
-        place = int(position) + (len(self) if position < 0 else 0)
-        if not 0 <= place < len(self):
+            return [self[index] for index in range(*position.indices(len(self)))]
+        index = int(position) + (len(self) if position < 0 else 0)
+        if not 0 <= index < len(self):
             raise IndexError(f"positions must be in [0, {len(self)})")
-        part = bisect_right(self._starts, place) - 1
-        return self._prefixes[part] + self._parts[part][place - self._starts[part]]
+        part = bisect_right(self._starts, index) - 1
+        return self._prefixes[part] + self._parts[part][index - self._starts[part]]
 
     def __iter__(self) -> Iterator[str]:
         for prefix, part in zip(self._prefixes, self._parts, strict=True):
@@ -56,30 +56,30 @@ class Chained(Sequence[str]):
 
 @dataclass(frozen=True)
 class CombinedDataset(RetrievalDataset):
-    """Data sets as one; `query_starts` and `document_starts` are where each begins, and last where all end."""
+    """Combined data set; `parts` are the data sets it consists of."""
 
     parts: tuple[RetrievalDataset, ...] = ()
 
     @property
     def query_starts(self) -> Int64[ndarray, " parts+1"]:
-        """The query position at which each part begins, and last the end."""
+        """Position of the first query of each part, and last the number of queries."""
         return _starts([len(part.queries) for part in self.parts])
 
     @property
     def document_starts(self) -> Int64[ndarray, " parts+1"]:
-        """The document position at which each part begins, and last the end."""
+        """Position of the first document of each part, and last the number of documents."""
         return _starts([len(part.documents) for part in self.parts])
 
 
 def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
-    """Several data sets as one; a single one is itself.
+    """Combine several data sets into one; return a single data set unchanged.
 
-    A split of the whole holds the judgements of every data set that has it. Two of one name are told apart by a
-    number: `nq`, `nq-2`.
+    A split of the combined data set contains the judgements of every data set that has it. A number distinguishes data
+    sets of the same name: `nq`, `nq-2`.
     """
     if len(datasets) == 1:
         return datasets[0]
-    names = _distinct([dataset.name for dataset in datasets])
+    names = _number_repeats([dataset.name for dataset in datasets])
     documents = [dataset.documents for dataset in datasets]
     queries = [dataset.queries for dataset in datasets]
     query_starts, document_starts = _starts([len(side) for side in queries]), _starts([len(side) for side in documents])
@@ -127,7 +127,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
 
 
 def starts_of(dataset: RetrievalDataset) -> tuple[Int64[ndarray, " parts+1"], Int64[ndarray, " parts+1"]]:
-    """Where the queries and where the documents of each data set begin that `dataset` is made of, and last the ends."""
+    """Return the positions of the first query and the first document of each part, and last the two numbers of all."""
     if isinstance(dataset, CombinedDataset):
         return dataset.query_starts, dataset.document_starts
     return _starts([len(dataset.queries)]), _starts([len(dataset.documents)])
@@ -138,7 +138,7 @@ def _starts(sizes: Sequence[int]) -> Int64[ndarray, " parts+1"]:
 
 
 def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
-    """Judgements with the starts of their queries and documents; ascending, as each is."""
+    """Concatenate judgements, shifted by the starts of their queries and documents. The order stays ascending."""
     return Judgements(
         np.concatenate([rows.queries + query_start for rows, query_start, _ in parts]),
         np.concatenate([rows.documents + document_start for rows, _, document_start in parts]),
@@ -149,7 +149,7 @@ def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
 
 
 def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int]]) -> AbsentDocuments:
-    """Absent documents with the starts of their queries; ascending, as each is."""
+    """Concatenate absent documents, shifted by the starts of their queries. The order stays ascending."""
     return AbsentDocuments(
         np.concatenate([rows.queries + start for rows, start in parts]),
         [document for rows, _ in parts for document in rows.documents],
@@ -162,14 +162,14 @@ def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chai
 
 
 def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
-    """The tokens of all, if all have some and of one making."""
-    there = [each for each in tokens if each is not None]
-    if len(there) < len(tokens) or len({each.digest for each in there}) > 1:
+    """Return the tokens of all data sets if one tokeniser made all of them, else None."""
+    present = [each for each in tokens if each is not None]
+    if len(present) < len(tokens) or len({each.digest for each in present}) > 1:
         return None
     return Tokens(
-        _chained_column([each.queries for each in there]),
-        _chained_column([each.documents for each in there]),
-        there[0].digest,
+        _chained_column([each.queries for each in present]),
+        _chained_column([each.documents for each in present]),
+        present[0].digest,
     )
 
 
@@ -192,19 +192,19 @@ def _digest(digests: Sequence[str], names: Sequence[str]) -> str:
     return hashlib.sha256("\0".join([*digests, *names]).encode()).hexdigest()
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    found: list[str] = []
+def _number_repeats(names: Sequence[str]) -> list[str]:
+    distinct: list[str] = []
     for name in names:
-        number, told = 1, name
-        while told in found:
+        number, numbered = 1, name
+        while numbered in distinct:
             number += 1
-            told = f"{name}-{number}"
-        found.append(told)
-    return found
+            numbered = f"{name}-{number}"
+        distinct.append(numbered)
+    return distinct
 
 
 def _clash(columns: Sequence[Sequence[str]]) -> bool:
-    """Whether two columns share an id, by eight bytes of a hash each: a false alarm costs a prefix, nothing else."""
+    """Return True if two columns share an id. Compares hashes of eight bytes: a collision only adds a prefix."""
     hashes = [
         np.unique(np.fromiter((_hash(text) for text in column), dtype=np.uint64, count=len(column)))
         for column in columns

@@ -1,4 +1,4 @@
-"""The settings of the data. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of the data. This module imports nothing heavy, because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raytriever.paths import DATASET, DATASETS, NEGATIVES, SCORES
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data set is read, which of its splits, and how many of its rows may be bad."""
+    """Data sets, their splits, the examples made of them, and the share of bad rows that is allowed."""
 
     dataset: str = option(
         "pydocs",
@@ -82,10 +82,10 @@ class DataConfig:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """The data set that is measured, and those that are learnt from as well."""
+        """Data set that is measured and trained on, then the further ones that are trained on."""
         return (self.dataset, *(name for part in self.extra_datasets.split(",") if (name := part.strip())))
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Where the scores of each of these data sets stand, empty where it has none; nothing where none has any."""
+        """Path of the teacher's scores of each data set, "" for one without scores; empty without a teacher."""
         return tuple(part.strip() for part in self.teacher.split(",")) if self.teacher.strip() else ()

@@ -1,6 +1,6 @@
-"""A retrieval data set: columns of texts, in memory or in shards, and judgements as arrays of positions in them.
+"""Retrieval data set: columns of texts, in memory or in shards, and judgements as arrays of positions.
 
-Everything downstream speaks of a query or a document by its position; ids are for files and people.
+Other modules refer to a query or a document by its position. Ids are for files and people.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from raytriever.data.records import joined
 
 @dataclass(frozen=True)
 class Documents:
-    """The corpus, three columns of equal length; a title may be empty, a text never is.
+    """Corpus: three columns of equal length. A title may be empty, a text may not.
 
-    `stored_digest` is what `digest` would compute, where whoever wrote the columns has told.
+    `stored_digest` is the value of `digest`, if the process that wrote the columns recorded it.
     """
 
     ids: Sequence[str]
@@ -39,14 +39,14 @@ class Documents:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over ids, titles and texts: the key of whatever is computed from the corpus alone."""
+        """SHA-256 over ids, titles and texts: the key of every result that depends on the corpus alone."""
         contents = (key_of(title, text) for title, text in zip(self.titles, self.texts, strict=True))
         return self.stored_digest or digest_of(map(key_of, self.ids), contents)
 
 
 @dataclass(frozen=True)
 class Queries:
-    """All queries of the data set, of every split, two columns of equal length; `stored_digest` as for documents."""
+    """Queries of all splits: two columns of equal length; `stored_digest` as in `Documents`."""
 
     ids: Sequence[str]
     texts: Sequence[str]
@@ -63,7 +63,7 @@ class Queries:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token ids of all texts, without special tokens and uncut, and the digest of what made them."""
+    """Token ids of all texts, without special tokens and not truncated, and the digest of the tokeniser."""
 
     queries: TokenColumn
     documents: TokenColumn
@@ -72,14 +72,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Judgements:
-    """The judged pairs of one split, sorted by query position, then document position.
+    """Judged pairs of one split, sorted by query position, then document position.
 
     Args:
         queries: query positions.
         documents: document positions.
-        scores: the grades; above 0 is relevant.
-        sources: who judged, as a place in `records.SOURCES`; all by hand when not given.
-        ranks: the place of a positive among its query's, from 0, the most useful first; all 0 when not given.
+        scores: grades; a grade above 0 is relevant.
+        sources: source of each judgement, as an index in `records.SOURCES`; by default all are human.
+        ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
     """
 
     queries: Int64[ndarray, " rows"]
@@ -97,22 +97,22 @@ class Judgements:
         return len(self.queries)
 
     def where(self, keep: ndarray) -> Judgements:
-        """The rows for which `keep`, a mask, is true."""
+        """Return the rows for which `keep`, a mask, is true."""
         columns = (self.queries, self.documents, self.scores, self.sources, self.ranks)
         return Judgements(*(column[keep] for column in columns))
 
 
 @dataclass(frozen=True)
 class AbsentDocuments:
-    """The relevant documents of one split that are judged and not in the corpus, one a row, sorted by query position.
+    """Relevant documents of one split that are not in the corpus: one row for each, sorted by query position.
 
-    No search can find them. They count among the relevant documents of their query, as in trec_eval and BEIR: in
-    recall, in MAP, in R-precision and in the best order of nDCG. Training does not use them.
+    No search can find them. They count as relevant documents of their query, as in trec_eval and BEIR: in recall, MAP,
+    R-precision and the ideal order of nDCG. Training does not use them.
 
     Args:
         queries: query positions.
-        documents: the ids that the judgements name.
-        scores: the grades, above 0.
+        documents: ids that the judgements name.
+        scores: grades, above 0.
     """
 
     queries: Int64[ndarray, " rows"]
@@ -130,8 +130,11 @@ class AbsentDocuments:
 
 @dataclass(frozen=True)
 class Positives:
-    """The relevant documents of each query of a split: those of `queries[i]` are
-    `documents[offsets[i]:offsets[i + 1]]`, at least one, ascending; `sources` and `ranks` beside them."""
+    """Relevant documents of each query of a split.
+
+    The documents of `queries[i]` are `documents[offsets[i]:offsets[i + 1]]`: at least one, ascending. `sources` and
+    `ranks` are aligned with `documents`.
+    """
 
     queries: Int64[ndarray, " queries"]
     offsets: Int64[ndarray, " queries+1"]
@@ -143,14 +146,17 @@ class Positives:
         return len(self.queries)
 
     def of(self, index: int) -> Int64[ndarray, " positives"]:
-        """The positives of the query at place `index` of `queries`."""
+        """Return the positives of the query `queries[index]`."""
         return self.documents[self.offsets[index] : self.offsets[index + 1]]
 
 
 @dataclass(frozen=True)
 class NegativeRows:
-    """Hard negatives that a data set brings along, one a row: positions, the place of the origin in
-    `records.ORIGINS`, the rank among the query's from 0, and the score, NaN where none was given."""
+    """Hard negatives that are part of a data set, one in each row.
+
+    A row has the positions of query and document, the index of the origin in `records.ORIGINS`, the rank among the
+    negatives of the query, from 0, and the score, NaN if the data set has none.
+    """
 
     queries: Int64[ndarray, " rows"]
     documents: Int64[ndarray, " rows"]
@@ -161,7 +167,7 @@ class NegativeRows:
 
 @dataclass(frozen=True)
 class Passages(Sequence[str]):
-    """Title and text of each document joined as BEIR does, made when read: no copy of the corpus is held."""
+    """Title and text of each document, joined as in BEIR when they are read: no copy of the corpus is in memory."""
 
     documents: Documents
 
@@ -184,9 +190,11 @@ class Passages(Sequence[str]):
 
 @dataclass(frozen=True)
 class RetrievalDataset:
-    """Documents, queries, and the judgements of the splits that were opened; `place` is where it stands
-    prepared, a directory or a URI, from which any process opens it. `absent` holds the relevant documents of these
-    splits that are not in the corpus, for the splits that have any."""
+    """Documents, queries, and the judgements of the opened splits.
+
+    `place` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
+    relevant documents that are not in the corpus, for the splits that have any.
+    """
 
     name: str
     documents: Documents
@@ -222,14 +230,14 @@ class RetrievalDataset:
         return Passages(self.documents)
 
     def positives(self, split: str) -> Positives:
-        """The queries of a split that have a document scored above 0, with those documents."""
+        """Return the queries of a split that have a document scored above 0, with those documents."""
         rows = self.judgements[split].where(self.judgements[split].scores > 0)
         queries, starts = np.unique(rows.queries, return_index=True)
         offsets = np.append(starts, len(rows)).astype(np.int64)
         return Positives(queries, offsets, rows.documents, rows.sources, rows.ranks)
 
     def relevant_queries(self, split: str) -> Int64[ndarray, " queries"]:
-        """The queries of a split that have a document scored above 0, in the corpus or not, ascending."""
+        """Return the queries of a split that have a document scored above 0, in the corpus or not, ascending."""
         rows = self.judgements[split]
         there = np.unique(rows.queries[rows.scores > 0])
         return np.union1d(there, self.absent[split].queries) if split in self.absent else there

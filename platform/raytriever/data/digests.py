@@ -1,6 +1,6 @@
-"""Digests of files, each computed once while the file does not change; check of a directory against its manifest.
+"""Digests of files, computed again only after a change, and the check of a directory against its manifest.
 
-A digest is remembered by path, size and time of change, so a corpus of a hundred gigabytes is not read again."""
+A digest is cached by path, size and time of modification, so a corpus of a hundred gigabytes is not read again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXAMINED = "whole, and its contents examined"
 
 
 def content_digest(file: SourceFile) -> str:
-    """SHA-256 of the bytes of a file of a source."""
+    """Return the SHA-256 of the bytes of a file of a source."""
     state = [file.size, file.modified_ns]
     known = _remembered(file.where, state) if file.modified_ns else None
     if known is None:
@@ -37,16 +37,16 @@ def content_digest(file: SourceFile) -> str:
 
 @activity("comparing the prepared data set with its digests")
 def check_directory(place: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
-    """Compare every file of a committed directory with the digest in its manifest, unless none has changed since.
+    """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since.
 
     Args:
         place: the directory.
-        examine: raises `StorageError` where a file with the right digest holds something wrong. It is called once for
-            the files as they are, like the comparison.
-        against: what they are examined against, if anything; for another one they are examined again.
+        examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
+            called once for the same files.
+        against: key of the data that the contents are compared with. With another key, `examine` is called again.
 
     Raises:
-        StorageError: a file is missing, torn or changed, or `examine` raised it.
+        StorageError: a file is missing, damaged or changed, or `examine` raised it.
     """
     manifest = read_manifest(place, verify=False)
     names = [MANIFEST, *manifest["files"]]
@@ -72,7 +72,7 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 
 def _remember(where: str, state: list[Any], known: str) -> None:
-    with suppress(StorageError):  # a full cache costs a reading, not the run
+    with suppress(StorageError):  # with a full cache the file is read again; the run goes on
         write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": known}))
 
 

@@ -1,4 +1,4 @@
-"""Parquet files whose rows name queries and documents by id: columns held to what they should be, ids made places."""
+"""Parquet files whose rows name queries and documents by id: checks of the columns, and positions of the ids."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ TEXT, INTEGER, NUMBER = "text", "integer", "number"
 
 
 def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
-    """The columns as a table of Arrow.
+    """Return the columns as an Arrow table.
 
     Args:
-        file: Parquet.
-        columns: their names, and of each whether it is `TEXT`, `INTEGER` or `NUMBER`.
-        remedy: told where a column is missing or holds no numbers.
-        may_lack: the columns that may be empty in some rows.
+        file: path of a Parquet file.
+        columns: name and kind of each column: `TEXT`, `INTEGER` or `NUMBER`.
+        remedy: remedy for the user if a column is missing or holds no numbers.
+        may_lack: columns that may hold nulls.
 
     Raises:
-        DataError: it is not Parquet, or a column is missing, of another type or an extension type, or empty somewhere.
+        DataError: the file is not Parquet, or a column is missing, has another type or an extension type, or nulls.
     """
     with closing(open_raw(str(file))) as stream:
         parquet = open_parquet(str(file), stream)
         schema = parquet.schema_arrow
         for name, wanted in columns.items():
             if schema.names.count(name) != 1:
-                there = ", ".join(schema.names) or "none"
-                raise DataError(f"no column {name!r}; there are {there}", str(file), remedy)
+                columns_found = ", ".join(schema.names) or "none"
+                raise DataError(f"no column {name!r}; there are {columns_found}", str(file), remedy)
             _check_type(schema.field(name).type, name, wanted, file, remedy)
         try:
             table = parquet.read(columns=list(columns))
@@ -49,8 +49,8 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
     return table
 
 
-def places_of(column: Any, known: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
-    """The place of each value among the known ones; raises `DataError` where one is unknown, for which `remedy` is."""
+def positions_of(column: Any, known: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
+    """Return the position of each value among the known ones; raises `DataError` with `remedy` for an unknown one."""
     found = pc.index_in(column.cast(pa.large_string()), value_set=known)
     if found.null_count:
         first = column.filter(pc.is_null(found))[0].as_py()

@@ -1,6 +1,6 @@
-"""Ids and contents as 128-bit hashes, so that millions of them are compared and looked up as arrays.
+"""Ids and contents as 128-bit hashes, so that millions of them are compared and searched as arrays.
 
-16 bytes a document are held where its id is matched with the judgements', whatever the length of ids and texts.
+Matching the ids of documents with those of judgements needs 16 bytes for each, for any length of ids and texts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Keys = UInt64[ndarray, "rows 2"]
 
 
 def key_of(*texts: str) -> bytes:
-    """BLAKE2b over texts, each but the last preceded by its length, so that no two rows run together alike."""
+    """Return BLAKE2b over texts. The length precedes each but the last, so different rows have different inputs."""
     if len(texts) == 1:
         return hashlib.blake2b(texts[0].encode(), digest_size=WIDTH).digest()
     state = hashlib.blake2b(digest_size=WIDTH)
@@ -30,12 +30,12 @@ def key_of(*texts: str) -> bytes:
 
 
 def keys_of(rows: Iterable[bytes]) -> Keys:
-    """Keys one after another as an array."""
+    """Return the keys as an array."""
     return np.frombuffer(b"".join(rows), dtype="<u8").reshape(-1, 2)
 
 
 def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
-    """SHA-256 over the keys of all ids, then of all contents, each as bytes, or many as an array."""
+    """Return SHA-256 over the keys of all ids, then of all contents, each as bytes, or many as an array."""
     state = hashlib.sha256()
     for keys in (ids, contents):
         for key in keys:
@@ -44,10 +44,10 @@ def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
 
 
 class KeyIndex:
-    """Finds keys; of equal ones the first counts.
+    """Index that finds the position of a key; the first position for equal keys.
 
     Args:
-        keys: the keys; a position is a place among them.
+        keys: the keys, in the order of their positions.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -56,7 +56,7 @@ class KeyIndex:
         self._sorted = keys[self._order]
 
     def first(self) -> Int64[ndarray, " rows"]:
-        """For each key the position of the first that equals it: its own where it is the first."""
+        """Return, for each key, the position of the first equal key."""
         changed = np.ones(len(self._sorted), dtype=bool)
         changed[1:] = (self._sorted[1:] != self._sorted[:-1]).any(axis=1)
         leaders = self._order[np.maximum.accumulate(np.where(changed, np.arange(len(changed)), 0))]
@@ -65,7 +65,7 @@ class KeyIndex:
         return found
 
     def find(self, keys: Keys) -> Int64[ndarray, " asked"]:
-        """The first position of each key, -1 where it is not there."""
+        """Return the first position of each key, -1 where it is not there."""
         if not len(self._sorted):
             return np.full(len(keys), -1, dtype=np.int64)
         places = np.searchsorted(self._sorted[:, 0], keys[:, 0])

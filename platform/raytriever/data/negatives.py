@@ -1,13 +1,13 @@
-"""Hard negatives of queries, in memory and on disk: which documents, which retriever found them, how hard.
+"""Hard negatives of queries, in memory and on disk: documents, the retrievers that found them, and their ranks.
 
-In memory it is one array a column, the rows of a query next to each other, hardest first: ten million rows are a
-quarter of a gigabyte. Everything goes through `NegativesTable.of`, which holds to two rules:
+In memory each column is one array. The rows of a query are adjacent, hardest first. Ten million rows need a quarter of
+a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
-1. A document that is relevant to the query is no negative of it. Such rows are left out and counted.
-2. A document stands once in a query's rows. Found twice, it counts for whoever ranked it higher, at equal ranks for
-   the origin that comes first in `records.ORIGINS`; so no group holds it twice, and each origin's share is its own.
+1. A document that is relevant to a query is no negative of it. Such rows are left out and counted.
+2. A document occurs once in the rows of a query. If two origins found it, it belongs to the one that ranked it higher,
+   and at equal ranks to the first in `records.ORIGINS`. So no group contains it twice, and shares by origin are exact.
 
-On disk a table is Parquet with the ids of queries and documents, so that it stays valid when positions change: a
+On disk a table is Parquet with the ids of queries and documents, so it stays valid when positions change. It is a
 committed directory (`storage`) of `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.id_columns import INTEGER, NUMBER, TEXT, places_of, read_columns
+from raytriever.data.id_columns import INTEGER, NUMBER, TEXT, positions_of, read_columns
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
@@ -39,17 +39,17 @@ TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
 @dataclass(frozen=True)
 class NegativesTable:
-    """The rows of query q are those from `offsets[q]` to `offsets[q + 1]`, by rank.
+    """Table of hard negatives. The rows of query q are `offsets[q]` to `offsets[q + 1]`, by rank.
 
     Args:
-        offsets: one more than the data set has queries.
+        offsets: one more entry than the data set has queries.
         documents: document positions.
-        origins: who found them, as places in `records.ORIGINS`.
-        ranks: from 0, the hardest first.
-        scores: the finder's, NaN where none was given.
-        rounds: the round of mining that found them, from 0.
-        relevant: rows left out because their document is relevant to the query.
-        repeated: rows left out because the query has the document already.
+        origins: origin of each row, as an index in `records.ORIGINS`.
+        ranks: rank from 0, the hardest first.
+        scores: score by the origin's retriever, NaN without one.
+        rounds: round of mining, from 0.
+        relevant: number of rows left out because the document is relevant to the query.
+        repeated: number of rows left out because the query already has the document.
     """
 
     offsets: Int64[ndarray, " queries+1"]
@@ -72,17 +72,17 @@ class NegativesTable:
         scores: ndarray | float = np.nan,
         rounds: ndarray | int = 0,
     ) -> NegativesTable:
-        """A table of rows in any order.
+        """Build a table from rows in any order.
 
         Args:
-            dataset: whose positions these are; the judgements of all its opened splits say what is relevant.
-            queries: query positions, one a row.
-            documents: document positions, one a row.
-            origins: places in `records.ORIGINS`, or one origin's name for all rows.
+            dataset: the data set. The judgements of all its opened splits define the relevant documents.
+            queries: query position of each row.
+            documents: document position of each row.
+            origins: index in `records.ORIGINS` of each row, or the name of one origin for all rows.
             ranks, scores, rounds: see the class; one for each row or one for all.
 
         Raises:
-            DataError: a position that the data set does not have.
+            DataError: the data set does not have a position.
         """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
@@ -111,33 +111,15 @@ class NegativesTable:
         return cls(offsets=offsets, relevant=int(relevant.sum()), repeated=int(again.sum()), **kept)
 
     @classmethod
-    def from_depth(
-        cls, dataset: RetrievalDataset, table: Int64[ndarray, "queries depth"], origin: str
-    ) -> NegativesTable:
-        """From a row for every query of the data set: document positions, hardest first, then -1.
-
-        Raises:
-            DataError: another number of rows than the data set has queries, or documents it does not have.
-        """
-        if len(table) != len(dataset.queries):
-            raise DataError(
-                f"the negatives table has {len(table)} rows for {len(dataset.queries)} queries",
-                dataset.name,
-                "mine the negatives of this data set",
-            )
-        queries, ranks = np.nonzero(table >= 0)
-        return cls.of(dataset, queries, table[queries, ranks], origin, ranks)
-
-    @classmethod
     def judged(cls, dataset: RetrievalDataset, split: str) -> NegativesTable:
-        """The pairs of a split that were judged and found irrelevant, as `gold`."""
+        """Return the pairs of a split that are judged irrelevant, with origin `gold`."""
         rows = dataset.judgements[split]
         rows = rows.where(rows.scores <= 0)
         return cls.of(dataset, rows.queries, rows.documents, "gold")
 
     @classmethod
     def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
-        """The rows of several tables of one data set; what each left out counts as left out."""
+        """Merge several tables of one data set. Rows that were left out of them stay counted."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
         found = cls.of(dataset, *columns)
         return replace(
@@ -148,11 +130,11 @@ class NegativesTable:
 
     @classmethod
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
-        """The tables of data sets that were combined, in their order, as one of the combined data set.
+        """Concatenate the tables of several data sets into one table of the combined data set.
 
         Args:
-            tables: one a data set; `NegativesTable.none` where there are no negatives.
-            document_starts: the position at which each data set's documents begin.
+            tables: one table for each data set, in order; `NegativesTable.none` for one without negatives.
+            document_starts: position of the first document of each data set.
         """
         offsets = reduce(
             lambda done, table: np.append(done, done[-1] + table.offsets[1:]), tables, np.zeros(1, np.int64)
@@ -169,7 +151,7 @@ class NegativesTable:
 
     @classmethod
     def none(cls, dataset: RetrievalDataset) -> NegativesTable:
-        """A table without rows."""
+        """Return a table without rows."""
         nothing = np.zeros(0, dtype=np.int64)
         return cls.of(dataset, nothing, nothing, nothing)
 
@@ -178,19 +160,19 @@ class NegativesTable:
 
     @property
     def queries(self) -> Int64[ndarray, " rows"]:
-        """The query position of every row."""
+        """Query position of every row."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @property
     def digest(self) -> str:
-        """SHA-256 over what draws are made of: documents, origins and ranks by query."""
+        """SHA-256 over everything that draws depend on: documents, origins and ranks by query."""
         state = hashlib.sha256()
         for column in (self.offsets, self.documents, self.origins, self.ranks):
             state.update(np.ascontiguousarray(column).tobytes())
         return state.hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """For tracking: rows by origin, and the rows that were left out."""
+        """Return figures for tracking: rows by origin, and rows that were left out."""
         by_origin = np.bincount(self.origins, minlength=len(ORIGINS)).tolist()
         found = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
         return found | {"relevant": self.relevant, "repeated": self.repeated}
@@ -233,12 +215,15 @@ def write_negatives(
     *,
     replace: bool = False,
 ) -> None:
-    """Write a table of a data set, and in its manifest `meta`, to the directory `path`; raises `StorageError`, see
-    `committed_directory`."""
+    """Write a table to the directory `path`, with `meta` in its manifest.
+
+    Raises:
+        StorageError: the directory exists or cannot be written; see `committed_directory`.
+    """
     query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
     queries = table.queries
-    told = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
-    with committed_directory(path, told, replace=replace) as aside:
+    described = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
+    with committed_directory(path, described, replace=replace) as aside:
         for part, start in enumerate(range(0, max(1, len(table)), PART_ROWS)):
             rows = slice(start, start + PART_ROWS)
             columns = {
@@ -256,13 +241,13 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
     """Read a table for a data set.
 
     Args:
-        path: a directory that `write_negatives` made, or one Parquet file. An empty score is none.
-        dataset: has every query and document that is named.
+        path: a directory that `write_negatives` made, or one Parquet file. A null score counts as no score.
+        dataset: data set with every query and document of the table.
 
     Raises:
-        DataError: nothing there; a column is missing, of another type, an extension type (such columns may hold
-            pickles, which are never loaded) or has holes; rows name unknown queries, documents or origins.
-        StorageError: a directory that was never completed, or is torn.
+        DataError: the path does not exist; a column is missing, has another type, an extension type (such columns may
+            hold pickles, which are never loaded) or nulls; rows name unknown queries, documents or origins.
+        StorageError: the directory was never completed, or is damaged.
     """
     query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
     parts = [_part(file, query_ids, document_ids) for file in _files(Path(path))]
@@ -288,7 +273,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
-    """A file's rows as positions and numbers, in the order of `COLUMNS`."""
+    """Return the rows of a file as positions and numbers, in the order of `COLUMNS`."""
     table = read_columns(file, _KINDS, _REMEDY, may_lack=["score"])
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
@@ -297,9 +282,9 @@ def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
             raise DataError(f"{name} {outside[0]} is out of range", str(file), "count from 0, below 2^31")
     origins = pa.array(ORIGINS, pa.large_string())
     return (
-        places_of(table["query"], query_ids, "query", file, _of_another),
-        places_of(table["document"], document_ids, "document", file, _of_another),
-        places_of(table["origin"], origins, "origin", file, lambda first: did_you_mean(first, ORIGINS)),
+        positions_of(table["query"], query_ids, "query", file, _of_another),
+        positions_of(table["document"], document_ids, "document", file, _of_another),
+        positions_of(table["origin"], origins, "origin", file, lambda first: did_you_mean(first, ORIGINS)),
         table["rank"].to_numpy(),
         table["score"].to_numpy(),
         table["round"].to_numpy(),

@@ -1,4 +1,4 @@
-"""Bad rows stand aside, each with its file, row and reason; too many of them stop the job.
+"""Quarantine of bad rows, each with its file, row and reason. Too many of them stop the job.
 
 A few bad rows of millions should not cost a night; a column that is wrong everywhere should not train.
 """
@@ -22,7 +22,7 @@ _RAW_BYTES = 200
 
 
 class BadEntry(TypedDict):
-    """A bad row as `quarantine.jsonl` has it."""
+    """Bad row in the form of `quarantine.jsonl`."""
 
     file: str
     row: int
@@ -31,12 +31,12 @@ class BadEntry(TypedDict):
 
 
 class BadRow(ValueError):
-    """Why one row cannot be used; caught by the reader, which knows the row's number."""
+    """A row cannot be used. The reader, which knows the number of the row, catches this error."""
 
 
 @dataclass(frozen=True)
 class QuarantineReport:
-    """The bad rows of a data set: `{"file", "row", "reason", "raw"}` each, and where they can be read, if anywhere."""
+    """Bad rows of a data set, each `{"file", "row", "reason", "raw"}`, and the path of their file, if it exists."""
 
     entries: tuple[Mapping[str, Any], ...] = ()
     path: Path | None = None
@@ -53,7 +53,7 @@ class QuarantineReport:
 
     @classmethod
     def read(cls, folder: Path | str) -> QuarantineReport:
-        """What `write` wrote there; nothing where there is no such file. Raises `StorageError` where it is another."""
+        """Read the report that `write` wrote; empty without a file. Raises `StorageError` for a damaged file."""
         path = Path(folder) / QUARANTINE
         if not path.exists():
             return cls()
@@ -65,14 +65,14 @@ class QuarantineReport:
         return cls(tuple(entries), path)
 
     def without(self, files: Set[str]) -> QuarantineReport:
-        """The same but for the rows of these files."""
+        """Return the report without the rows of these files."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
 
     def write(self, folder: Path | str) -> QuarantineReport:
-        """Write the rows to `folder/quarantine.jsonl`; where there are none, remove what an earlier reading left.
+        """Write the rows to `folder/quarantine.jsonl`; without rows, remove the file of an earlier reading.
 
         Returns:
-            The same report, naming the file.
+            The same report with the path of the file.
         """
         path = Path(folder) / QUARANTINE
         if not self.entries:
@@ -91,19 +91,19 @@ class QuarantineReport:
 
 
 def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
-    """A bad row as `quarantine.jsonl` has it; `row` is counted from 1, of `raw` the first 200 bytes are kept."""
+    """Return a bad row in the form of `quarantine.jsonl`: `row` counts from 1, `raw` is cut to 200 bytes."""
     return {"file": where, "row": row, "reason": reason, "raw": raw[:_RAW_BYTES].decode(errors="replace")}
 
 
 def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
-    """Decide on a file read to its end.
+    """Check the share of bad rows of a file that was read to its end.
 
     Args:
         where: the file.
-        rows: how many rows it has.
-        bad: how many of them are bad.
-        first: the first of those.
-        max_share: the share, 0 to 1, that may be bad.
+        rows: number of its rows.
+        bad: number of its bad rows.
+        first: the first bad row.
+        max_share: allowed share of bad rows, 0 to 1.
 
     Raises:
         DataError: too many rows are bad.
@@ -121,5 +121,5 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
         f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
         f"than the {max_share * 100:g} % allowed by --max-bad-rows",
         where=f"{where} row {first['row']}",
-        remedy="mend them or raise it",
+        remedy="correct the rows, or raise --max-bad-rows",
     )

@@ -1,7 +1,7 @@
-"""What the rows of any format are turned into: documents, queries, judged pairs, and hard negatives.
+"""Records that the rows of every format become: documents, queries, judged pairs, and hard negatives.
 
-A format's row parser adds to a `Records`; a row that is bad adds nothing. Pairs name their ends by id, whatever
-file or row the texts stand in; the ids become positions once everything has been read.
+The row parser of a format adds to a `Records`; a bad row adds nothing. Pairs refer to queries and documents by id, in
+any file or row. The ids become positions after everything has been read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ class Query(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """A judged pair of a split: relevant where `score` is above 0. `source`, one of `SOURCES`, says who judged it;
-    `rank` counts from 0, the most useful positive of a query first, 0 throughout where nothing is known."""
+    """Judged pair of a split.
+
+    It is relevant if `score` is above 0. `source` is one of `SOURCES`. `rank` counts the positives of a query from 0,
+    the most useful first; it is 0 for all if the order is unknown.
+    """
 
     split: str
     query: str
@@ -43,8 +46,11 @@ class Judgement(NamedTuple):
 
 
 class Negative(NamedTuple):
-    """A hard negative of a query; `origin`, one of `ORIGINS`, says who found it, `rank` counts from 0, hardest first,
-    `score` is its finder's or teacher's, NaN where none was given."""
+    """Hard negative of a query.
+
+    `origin` is one of `ORIGINS`. `rank` counts from 0, hardest first. `score` is by the retriever or the teacher, NaN
+    if the data set has none.
+    """
 
     query: str
     document: str
@@ -55,7 +61,7 @@ class Negative(NamedTuple):
 
 @dataclass(slots=True)
 class Records:
-    """What a chunk of rows held, in the order of the rows; an answer is the id of its query and a text."""
+    """Records of a chunk, in the order of the rows; an answer is the id of its query and a text."""
 
     documents: list[Document] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
@@ -65,12 +71,12 @@ class Records:
 
 
 def joined(title: str, text: str) -> str:
-    """A passage as it is read by a model or by BM25: title and text, as BEIR joins them."""
+    """Return title and text of a passage, joined as in BEIR: the text that models and BM25 read."""
     return (title + " " + text).strip()
 
 
 def content_id(*texts: str) -> str:
-    """An id for what a format leaves nameless: 20 hexadecimal digits over its content, so that equal texts are one."""
+    """Return an id for a text that has none: 20 hexadecimal digits of a hash, equal for equal texts."""
     state = hashlib.blake2b(digest_size=10)
     for text in texts:
         raw = text.encode()

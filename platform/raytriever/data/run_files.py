@@ -1,4 +1,4 @@
-"""Rankings that other systems made: TREC runs, `query Q0 document rank score tag`, plain or gzipped."""
+"""Reader of TREC runs, the rankings of other systems: `query Q0 document rank score tag`, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _FORM = "a line is `query Q0 document rank score tag`"
 def read_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int], depth: int
 ) -> Int64[ndarray, "queries depth"]:
-    """The best documents of each query, -1 where there are fewer; lines of other queries are passed over.
+    """Return the best documents of each query, -1 in empty slots. Lines of other queries are skipped.
 
-    As trec_eval does, the scores order them and the ranks written are not looked at; of equal scores the larger
-    document id comes first.
+    As in trec_eval, scores order the documents and written ranks are ignored. Of equal scores, the larger document id
+    comes first.
 
     Args:
         where: a path or URI.
-        dataset: its ids; one written percent-encoded, as white space must be, is found too.
-        queries: positions.
-        depth: how many.
+        dataset: data set with the ids. Percent-encoded ids are decoded, because white space must be encoded.
+        queries: query positions.
+        depth: number of documents for each query.
 
     Raises:
-        DataError: it cannot be read, a line is none of a run, it names a document that is not there, or none of the
-            queries.
+        DataError: the file cannot be read, a line has another form, a document is unknown, or the file ranks none of
+            the queries.
     """
     wanted = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
-    documents = {name: place for place, name in enumerate(dataset.documents.ids)}
-    found: list[list[tuple[float, str, int]]] = [[] for _ in queries]
+    documents = {name: position for position, name in enumerate(dataset.documents.ids)}
+    rankings: list[list[tuple[float, str, int]]] = [[] for _ in queries]
     number = [0]
     with open_stream(where) as stream, reading(where, number):
         for line in stream:
@@ -48,19 +48,19 @@ def read_run(
             row = wanted.get(query, wanted.get(unquote(query)))
             if row is None:
                 continue
-            place = documents.get(document, documents.get(unquote(document)))
-            if place is None:
+            position = documents.get(document, documents.get(unquote(document)))
+            if position is None:
                 raise DataError(
                     f"unknown document id {document[:60]!r}",
                     f"{where}:{number[0]}",
                     f"is it a run over {dataset.name}?",
                 )
-            found[row].append((score, dataset.documents.ids[place], place))
-    if not any(found):
+            rankings[row].append((score, dataset.documents.ids[position], position))
+    if not any(rankings):
         raise DataError(f"ranks none of the {len(queries):,} queries", where, f"is it a run over {dataset.name}?")
     table = np.full((len(queries), depth), -1, dtype=np.int64)
-    for row, ranked in enumerate(found):
-        best = list(dict.fromkeys(place for _, _, place in sorted(ranked, reverse=True)))[:depth]
+    for row, ranked in enumerate(rankings):
+        best = list(dict.fromkeys(position for _, _, position in sorted(ranked, reverse=True)))[:depth]
         table[row, : len(best)] = best
     return table
 

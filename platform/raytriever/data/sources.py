@@ -28,7 +28,7 @@ _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+
 
 
 def hub_file_system() -> Any:
-    """The hub as a `pyarrow` file system; its paths are `datasets/ORG/NAME@REVISION/...`."""
+    """Return the hub as a `pyarrow` file system; its paths are `datasets/ORG/NAME@REVISION/...`."""
     from huggingface_hub import HfFileSystem
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -36,7 +36,7 @@ def hub_file_system() -> Any:
 
 
 def pinned(uri: str) -> str:
-    """The URI with its revision as a commit, so that every worker, and a later run, reads the same bytes.
+    """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes.
 
     Raises:
         DataError: the URI has another form, the hub has no such data set or revision, or it cannot be reached.
@@ -70,8 +70,8 @@ def pinned(uri: str) -> str:
             "the hub is switched off by HF_HUB_OFFLINE", f"--dataset {uri}", "unset it or give a local copy"
         ) from error
     except HfHubHTTPError as error:
-        told = " ".join(str(error).split())[:300]
-        raise DataError(f"the hub refused ({told})", f"--dataset {uri}", "check its name and revision") from error
+        message = " ".join(str(error).split())[:300]
+        raise DataError(f"the hub refused ({message})", f"--dataset {uri}", "check its name and revision") from error
     except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
         raise DataError(
             f"the hub cannot be reached ({type(error).__name__})",
@@ -87,7 +87,7 @@ _REACH = "check the address, the network and your credentials"
 
 
 class Listed(NamedTuple):
-    """One file of a listing: its path within, its whole URI, its size in bytes, when it was changed (0: unknown)."""
+    """File of a listing: relative path, whole URI, size in bytes, time of modification in ns (0: unknown)."""
 
     path: str
     where: str
@@ -96,12 +96,13 @@ class Listed(NamedTuple):
 
 
 def is_uri(name: str) -> bool:
-    """Whether a name is a URI of another place than this machine's disk."""
+    """Return True if a name is a URI of another place than this machine's disk."""
     return "://" in name and not name.startswith(LOCAL)
 
 
 def open_raw(where: str) -> Any:
-    """The raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError` if it cannot be reached."""
+    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError` if it cannot be
+    reached."""
     from pyarrow.fs import LocalFileSystem
 
     with _reaching(where), disk_errors(where, reading=True):
@@ -113,9 +114,9 @@ def open_raw(where: str) -> Any:
 
 
 def open_stream(where: str) -> BinaryIO:
-    """The bytes of a file from its beginning, unpacked where its name ends in `.gz`.
+    """Return the bytes of a file from its beginning, unpacked where its name ends in `.gz`.
 
-    Reads of a packed stream raise what `gzip` does; `reading` tells it in one line.
+    Reads of a packed stream raise the errors of `gzip`; `reading` turns them into one line.
     """
     packed = (where.split("?")[0] if is_uri(where) else where).endswith(".gz")
     if is_uri(where):
@@ -130,8 +131,7 @@ def open_stream(where: str) -> BinaryIO:
 
 @contextmanager
 def reading(where: str, row: list[int]) -> Iterator[None]:
-    """Tell what stops the reading of a file as a `DataError` naming the last row read, `row[0]`: a gzip that is cut
-    off, or none at all; a store that is reached no more."""
+    """Raise a `DataError` with the last row read, `row[0]`, if the gzip is truncated or the store is lost."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -143,11 +143,11 @@ def reading(where: str, row: list[int]) -> Iterator[None]:
     except Exception as error:
         if not is_uri(where):
             raise
-        raise DataError(f"cannot be read after row {row[0]} ({_told(error)})", where, _REACH) from error
+        raise DataError(f"cannot be read after row {row[0]} ({_one_line(error)})", where, _REACH) from error
 
 
 def list_remote(uri: str) -> tuple[str, list[Listed]]:
-    """Every file under a URI, or the one file it names.
+    """Return every file under a URI, or the one file it names.
 
     Returns:
         The URI itself, pinned to a revision where the store has such, and the files.
@@ -180,7 +180,7 @@ def list_remote(uri: str) -> tuple[str, list[Listed]]:
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
-    """The pyarrow file system of a URI, and the path in it."""
+    """Return the pyarrow file system of a URI, and the path in it."""
     refuse_secrets(uri, "--dataset")
     if uri.startswith(HUB):
         return hub_file_system(), uri.removeprefix(HUB).rstrip("/")
@@ -191,8 +191,7 @@ def _file_system(uri: str) -> tuple[Any, str]:
 
 @contextmanager
 def _reaching(where: str) -> Iterator[None]:
-    """Tell what a store refuses as one `DataError` line; stores answer through several libraries, each with errors of
-    its own."""
+    """Raise the error of a store as a `DataError` of one line. The libraries of stores have different errors."""
     try:
         yield
     except UserError:
@@ -202,10 +201,10 @@ def _reaching(where: str) -> Iterator[None]:
     except Exception as error:
         if not is_uri(where):
             raise
-        raise DataError(f"cannot be reached ({_told(error)})", where, _REACH) from error
+        raise DataError(f"cannot be reached ({_one_line(error)})", where, _REACH) from error
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
@@ -214,8 +213,11 @@ IR_DATASETS = "ir_datasets:"
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file: `path` relative to the source, with `/`; `where` the whole path or URI, absolute, so that it means the
-    same in a worker; `size` in bytes; `modified_ns` since 1970, 0 where the store does not tell."""
+    """File of a source.
+
+    `path` is relative to the source, with `/`. `where` is the absolute path or URI, so it is valid in a worker too.
+    `size` is in bytes, and `modified_ns` counts since 1970; it is 0 if the store does not report it.
+    """
 
     path: str
     where: str
@@ -225,7 +227,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as files, sorted by path; none for a name of `ir_datasets`, which `where` then holds."""
+    """Files of a data set, sorted by path. A name of `ir_datasets` has no files; `where` contains the name."""
 
     name: str
     where: str
@@ -233,14 +235,14 @@ class Source:
 
     @classmethod
     def open(cls, name_or_path: str | Path) -> Source:
-        """List what a data set consists of; nothing is read. Files whose name begins with `.` or `_` are passed over.
+        """List the files of a data set without reading them. Names that begin with `.` or `_` are skipped.
 
         Args:
             name_or_path: a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
                 `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`.
 
         Raises:
-            DataError: there is no such path, nothing in it, or no way to reach it.
+            DataError: the path does not exist, has no files, or cannot be reached.
         """
         name = str(name_or_path)
         if name.startswith(IR_DATASETS):

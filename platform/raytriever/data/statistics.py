@@ -1,7 +1,7 @@
 """Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
 
-A query that was trained on is answered from memory, and says nothing about other queries. Two texts are the same if
-they differ in case and white space alone."""
+A model answers a query that it was trained on from memory, which says nothing about other queries. Two texts count as
+the same if they differ only in case and white space."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PERCENTILES = (50, 90, 99)
 def describe(
     dataset: RetrievalDataset, sides: Mapping[str, Any], lengths: Mapping[str, int], around: int
 ) -> dict[str, str]:
-    """Lines of a table, name and value.
+    """Return the lines of a table by name.
 
     Args:
-        dataset: opened with all its splits.
-        sides: what `prepare` keeps of documents and queries in the manifest.
-        lengths: for `documents` and `queries` the tokens that a model reads of a text at most.
-        around: how many of them are special tokens.
+        dataset: data set with all splits opened.
+        sides: figures of documents and queries in the manifest of `prepare`.
+        lengths: for `documents` and `queries`, the maximum number of tokens that a model reads of a text.
+        around: number of special tokens among them.
     """
     found = {
         "documents": f"{len(dataset.documents):,}",
@@ -58,7 +58,7 @@ def describe(
 
 
 def _spread(counts: ndarray) -> str:
-    """Mean and range of whole numbers."""
+    """Format the mean and the range of whole numbers."""
     if not len(counts):
         return "-"
     return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})"
@@ -73,13 +73,13 @@ ALLOW = "--allow-split-overlap"
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many of a split's queries were trained on.
+    """Overlap of a measured split with the training queries.
 
     Args:
-        dataset: its name.
-        split: the split that is measured.
-        shared: its queries whose text is a training query's.
-        queries: all its queries with a positive.
+        dataset: name of the data set.
+        split: the measured split.
+        shared: number of its queries with the text of a training query.
+        queries: number of its queries with a positive.
     """
 
     dataset: str
@@ -89,7 +89,7 @@ class Overlap:
 
     @property
     def share(self) -> float:
-        """The part of the split's queries that were trained on."""
+        """Share of the split's queries that were trained on, 0 to 1."""
         return self.shared / self.queries if self.queries else 0.0
 
     def __str__(self) -> str:

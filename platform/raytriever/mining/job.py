@@ -10,7 +10,7 @@ import torch
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import write_negatives
-from raytriever.data.prepare.open import fetched, open_dataset
+from raytriever.data.prepare.open import fetch_dataset, open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.prepare.prepared import splits_of
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
@@ -119,9 +119,9 @@ def format_counts(mined: MiningResult) -> str:
 
 def _open(job: MiningJob, report: Callable[[str], None]) -> RetrievalDataset:
     """Open the data set with the judgements of all its splits: a positive of any split must not become a negative."""
-    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=report)
+    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     path = str(dataset.place)
-    return open_dataset(path, [job.split, *splits_of(fetched(path) or Path(path))])
+    return open_dataset(path, [job.split, *splits_of(fetch_dataset(path) or Path(path))])
 
 
 def _summary(mined: MiningResult) -> str:

@@ -59,8 +59,8 @@ def read_array(
         dtype, found = _npy_header(stream, str(file), dtypes, shape, remedy)
         start, count = stream.tell(), prod(found)
         if size - start != count * dtype.itemsize:
-            told = f"has {size - start:,} bytes of values, its shape {found} needs {count * dtype.itemsize:,}"
-            raise StorageError(told, str(file), remedy)
+            wrong = f"has {size - start:,} bytes of values, its shape {found} needs {count * dtype.itemsize:,}"
+            raise StorageError(wrong, str(file), remedy)
         if mapped is None or not count:
             return np.fromfile(stream, dtype, count).reshape(found)
     return np.memmap(file, dtype, mapped, start, found)
@@ -91,8 +91,8 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
                     dtype, lengths = _npy_header(cast(BinaryIO, stream), where, dtypes, shape, remedy)
                     size = prod(lengths) * dtype.itemsize
                     if not size <= about.file_size <= _MOST_UNPACKED:
-                        told = f"has {about.file_size:,} bytes, its shape {lengths} needs {size:,}"
-                        raise StorageError(told, where, remedy)
+                        wrong = f"has {about.file_size:,} bytes, its shape {lengths} needs {size:,}"
+                        raise StorageError(wrong, where, remedy)
                     values = bytearray(stream.read())
                 if len(values) != size:
                     raise StorageError(
@@ -132,8 +132,8 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
         _check_schema(str(file), whole, columns, remedy)
         with pa.ipc.open_file(whole) as reader:
             if reader.num_record_batches != 1:
-                told = f"is torn or changed: it has {reader.num_record_batches} record batches, expected one"
-                raise StorageError(told, str(file), remedy)
+                wrong = f"is torn or changed: it has {reader.num_record_batches} record batches, expected one"
+                raise StorageError(wrong, str(file), remedy)
             table = reader.read_all()
         table.validate(full=full)
     for name in columns:
@@ -183,7 +183,7 @@ def open_parquet(where: str, stream: Any) -> Any:
 
 
 def broken_parquet(where: str, error: Exception, after: str = "") -> DataError:
-    """The error of Parquet that pyarrow cannot read; `after` says how far it was read."""
+    """Return the error of Parquet that pyarrow cannot read; `after` says how far it was read."""
     reason = " ".join(str(error).split())[:200]
     return DataError(f"the Parquet is broken{after} ({reason})", where, "copy or write it again")
 
@@ -221,7 +221,8 @@ def _opened(file: Path, remedy: str) -> BinaryIO:
 def _npy_header(
     stream: BinaryIO, where: str, dtypes: Collection[str], shape: Shape, remedy: str
 ) -> tuple[Any, tuple[int, ...]]:
-    """The type and the shape that a header names, where they are as expected; the stream is left behind the header."""
+    """Return the type and the shape that a header names, where they are as expected; the stream is left behind the
+    header."""
     import numpy as np
 
     begin = stream.read(8)
@@ -255,8 +256,8 @@ def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: st
     with pa.ipc.open_file(pa.BufferReader(_ARROW + bytes(2) + footer + tail)) as reader:
         fields = list(reader.schema)
     if [field.name for field in fields] != list(columns):
-        told = ", ".join(repr(field.name) for field in fields) or "none"
-        raise StorageError(f"has the columns {told}, expected {', '.join(map(repr, columns))}", where, remedy)
+        wrong = ", ".join(repr(field.name) for field in fields) or "none"
+        raise StorageError(f"has the columns {wrong}, expected {', '.join(map(repr, columns))}", where, remedy)
     for field in fields:
         extension = _first_extension([field])
         kind = f"the extension type {extension[1]!r}" if extension else f"the type {str(field.type)!r}"
@@ -265,7 +266,8 @@ def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: st
 
 
 def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
-    """The name and the type of the first column of an extension type, in a schema whose extension names are hidden."""
+    """Return the name and the type of the first column of an extension type, in a schema whose extension names are
+    hidden."""
     waiting = list(fields)
     while waiting:
         field = waiting.pop(0)
@@ -276,7 +278,7 @@ def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
 
 
 def _parquet_footer(stream: Any) -> bytes:
-    """A Parquet file of the footer alone, with Arrow's schema under a key that pyarrow passes over."""
+    """Return a Parquet file of the footer alone, with Arrow's schema under a key that pyarrow passes over."""
     size = stream.size()
     stream.seek(max(0, size - 8))
     tail = stream.read(8)

@@ -1,4 +1,4 @@
-"""Opening of files that are files: a pipe, a socket or a device could be read for ever."""
+"""Opening of regular files only: reading a pipe, a socket or a device could take forever."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from raytriever.errors import StorageError
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Open a regular file for reading, without waiting for one who writes to a pipe.
+    """Open a regular file for reading, without waiting for a writer of a pipe.
 
     Raises:
-        StorageError: it is a pipe, a socket or a device.
-        OSError: it cannot be opened, or is a folder.
+        StorageError: the path is a pipe, a socket or a device.
+        OSError: the path cannot be opened, or is a folder.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import types
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import (
-    Annotated,
     Any,
     Literal,
     NotRequired,
@@ -35,8 +33,6 @@ from raytriever.errors import StorageError, UserError
 from raytriever.reading.regular import open_regular
 
 T = TypeVar("T")
-# A number that is neither NaN nor infinite.
-Finite = Annotated[float, "finite"]
 
 MOST_JSON_BYTES = 256 << 20
 MOST_YAML_BYTES = 1 << 20
@@ -135,7 +131,7 @@ def conform(
 ) -> T:
     """Return a value that JSON or YAML held as the type `kind`.
 
-    A type is `str`, `int` (64 bits), `float`, `bool`, `Finite`, `Any`, a `Literal`, a union, `list[...]`,
+    A type is `str`, `int` (64 bits), `float`, `bool`, `Any`, a `Literal`, a union, `list[...]`,
     `tuple[..., ...]`, `dict[str, ...]`, a `TypedDict` (further keys are kept) or a dataclass (which is made; further
     keys are refused).
 
@@ -187,7 +183,7 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
 
 
 def _depth(text: bytes) -> int:
-    """The deepest nesting of brackets, or less where it cannot be more than `_MOST_DEPTH`."""
+    """Return the deepest nesting of brackets, or less where it cannot be more than `_MOST_DEPTH`."""
     if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
         return 0
     depth = deepest = 0
@@ -200,10 +196,6 @@ def _depth(text: bytes) -> int:
 def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
-        return value
-    if origin is Annotated:
-        if isinstance(_conformed(value, inner[0], path), float) and not math.isfinite(value):  # type: ignore[arg-type]
-            raise _Mismatch(f"{_place(path)} is {_shown(value)}, expected a finite number")
         return value
     if origin in (Union, types.UnionType):
         return _first_of(value, inner, path)
@@ -222,7 +214,7 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
 
 
 def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
-    """A value of one of JSON's own types; a whole number counts as a number, `true` and `false` never do."""
+    """Return a value of one of JSON's own types; a whole number counts as a number, `true` and `false` never do."""
     kind = type(None) if kind is None else kind
     fits = type(value) is kind or (kind is float and type(value) is int)
     if kind is dict and fits and (other := [key for key in value if type(key) is not str]):
@@ -235,7 +227,8 @@ def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
 
 
 def _first_of(value: object, kinds: Sequence[Any], path: tuple[str, ...]) -> object:
-    """The value as the first type of a union that it fits; where it fits none, what the one of its own kind says."""
+    """Return the value as the first type of a union that it fits; where it fits none, what the one of its own kind
+    says."""
     reasons = []
     for kind in kinds:
         try:
@@ -261,7 +254,7 @@ def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
 
 @lru_cache
 def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
-    """The keys that must be there, and the type of each."""
+    """Return the keys that must be there, and the type of each."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
@@ -285,7 +278,7 @@ def _shown(value: object) -> str:
 
 @lru_cache
 def _plain_loader() -> Any:
-    """A loader of plain values in which `1:4` is a text."""
+    """Return a loader of plain values in which `1:4` is a text."""
     import yaml
 
     class Plain(yaml.SafeLoader):

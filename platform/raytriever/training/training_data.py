@@ -16,7 +16,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import Runner, Say, in_this_process, quietly
+from raytriever.data.prepare.pipeline import Report, Runner, ignore_line, in_this_process
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.mixture import arrange
@@ -64,7 +64,7 @@ class TrainingData:
         seed: int,
         also: Sequence[str] = (),
         run: Runner = in_this_process,
-        say: Say = quietly,
+        say: Report = ignore_line,
     ) -> TrainingData:
         """Open the data sets, and prepare those that are not prepared.
 
@@ -83,7 +83,7 @@ class TrainingData:
             splits = [config.train_split] if index else [config.train_split, config.dev_split, *also]
             opened.append(
                 open_dataset(
-                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, say=say
+                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, report=say
                 )
             )
         return cls(opened, config, batch_size, seed)

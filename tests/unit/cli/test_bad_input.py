@@ -141,7 +141,7 @@ def test_a_bad_row_over_the_threshold(
     flag = {"train": "--dataset", "evaluate": "--datasets"}[stage]
     line = error_line(stage, flag, letters, "--max-bad-rows", "0.005")
     assert line.startswith(f"{letters / file} row {row}: {expected}")
-    assert "--max-bad-rows; mend them or raise it" in line
+    assert "--max-bad-rows; correct the rows, or raise --max-bad-rows" in line
 
 
 @pytest.mark.parametrize("file", ["corpus.jsonl", "queries.jsonl"])

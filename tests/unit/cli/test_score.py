@@ -65,7 +65,7 @@ def test_scores_of_every_positive_and_negative(
     wanted = model.logits(*texts)
     # A float32 product adds its terms in another order in a batch of another size. The classifier reads a tanh, so its
     # partial sums reach the sum of the absolute weights at most: the two orders differ by a rounding of that.
-    tolerance = float(model._model.classifier.weight.abs().sum()) * np.finfo(np.float32).eps
+    tolerance = float(model._model.classifier.weight.detach().abs().sum()) * np.finfo(np.float32).eps
     assert np.ptp(wanted) > 100 * tolerance
     np.testing.assert_allclose(found.of_pairs(queries, documents), wanted, rtol=0, atol=tolerance)
     meta = json.loads(Path("scores/manifest.json").read_text())["meta"]

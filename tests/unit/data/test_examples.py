@@ -28,11 +28,17 @@ def dataset_of(positives: list[list[int]], documents: int) -> RetrievalDataset:
 POSITIVES = [[1], [], [2, 5, 7], [0]]
 DATASET = dataset_of(POSITIVES, 12)
 MINED = np.array([[3, 4, 6, 8], [9, -1, -1, -1], [9, 10, -1, -1], [-1, -1, -1, -1]], dtype=np.int64)
-TABLE = NegativesTable.from_depth(DATASET, MINED, "bm25")
+QUERIES, RANKS = np.nonzero(MINED >= 0)
+TABLE = NegativesTable.of(DATASET, QUERIES, MINED[QUERIES, RANKS], "bm25", RANKS)
 
 
 def every(examples: Examples, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(len(examples)), np.full(len(examples), epoch)
+
+
+def hard_negatives(examples: Examples, indices: np.ndarray, epochs: np.ndarray, count: int) -> np.ndarray:
+    """Return `count` hard negatives of each example: its group without the positive in front."""
+    return examples.groups(indices, epochs, 1, count)[1][:, 1:]
 
 
 def test_one_example_a_query_with_positives() -> None:
@@ -72,7 +78,7 @@ def test_mined_negatives_do_not_repeat_until_they_must() -> None:
     examples = Examples.of(DATASET, "train", seed=3, negatives=TABLE)
     seen = set()
     for epoch in range(50):
-        drawn = examples.hard_negatives(*every(examples, epoch), 3)
+        drawn = hard_negatives(examples, *every(examples, epoch), 3)
         assert len(set(drawn[0])) == 3
         assert set(drawn[0]) <= {3, 4, 6, 8}
         assert set(drawn[1]) == {9, 10}
@@ -86,10 +92,10 @@ def test_mined_negatives_do_not_repeat_until_they_must() -> None:
 def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
     examples = Examples.of(DATASET, "train", seed, TABLE if mined else None)
     indices, epochs = every(examples, epoch)
-    whole = examples.hard_negatives(indices, epochs, count)
+    whole = hard_negatives(examples, indices, epochs, count)
     assert whole.shape == (3, count)
     for one in indices:
-        assert (examples.hard_negatives(indices[one : one + 1], epochs[:1], count)[0] == whole[one]).all()
+        assert (hard_negatives(examples, indices[one : one + 1], epochs[:1], count)[0] == whole[one]).all()
         assert not set(whole[one]) & set(examples.positives.of(one))
         alone = examples.groups(indices[one : one + 1], epochs[:1], 2, count)
         together = examples.groups(indices, epochs, 2, count)
@@ -99,12 +105,12 @@ def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, c
 def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left() -> None:
     examples = Examples.of(dataset_of([[0, 1, 2, 3, 5]], 6), "train", seed=0)
     for epoch in range(30):
-        assert set(examples.hard_negatives(np.array([0]), np.array([epoch]), 4)[0]) == {4}
+        assert set(hard_negatives(examples, np.array([0]), np.array([epoch]), 4)[0]) == {4}
 
 
 def test_random_negatives_cover_the_corpus() -> None:
     examples = Examples.of(DATASET, "train", seed=0)
-    drawn = [examples.hard_negatives(*every(examples, epoch), 4)[0] for epoch in range(100)]
+    drawn = [hard_negatives(examples, *every(examples, epoch), 4)[0] for epoch in range(100)]
     assert set(np.concatenate(drawn)) == set(range(12)) - {1}
 
 
@@ -112,7 +118,7 @@ def test_the_draws_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=TABLE)
     assert [int(examples.drawn_positives(*every(examples, epoch), 1)[1, 0]) for epoch in range(6)] == [7, 7, 2, 7, 7, 2]
-    assert examples.hard_negatives(*every(examples, 2), 2).tolist() == [[4, 3], [9, 10], [8, 1]]
+    assert hard_negatives(examples, *every(examples, 2), 2).tolist() == [[4, 3], [9, 10], [8, 1]]
 
 
 def test_a_table_of_another_data_set_is_refused() -> None:
@@ -182,7 +188,7 @@ def test_shares_are_of_the_negatives_that_a_group_has() -> None:
 
 def test_shares_hold_over_epochs_for_a_single_negative() -> None:
     examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=3,dense=1"))
-    drawn = [examples.hard_negatives(np.array([0]), np.array([epoch]), 1)[0, 0] for epoch in range(2000)]
+    drawn = [hard_negatives(examples, np.array([0]), np.array([epoch]), 1)[0, 0] for epoch in range(2000)]
     assert set(drawn) == {3, 4, 6, 8}
     assert abs(drawn.count(8) / 2000 - 0.25) < 0.03
 
@@ -190,13 +196,13 @@ def test_shares_hold_over_epochs_for_a_single_negative() -> None:
 def test_without_shares_the_origins_are_alike() -> None:
     examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED)
     for epoch in range(10):
-        assert set(examples.hard_negatives(np.array([0]), np.array([epoch]), 4)[0]) == {3, 4, 6, 8}
+        assert set(hard_negatives(examples, np.array([0]), np.array([epoch]), 4)[0]) == {3, 4, 6, 8}
 
 
 def test_the_mixed_draws_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=MIXED, shares=parse_mix("bm25=0.5,random=0.5"))
-    assert examples.hard_negatives(*every(examples, 2), 3).tolist() == GOLDEN
+    assert hard_negatives(examples, *every(examples, 2), 3).tolist() == GOLDEN
 
 
 GOLDEN = [[4, 3, 2], [3, 4, 10], [8, 1, 8]]
@@ -208,7 +214,7 @@ def test_random_negatives_are_of_the_querys_own_data_set() -> None:
     assert examples.starts.tolist() == [0, 2, 4]
     seen: list[set[int]] = [set(), set(), set(), set()]
     for epoch in range(60):
-        for row, drawn in enumerate(examples.hard_negatives(*every(examples, epoch), 3)):
+        for row, drawn in enumerate(hard_negatives(examples, *every(examples, epoch), 3)):
             seen[row] |= set(drawn.tolist())
     assert seen == [set(range(1, 6)), {0, 1, 2, 5}, {6, 7, 10}, {6, 8, 9, 10}]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.sampling.mixture import Mixture, apportioned, parse_weights
+from raytriever.data.sampling.mixture import Mixture, apportion, parse_weights
 from raytriever.data.sampling.order import Order, Shuffled, worker_slice
 from raytriever.errors import ConfigError
 
@@ -28,7 +28,7 @@ def part_of(sizes: list[int], examples: np.ndarray) -> np.ndarray:
 @settings(deadline=None)
 @given(weights=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any), turns=st.integers(0, 400))
 def test_with_one_turn_more_one_has_one_more(weights: list[int], turns: int) -> None:
-    now, then = apportioned(weights, turns), apportioned(weights, turns + 1)
+    now, then = apportion(weights, turns), apportion(weights, turns + 1)
     assert sum(now) == turns
     assert sorted(np.subtract(then, now).tolist()) == [0] * (len(weights) - 1) + [1]
     assert all(count == 0 for count, weight in zip(now, weights, strict=True) if not weight)
@@ -40,8 +40,8 @@ def test_with_one_turn_more_one_has_one_more(weights: list[int], turns: int) -> 
 @given(weights=st.lists(st.integers(1, 10**6), min_size=2, max_size=5), turns=st.integers(10**12, 10**15))
 def test_shares_are_exact_to_the_turn_however_late(weights: list[int], turns: int) -> None:
     shares = [turns * weight / sum(weights) for weight in weights]
-    assert sum(apportioned(weights, turns)) == turns
-    assert all(abs(had - share) < 2 for had, share in zip(apportioned(weights, turns), shares, strict=True))
+    assert sum(apportion(weights, turns)) == turns
+    assert all(abs(had - share) < 2 for had, share in zip(apportion(weights, turns), shares, strict=True))
 
 
 @settings(deadline=None)
@@ -86,7 +86,7 @@ def test_weights_are_held_round_by_round(
         mixture = order_of(sizes, weights, batch, seed, run).stream
         examples = np.concatenate([mixture.epoch(number).examples for number in range(rounds)])
         places = np.bincount(part_of(sizes, examples), minlength=len(sizes))
-        wanted = apportioned(weights[: len(sizes)], len(examples) // run)
+        wanted = apportion(weights[: len(sizes)], len(examples) // run)
         assert (places == np.array(wanted) * run).all()
 
 

@@ -87,7 +87,8 @@ def test_mined_rows_and_judged_pairs_become_tables_and_are_merged() -> None:
     made = dataset()
     mined = np.array([[5, 1, -1], [-1, -1, -1], [9, -1, -1], [4, -1, -1]])
     mined[3, 1] = 3  # relevant
-    by_depth = NegativesTable.from_depth(made, mined, "bm25")
+    queries, ranks = np.nonzero(mined >= 0)
+    by_depth = NegativesTable.of(made, queries, mined[queries, ranks], "bm25", ranks)
     assert rows(by_depth) == [(0, 5, BM25, 0), (0, 1, BM25, 1), (2, 9, BM25, 0), (3, 4, BM25, 0)]
     judged = NegativesTable.judged(made, "train")
     assert rows(judged) == [(q, q + 1, GOLD, 0) for q in range(4)]
@@ -112,10 +113,8 @@ def test_tables_of_combined_data_sets_are_chained() -> None:
 
 
 def test_positions_the_data_set_does_not_have_are_refused() -> None:
-    with pytest.raises(DataError, match="has 3 rows for 4 queries"):
-        NegativesTable.from_depth(dataset(), np.zeros((3, 1), dtype=np.int64), "bm25")
     with pytest.raises(DataError, match="names document 10 of 10"):
-        NegativesTable.from_depth(dataset(), np.full((4, 1), 10), "bm25")
+        NegativesTable.of(dataset(), np.arange(4), np.full(4, 10), "bm25")
     with pytest.raises(DataError, match="names query 4 of 4"):
         NegativesTable.of(dataset(), np.array([4]), np.array([1]), "bm25")
 

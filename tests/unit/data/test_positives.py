@@ -95,7 +95,7 @@ def test_every_relevant_document_stays_known_and_no_negative(sources: str) -> No
 def test_a_source_that_nobody_has_is_refused() -> None:
     humans = {0: [(0, HUMAN, 0)]}
     with pytest.raises(
-        DataError, match="made train: no query has a positive of source 'llm'; give another --positives"
+        DataError, match="made train: no query has a positive of source 'llm'; choose another value of --positives"
     ):
         Examples.of(dataset(humans), "train", 0, sources="llm")
     assert len(Examples.of(dataset(humans), "train", 0, sources="human-first")) == 1

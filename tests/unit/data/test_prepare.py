@@ -52,12 +52,12 @@ def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokeni
 
 def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:
     lines, say = told()
-    first = prepare(Request(str(small), words), say=say)
+    first = prepare(Request(str(small), words), report=say)
 
     def never(*arguments: object) -> Runner:
         raise AssertionError("nothing had to be prepared")
 
-    assert prepare(Request(str(small), words), run=never, say=say) == first
+    assert prepare(Request(str(small), words), run=never, report=say) == first
     assert [line.split(" (")[0] for line in lines[1:]] == ["small: prepared before"]
     assert lines[0].startswith("small: preparing ")
     assert lines[0].endswith(" of beir data")
@@ -179,7 +179,7 @@ def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path:
     good = files_of(place := prepare(request))
     flip(place, pattern)
     lines, say = told()
-    assert files_of(prepare(request, say=say)) == good
+    assert files_of(prepare(request, report=say)) == good
     assert "its SHA-256 is not the manifest's; preparing again" in lines[0]
     own = prepare(request, output=tmp_path / "own")
     file = flip(own, pattern)

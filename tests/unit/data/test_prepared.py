@@ -277,7 +277,7 @@ def test_an_entry_of_the_cache_without_its_manifest_is_made_again(
         (place / "manifest.json").unlink()
     else:
         (place / "manifest.json").write_text(content)
-    assert prepare(Request(str(small), words), say=lines.append) == place
+    assert prepare(Request(str(small), words), report=lines.append) == place
     assert lines[0].startswith(str(place))
     assert lines[0].endswith("; preparing again")
     assert len(open_dataset(small, ["train"], tokenisation=words).documents) == 40

@@ -74,7 +74,7 @@ def test_too_many_bad_rows_stop_with_one_line() -> None:
         check_share(str(FILE), 199, 2, first, 0.01)
     assert str(caught.value) == (
         "corpus.jsonl row 7: not JSON; 2 of 199 rows are bad (1.01%), more than the 1 % allowed by "
-        "--max-bad-rows; mend them or raise it"
+        "--max-bad-rows; correct the rows, or raise --max-bad-rows"
     )
 
 

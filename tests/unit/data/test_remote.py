@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.prepare.open import fetched, open_dataset
+from raytriever.data.prepare.open import fetch_dataset, open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
@@ -45,14 +45,14 @@ def test_a_copy_without_its_manifest_is_fetched_again(
     if content:
         (copy / "manifest.json").write_text(content)
     assert open_dataset(uri, ["train"]).digest == digest
-    assert f"{copy}: is torn or has no manifest; fetching it again" in capsys.readouterr().err
+    assert f"{copy}: is damaged or has no manifest; fetching it again" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, tmp_path: Path) -> None:
     name = next(name for name in objects if name.endswith(".arrow"))
     objects[name] = objects[name][:-1] + b"!"
-    with pytest.raises(StorageError, match=r"s3://bucket/sets/own/documents/.*is not what the manifest says"):
-        fetched(uri)
+    with pytest.raises(StorageError, match=r"s3://bucket/sets/own/documents/.*differs from its manifest"):
+        fetch_dataset(uri)
     assert not [path for path in (tmp_path / "node" / "datasets").iterdir() if not path.name.startswith(".")]
 
 
@@ -63,7 +63,7 @@ def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, objects: dict, tmp
     for told in ({"files": {name: entry}}, {"meta": {**manifest["meta"], "name": name}}):
         objects["sets/own/manifest.json"] = json.dumps({**manifest, **told}).encode()
         with pytest.raises(StorageError, match="which is none below it"):
-            fetched(uri)
+            fetch_dataset(uri)
     assert not (tmp_path / "node").exists()
 
 
@@ -71,8 +71,8 @@ def test_a_file_is_copied_no_further_than_its_size(uri: str, objects: dict, tmp_
     name = next(name for name in objects if name.endswith(".arrow"))
     for content in (objects[name] + b"more", objects[name][:-1]):
         objects[name] = content
-        with pytest.raises(StorageError, match="is not what the manifest says"):
-            fetched(uri)
+        with pytest.raises(StorageError, match="differs from its manifest"):
+            fetch_dataset(uri)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_no_secret_stands_in_an_address(uri: str) -> None:
 
 
 def test_other_places_are_left_to_whoever_reads_sources(uri: str, objects: dict, small: Path) -> None:
-    assert fetched(str(small)) is None
+    assert fetch_dataset(str(small)) is None
     objects["sets/own/manifest.json"] = b'{"files": {}, "meta": {"kind": "model"}}'
-    assert fetched(uri) is None
+    assert fetch_dataset(uri) is None
     del objects["sets/own/manifest.json"]
-    assert fetched(uri) is None
+    assert fetch_dataset(uri) is None

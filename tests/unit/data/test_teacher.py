@@ -69,12 +69,12 @@ def test_coverage_counts_what_is_trained_on() -> None:
     coverage = Coverage.of(table(), Examples.of(DATASET, "train", 0, negatives))
     assert coverage == Coverage(4, 2, 4, 2)
     assert str(coverage) == (
-        "scores of 2 of 4 positives and of 2 of 4 hard negatives; the 4 others are not learnt from as scores"
+        "scores of 2 of 4 positives and of 2 of 4 hard negatives; 4 passages have no score and are left out"
     )
     coverage.check("here")
-    with pytest.raises(DataError, match="here: has a score of none of the 4 positives"):
+    with pytest.raises(DataError, match="here: has no score of any of the 4 positives"):
         replace(coverage, scored_positives=0).check("here")
-    with pytest.raises(DataError, match=r"here: has a score of none of the 4 hard negatives .*--negatives-table"):
+    with pytest.raises(DataError, match=r"here: has no score of any of the 4 hard negatives .*--negatives-table"):
         replace(coverage, scored_negatives=0).check("here")
 
 

@@ -61,7 +61,7 @@ def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_s
         {"train": Judgements(*np.array(pairs).T)},
     )
     # Mined for every query: two, which nobody's positives are.
-    table = NegativesTable.from_depth(dataset, np.array([[9, 8, PAD]] * 6), "bm25")
+    table = NegativesTable.of(dataset, np.repeat(range(6), 2), np.tile([9, 8], 6), "bm25", np.tile([0, 1], 6))
     examples = Examples.of(dataset, "train", 0, table)
     return BatchSource(tokens(retriever, dataset), examples, Order(len(examples), batch_size, 0), positives, negatives)
 

@@ -139,7 +139,7 @@ def test_material_reads_scores_and_answers_for_them(tiny_encoder: Path, tiny_dat
     assert plain.train(near).teacher is None
     assert material.train(near).teacher.scores[:2].tolist() == score(np.zeros(2), np.arange(2)).tolist()
     assert material.train(None).teacher is not None
-    with pytest.raises(DataError, match=r"scores.parquet: has a score of none of the 96 hard negatives"):
+    with pytest.raises(DataError, match=r"scores.parquet: has no score of any of the 96 hard negatives"):
         material.train(far)
     assert len({plain.digest(near), material.digest(near), material.digest(far)}) == 3
     assert material.dev().teacher is None

@@ -1,12 +1,12 @@
-"""The BEIR layout: corpus, queries, and judgements by split (Thakur et al. 2021, arXiv:2104.08663).
+"""Parser of the BEIR layout: corpus, queries, and judgements by split (Thakur et al. 2021, arXiv:2104.08663).
 
-1. `corpus.jsonl`: `{"_id", "title", "text"}`; 2. `queries.jsonl`: `{"_id", "text"}`;
-   `answers.jsonl`, if it is there: `{"_id", "answers"}`, of queries;
-3. `qrels/<split>.tsv`: a header, then query id, document id and integer score, and where the header names them
-`source` (human or llm) and `rank`. What was judged 0 is also a hard negative of origin `gold`.
+1. `corpus.jsonl`: `{"_id", "title", "text"}`.
+2. `queries.jsonl`: `{"_id", "text"}`; optionally `answers.jsonl`: `{"_id", "answers"}` of queries.
+3. `qrels/<split>.tsv`: a header, then query id, document id and integer score, and optionally `source` (human or llm)
+   and `rank`. A pair judged 0 is also a hard negative of origin `gold`.
 
-Each plain or gzipped; or as the hub has it: folders `corpus` and `queries` of Parquet shards, judgements as
-`qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`.
+Files are plain or gzipped. The layout of the hub is read too: folders `corpus` and `queries` of Parquet shards, and
+judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _QRELS = re.compile(r"qrels/[^/]+\.(?:tsv|jsonl)(?:\.gz)?|(?:qrels|default|data)
 
 
 def is_whole(source: Source) -> bool:
-    """Whether the source has all three: corpus, queries and judgements."""
+    """Return True if the source has all three: corpus, queries and judgements."""
     return all(any(pattern.fullmatch(file.path) for file in source.files) for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
 def is_begun(source: Source) -> bool:
-    """Whether the source has one of the three, which makes it a BEIR folder that lacks something."""
+    """Return True if the source has one of the three: it is then an incomplete BEIR folder."""
     return any(pattern.fullmatch(file.path) for file in source.files for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
 def plan(source: Source) -> Plan:
-    """The parts of a BEIR folder; raises `DataError` naming what is there in place of a corpus or queries."""
+    """Return the plan of a BEIR folder; raises `DataError` with the names in it if corpus or queries are missing."""
     documents = _texts(source, "corpus", _CORPUS)
     queries = _texts(source, "queries", _QUERIES)
     taken = {file.path for file in (*documents, *queries)}
@@ -82,7 +82,7 @@ def _qrels_part(file: SourceFile) -> Part:
 
 
 def _header(file: SourceFile) -> tuple[str, ...]:
-    """The header that the file has, or the shortest, which reading it will then ask for."""
+    """Return the header that the file has, or the shortest, which reading it will then ask for."""
     from raytriever.data.formats.rows import first_row
 
     found = tuple(first_row(file.where).decode(errors="replace").split("\t"))
@@ -91,7 +91,7 @@ def _header(file: SourceFile) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DocumentRow:
-    """`{"_id", "title", "text"}`; the id may stand under `id`, the title may be missing."""
+    """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the document."""
@@ -101,7 +101,7 @@ class DocumentRow:
 
 @dataclass(frozen=True)
 class QueryRow:
-    """`{"_id", "text"}`; the id may stand under `id`; `answers` may go along."""
+    """Row `{"_id", "text"}`; the id may be in `id`; `answers` is optional."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query."""
@@ -113,7 +113,7 @@ class QueryRow:
 
 @dataclass(frozen=True)
 class AnswersRow:
-    """`{"_id", "answers"}`: the answers of a query that stands elsewhere."""
+    """Row `{"_id", "answers"}`: answers of a query of another file."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the answers."""
@@ -147,7 +147,7 @@ class JudgementColumns:
 
 @dataclass(frozen=True)
 class JudgementRow:
-    """`{"query-id", "corpus-id", "score"}`, and `source` and `rank` where they are given."""
+    """Row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
 
     split: str
 
@@ -158,7 +158,7 @@ class JudgementRow:
             raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
         score = row["score"]
         if isinstance(score, float) and score.is_integer():
-            score = int(score)  # as some Parquet files of the hub have them
+            score = int(score)  # some Parquet files of the hub have such scores
         if type(score) is not int or not _INTEGER.fullmatch(str(score)):
             raise BadRow(f"score {str(score)[:20]!r} is not an integer")
         more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}

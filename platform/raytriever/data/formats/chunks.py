@@ -1,7 +1,7 @@
-"""A file as chunks of whole rows, read in one place and parsed in another.
+"""Chunks of whole rows of a file, which one process reads and another parses.
 
 1. `read_chunks` streams a `Part`, one file of a data set, as `Chunk`s of about 1 MiB, cut only between rows.
-2. `parse_chunk` turns a chunk into `Records`, wherever it was sent: parts and chunks can be pickled.
+2. `parse_chunk` turns a chunk into `Records` in any process: parts and chunks can be pickled.
 
 Memory is bounded by a chunk, and a chunk by its size or by its longest row.
 """
@@ -28,10 +28,10 @@ COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole rows of a part: `number` counts the part's chunks from 0, `first_row` is its first row's, from 1.
+    """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
 
-    The payload is text whose rows end at `\\n` (what is an array or comes from `ir_datasets` has become such), or for
-    `parquet` an Arrow IPC stream.
+    The payload is text whose rows end at `\\n`, also for arrays and `ir_datasets`; for `parquet` it is an Arrow IPC
+    stream.
     """
 
     part: int
@@ -42,8 +42,10 @@ class Chunk:
 
 @dataclass
 class Parsed:
-    """What a chunk held: its records, its bad rows as `quarantine.jsonl` has them, how many rows that are not blank;
-    and `marks`: of each good row its number and how many of each column of the records there are up to its end."""
+    """Parsed chunk: records, bad rows in the form of `quarantine.jsonl`, and the number of rows that are not blank.
+
+    `marks` has, for each good row, its number and the lengths of the records' columns after it.
+    """
 
     records: Records
     bad: list[dict[str, Any]]
@@ -51,13 +53,13 @@ class Parsed:
     marks: list[tuple[int, int, int, int, int]]
 
     def rows_of(self, column: Column) -> Int64[ndarray, " records"]:
-        """The number, in the file, of the row that each record of a column of the records came from."""
+        """Return the number, in the file, of the row that each record of a column of the records came from."""
         marks = np.array(self.marks, dtype=np.int64).reshape(-1, 1 + len(COLUMNS))
         return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
 
 
 def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
-    """The chunks of a part in order, streamed.
+    """Yield the chunks of a part in order, streamed.
 
     Args:
         part: the file.
@@ -87,7 +89,7 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
 
 
 def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
-    """The records of a chunk; a bad row stands aside alone, told with its file, number and reason."""
+    """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
     found, marks, parse = parsed.records, parsed.marks, part.parse
     documents, queries, judgements, negatives = found.documents, found.queries, found.judgements, found.negatives
@@ -105,7 +107,7 @@ def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
 
 
 def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
-    """The rows of a chunk, and what makes one into what the parser takes, or raises `BadRow`."""
+    """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
     if part.kind == "parquet":
         from raytriever.data.formats.rows import rows_of
 

@@ -1,8 +1,8 @@
-"""The training files of DPR (Karpukhin et al. 2020, arXiv:2004.04906), one JSON array or an object a line.
+"""Parser of DPR's training files (Karpukhin et al. 2020, arXiv:2004.04906): a JSON array, or one object in each line.
 
-`{"question", "answers", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs"}`, each context `{"title", "text",
-"score", "passage_id" or "psg_id"}`. Hard negatives are BM25's, the other negatives were drawn at random (section 3.2);
-their scores are kept. The positives' order is their rank.
+An object is `{"question", "answers", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs"}`, and each context
+`{"title", "text", "score", "passage_id" or "psg_id"}`. Hard negatives have origin `bm25`, other negatives `random`
+(section 3.2). Their scores are kept. The order of the positives is their rank.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _IDS = ("passage_id", "psg_id")
 
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
-    """What rows of these fields mean; None if they are not of this format."""
+    """Return the row parser for these fields; None if they are of another format."""
     return QuestionRow(split) if {"question", "positive_ctxs"} <= fields else None
 
 
 @dataclass(frozen=True)
 class QuestionRow:
-    """A question with its contexts."""
+    """Row of a question with its contexts."""
 
     split: str
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the question, its contexts, and what they are to it."""
+        """Add the question, its contexts, and their judgements."""
         group = Group(self.split, string_field(row, "question"))
         group.answered(answers_in(row))
         for context in object_list(row, "positive_ctxs"):

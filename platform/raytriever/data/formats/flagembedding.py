@@ -1,8 +1,8 @@
-"""The training files of FlagEmbedding (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [...], "neg": [...]}`.
+"""Parser of FlagEmbedding's training files (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [], "neg": []}`.
 
-`neg_scores`, where given, are kept: a teacher's, one for each of `neg`. `pos_scores` are checked only, a positive's
-grade is 1; `prompt` and `type` are not read. Negatives are taken for those of a dense retriever, with which
-FlagEmbedding mines. The positives' order is their rank.
+`neg_scores` are a teacher's, one for each text of `neg`; they are kept. `pos_scores` are only checked: the grade of a
+positive is 1. `prompt` and `type` are not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense
+retriever. The order of the positives is their rank.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ SIGNATURE = "flagembedding: query, pos, neg"
 
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
-    """What rows of these fields mean; None if they are not of this format."""
+    """Return the row parser for these fields; None if they are of another format."""
     return ListsRow(split) if {"query", "pos"} <= fields else None
 
 
 @dataclass(frozen=True)
 class ListsRow:
-    """A query with its positive and its negative texts."""
+    """Row of a query with its positive and negative texts."""
 
     split: str
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the query, its texts, and what they are to it."""
+        """Add the query, its texts, and their judgements."""
         group = Group(self.split, string_field(row, "query"))
         positives, negatives = text_list(row, "pos"), text_list(row, "neg")
         score_list(row, "pos_scores", len(positives), "pos")

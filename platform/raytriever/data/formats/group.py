@@ -1,4 +1,4 @@
-"""A query with its passages, as most formats put them into one row: collected whole before any of it counts."""
+"""Group of a query and its passages, which most formats have in one row; collected before anything is added."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from raytriever.data.records import ORIGINS, SOURCES, Document, Judgement, Negat
 
 
 class Group:
-    """The query of a row, and what the row says of it; `add_to` adds it all to the records.
+    """Query of a row, with its passages, judgements, negatives and answers; `add_to` adds all to the records.
 
     Args:
-        split: of the judgements.
-        text: the query's.
-        name: its id; None for one made of its content.
+        split: split of the judgements.
+        text: text of the query.
+        name: id of the query; None for an id from its content.
     """
 
     def __init__(self, split: str, text: str, name: str | None = None) -> None:
@@ -30,7 +30,7 @@ class Group:
         self._ranks: dict[str, int] = {}
 
     def document(self, text: str, title: str = "", name: str | None = None) -> str:
-        """Add a passage; returns its id, made of its content where `name` is None."""
+        """Add a passage and return its id, which is made from its content if `name` is None."""
         name = content_id(title, text) if name is None else name
         self._documents.append(Document(name, title, text))
         return name
@@ -68,7 +68,7 @@ class Group:
 
 
 def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
-    """A field that must hold a list; one that is missing or null is empty."""
+    """Return a field that must hold a list; one that is missing or null is empty."""
     value = row.get(name)
     if value is None:
         return []
@@ -78,17 +78,17 @@ def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def text_list(row: Mapping[str, Any], name: str) -> list[str]:
-    """A field that must hold a list of texts, none of them blank; one that is missing or null is empty."""
+    """Return a field that must hold a list of texts, none of them blank; one that is missing or null is empty."""
     return [text_value(value, f"{name}[{place}]") for place, value in enumerate(list_field(row, name))]
 
 
 def id_list(row: Mapping[str, Any], name: str) -> list[str]:
-    """A field that must hold a list of ids, strings or whole numbers; one that is missing or null is empty."""
+    """Return a field that must hold a list of ids, strings or whole numbers; one that is missing or null is empty."""
     return [id_value(value, f"{name}[{place}]") for place, value in enumerate(list_field(row, name))]
 
 
 def object_list(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """A field that must hold a list of objects; one that is missing or null is empty."""
+    """Return a field that must hold a list of objects; one that is missing or null is empty."""
     values = list_field(row, name)
     for place, value in enumerate(values):
         if not isinstance(value, Mapping):
@@ -97,8 +97,8 @@ def object_list(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[float]:
-    """A field that must hold `count` scores, one for each of what `of` names; NaN for each where it is missing, null or
-    empty."""
+    """Return a field that must hold `count` scores, one for each of what `of` names; NaN for each where it is
+    missing, null or empty."""
     values = list_field(row, name)
     if not values:
         return [math.nan] * count
@@ -108,7 +108,7 @@ def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[f
 
 
 def score_value(value: Any, name: str) -> float:
-    """A score that must be a finite number."""
+    """Return a score that must be a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRow(f'"{name}" is {type(value).__name__}, not a number')
     try:
@@ -121,6 +121,6 @@ def score_value(value: Any, name: str) -> float:
 
 
 def optional_score(row: Mapping[str, Any], name: str) -> float:
-    """A score that may be missing or null, then NaN."""
+    """Return a score that may be missing or null, then NaN."""
     value = row.get(name)
     return math.nan if value is None else score_value(value, name)

@@ -1,7 +1,8 @@
-"""Data sets by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280): `ir_datasets:beir/scifact`.
+"""Reader of data sets by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
+`ir_datasets:beir/scifact`.
 
-A name's own judgements, and those of the names directly below it that speak of a split (`beir/scifact/train`), are
-read; what it is named for decides the split, `test` where the name tells none. Rows travel as JSON, one a line.
+The judgements of the name, and of the names directly below it that contain a split (`beir/scifact/train`), are read.
+The name decides the split; it is `test` if the name contains none. Rows become JSON lines.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from raytriever.data.sources import IR_DATASETS, Source
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 
-SIGNATURE = "ir_datasets:NAME"
 _DOCS, _QUERIES, _QRELS = "docs", "queries", "qrels"
 
 
 def plan(source: Source) -> Plan:
-    """The parts of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or judgements."""
+    """Return the parts of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or
+    judgements."""
     name = source.where.removeprefix(IR_DATASETS)
     registry = _package().registry
     _load(name)
@@ -63,9 +64,9 @@ def read_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
                 yield first, b"\n".join(lines) + b"\n"
                 first, lines, length = first + len(lines), [], 0
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        told = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise DataError(
-            f"cannot be read after row {first + len(lines) - 1} ({type(error).__name__}: {told})",
+            f"cannot be read after row {first + len(lines) - 1} ({type(error).__name__}: {message})",
             where,
             "check the network, or put its files under IR_DATASETS_HOME",
         ) from error

@@ -1,8 +1,8 @@
-"""Sentence pairs with labels of natural language inference: `{"premise", "hypothesis", "label", "split"}`.
+"""Parser of sentence pairs of natural language inference: `{"premise", "hypothesis", "label", "split"}`.
 
-The premise is a query, the hypothesis a document: entailment makes it a positive, contradiction a hard negative of
-origin `gold` (as in Gao et al. 2021, arXiv:2104.08821, section 4.2), neutral neither. Labels are words, or as the hub
-numbers them: 0 entailment, 1 neutral, 2 contradiction; -1, which no annotators agreed on, is a bad row.
+The premise is a query and the hypothesis a document. Entailment makes it a positive, contradiction a hard negative of
+origin `gold` (as in Gao et al. 2021, arXiv:2104.08821, section 4.2), neutral neither. Labels are words, or the numbers
+of the hub: 0 entailment, 1 neutral, 2 contradiction. A label of -1, without agreement of the annotators, is a bad row.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
-    """What rows of these fields mean; None if they are not of this format."""
+    """Return the row parser for these fields; None if they are of another format."""
     return PairRow(split) if {"premise", "hypothesis", "label"} <= fields else None
 
 
 @dataclass(frozen=True)
 class PairRow:
-    """A premise, a hypothesis, and what the one says of the other; `split` is of rows that name none."""
+    """Row of a premise, a hypothesis and a label; `split` is the split of rows that name none."""
 
     split: str
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the two texts, and what the one is to the other."""
+        """Add the two texts and their judgement."""
         label = _label(row)
         split = _split(row) if "split" in row else self.split
         group = Group(split, string_field(row, "premise"))
@@ -49,7 +49,7 @@ class PairRow:
 
 
 def _split(row: Mapping[str, Any]) -> str:
-    """The split that a row names; a path is refused, because a file of the prepared data set is called by it."""
+    """Return the split that a row names; a path is refused, because the split names a file of the prepared data."""
     name = string_field(row, "split")
     if not _NAME.fullmatch(name):
         raise BadRow(f"split {name[:20]!r} is no name; use letters, digits, '_', '.' and '-'")

@@ -1,4 +1,4 @@
-"""Plan of how a data set is read: its parts with their row parsers, and what file names say about kind and split."""
+"""Plan for reading a data set: its parts with their row parsers, and the kind and split that a file name implies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "st
 
 
 class RowParser(Protocol):
-    """Adds what a row holds to the records, or raises `BadRow` having added nothing. Can be pickled.
+    """Parser that adds a row to the records, or raises `BadRow` and adds nothing. It can be pickled.
 
     The row is a mapping of fields, or for the kind `tsv` the list of its columns.
     """
@@ -43,14 +43,14 @@ class RowParser(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a data set and how it is read.
+    """One file of a data set and its parser.
 
     Args:
-        where: its path or URI, absolute; a name of `ir_datasets` with what is read of it for the kind `ir`.
-        kind: `json`, an object a line; `tsv`, with a header; `array`, one JSON array of objects; `parquet`; `ir`.
-        parse: what its rows mean.
-        header: the columns of a `tsv`, as the first row must name them.
-        split: the split that its judgements belong to; None where it has none, or where its rows name it.
+        where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
+        kind: `json`, one object in each line; `tsv`, with a header; `array`, a JSON array of objects; `parquet`; `ir`.
+        parse: parser of its rows.
+        header: columns of a `tsv`, which its first row must name.
+        split: split of its judgements; None if it has none, or if its rows name the split.
     """
 
     where: str
@@ -62,12 +62,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a data set is read.
+    """Format, parts and splits of a data set.
 
     Args:
-        format: its name.
-        parts: its files, those with nothing but texts first.
-        splits: those that the parts hold; None where only the rows tell.
+        format: name of the format.
+        parts: files of the data set, files with only texts first.
+        splits: splits of the parts; None if only the rows name them.
     """
 
     format: str
@@ -76,55 +76,56 @@ class Plan:
 
 
 def kind_of(path: str) -> Kind:
-    """How a file of this name is read; call it for names with a known ending only."""
+    """Return the kind of a file by its name, which must have a known ending."""
     return _KINDS[_SUFFIX.search(path)[0]]  # type: ignore[index]
 
 
 def has_rows(path: str) -> bool:
-    """Whether a file of this name may hold rows: `.jsonl`, `.json`, `.tsv`, plain or gzipped, or `.parquet`."""
+    """Return True if a file of this name may hold rows: `.jsonl`, `.json`, `.tsv`, plain or gzipped, or `.parquet`."""
     return _SUFFIX.search(path) is not None
 
 
 def stem_of(path: str) -> str:
-    """A path without its ending and without the number of its shard."""
+    """Return a path without its ending and without the number of its shard."""
     return _SHARD.sub("", _SUFFIX.sub("", path))
 
 
 def names_settings(path: str) -> bool:
-    """Whether a file is one of those that tell about a data set, and holds none of its rows."""
+    """Return True if a file describes a data set and holds none of its rows."""
     return path.rsplit("/", 1)[-1] in _SETTINGS
 
 
 def base_of(path: str) -> str:
-    """The folder of a file, without what in it only speaks of splits or says `data` or `default`."""
+    """Return the folder of a file, without what in it only speaks of splits or says `data` or `default`."""
     folders = path.split("/")[:-1]
     return "/".join(part for part in folders if part not in _UNTELLING and not _SPLIT.fullmatch(part))
 
 
 def canonical_split(name: str) -> str:
-    """The name of a split as it is used here: `validation`, `valid` and `val` are `dev`."""
+    """Return the name of a split as it is used here: `validation`, `valid` and `val` are `dev`."""
     return _CANONICAL.get(name, name)
 
 
 def split_named(path: str) -> str:
-    """The split of a file of judgements: its stem; `validation`, `valid` and `val` are `dev`."""
+    """Return the split of a file of judgements: its stem; `validation`, `valid` and `val` are `dev`."""
     return canonical_split(stem_of(path).rsplit("/", 1)[-1])
 
 
 def split_if_named(path: str) -> str | None:
-    """The split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it names."""
+    """Return the split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it
+    names."""
     found = _SPLIT.findall(stem_of(path))
     return canonical_split(found[-1]) if found else None
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """The files that hold rows; of a file that lies there plain and gzipped, the plain one."""
+    """Return the files that hold rows; of a file that lies there plain and gzipped, the plain one."""
     readable = [file for file in files if has_rows(file.path)]
     paths = {file.path for file in readable}
     return [file for file in readable if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
 
 
 def shown(source: Source) -> str:
-    """What a source holds at its top, a dozen names at most."""
-    there = sorted({file.path.split("/")[0] for file in source.files})
-    return ", ".join(there[:12]) or "nothing"
+    """Return the names at the top of a source, a dozen at most."""
+    names = sorted({file.path.split("/")[0] for file in source.files})
+    return ", ".join(names[:12]) or "nothing"

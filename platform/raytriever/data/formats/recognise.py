@@ -1,7 +1,7 @@
 """Recognition of the format of a data set, from the names of its files and the fields of their first rows.
 
-1. A name of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR), are known by their names.
-2. The first rows of any other file are read; all files must be of one format, in one folder except for splits."""
+1. Names identify a data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR).
+2. The first rows of any other file are read. All files must have one format, and be in one folder except for splits."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _BLOCK = 1 << 16
 
 
 class Peek(NamedTuple):
-    """How a file is read, and the fields of its first row that is an object; none where no row among ten is one."""
+    """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one."""
 
     kind: Kind
     fields: frozenset[str]
 
 
 def peek(file: SourceFile) -> Peek:
-    """Look into a file; raises `DataError` if it is empty or broken as a whole."""
+    """Read the first rows of a file; raises `DataError` if it is empty or broken as a whole."""
     if not file.size:
         raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
     kind = kind_of(file.path)
@@ -72,7 +72,7 @@ def _fields(rows: list[bytes]) -> frozenset[str]:
     return frozenset()
 
 
-# Those that are known by the fields of a row; the first that knows the fields takes them.
+# Formats that the fields of a row identify, in the order in which they are tried.
 _BY_FIELDS: dict[str, Any] = {
     module.NAME: module for module in (tevatron, dpr, flagembedding, pairs, sentence_transformers)
 }
@@ -82,14 +82,14 @@ Seen = list[tuple[SourceFile, Peek]]
 
 
 def recognise(source: Source, format: str | None = None) -> Plan:
-    """How a data set is to be read.
+    """Return the plan for reading a data set.
 
     Args:
-        source: its files.
-        format: one of `FORMATS`; None to find out. Where it is named, files of other formats are passed over.
+        source: files of the data set.
+        format: one of `FORMATS`; None to recognise it. With a format, files of other formats are skipped.
 
     Raises:
-        DataError: the files are of no known format, or of several, or broken; or the name is of no format.
+        DataError: the files have no known format, or several, or are broken; or the format is unknown.
     """
     if format is not None and format not in FORMATS:
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
@@ -112,7 +112,7 @@ def recognise(source: Source, format: str | None = None) -> Plan:
 
 
 def _look_into(source: Source) -> Seen:
-    """The files that may hold rows; of the shards of one file only the first is opened."""
+    """Return the files that may hold rows; of the shards of one file only the first is opened."""
     peeked: dict[str, Peek] = {}
     seen = []
     for file in plain_before_packed(source.files):
@@ -122,7 +122,7 @@ def _look_into(source: Source) -> Seen:
         if group not in peeked:
             peeked[group] = peek(file)
         if peeked[group].fields or ".jsonl" in file.path or ".json" not in file.path:
-            seen.append((file, peeked[group]))  # a .json without rows that are objects tells about something
+            seen.append((file, peeked[group]))  # a .json without rows that are objects is a description
     return seen
 
 
@@ -162,22 +162,22 @@ def _plan(source: Source, name: str, matched: Seen) -> Plan:
     return Plan(name, (*texts, *judged), None if rows_name_splits else splits)
 
 
-def _told(seen: Seen) -> str:
-    """Each file with its format, or its fields where it is of none; a dozen at most."""
-    told = {}
+def _describe(seen: Seen) -> str:
+    """Return each file with its format, or with its fields if the format is unknown; a dozen at most."""
+    formats = {}
     for file, (_, fields) in seen:
-        known = _format_of(fields)
-        told[stem_of(file.path)] = known or (f"the fields {', '.join(sorted(fields)[:8])}" if fields else "no objects")
-    return ", ".join(f"{path} ({what})" for path, what in list(told.items())[:12])
+        described = f"the fields {', '.join(sorted(fields)[:8])}" if fields else "no objects"
+        formats[stem_of(file.path)] = _format_of(fields) or described
+    return ", ".join(f"{path} ({described})" for path, described in list(formats.items())[:12])
 
 
 def _unknown(source: Source, seen: Seen, format: str | None) -> DataError:
-    there = _told(seen) or shown(source)
     wanted = f"not in the format {format}" if format else "in no known format"
-    return DataError(f"{wanted}; it holds {there}", source.where, f"known are {_SIGNATURES}")
+    contents = _describe(seen) or shown(source)
+    return DataError(f"{wanted}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
 
 
 def _ambiguous(source: Source, seen: Seen) -> DataError:
     return DataError(
-        f"not in one format; it holds {_told(seen)}", source.where, "give one of the files, or name the format"
+        f"not in one format; it holds {_describe(seen)}", source.where, "give one of the files, or name the format"
     )

@@ -21,7 +21,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
-    """The rows that are not blank, without their line ends, counted from 1.
+    """Yield the rows that are not blank, without their line ends, counted from 1.
 
     Raises:
         DataError: the file as a whole is broken: a gzip that is cut off or none at all.
@@ -37,14 +37,14 @@ def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
 
 
 def first_row(where: str) -> bytes:
-    """The first row that is not blank, empty where there is none; raises `DataError` for a broken gzip."""
+    """Return the first row that is not blank, empty where there is none; raises `DataError` for a broken gzip."""
     rows: Any = numbered_rows(where)
     with closing(rows):
         return bytes(next(rows, (1, b""))[1])
 
 
 def text_of(row: bytes) -> str:
-    """A row as text; raises `BadRow` naming the first byte that is not UTF-8."""
+    """Return a row as text; raises `BadRow` naming the first byte that is not UTF-8."""
     try:
         return row.decode()
     except UnicodeDecodeError as error:
@@ -60,7 +60,7 @@ _decode = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 def object_of(row: bytes) -> dict[str, Any]:
-    """A row as a JSON object; raises `BadRow` if it is none. `NaN` and `Infinity` are no JSON."""
+    """Return a row as a JSON object; raises `BadRow` if it is none. `NaN` and `Infinity` are no JSON."""
     try:
         parsed = _decode(row.decode())
     except UnicodeDecodeError:
@@ -76,7 +76,7 @@ def object_of(row: bytes) -> dict[str, Any]:
 
 
 def string_field(row: Mapping[str, Any], name: str) -> str:
-    """A field that must hold a text that is not blank; raises `BadRow` naming what there is."""
+    """Return a field that must hold a text that is not blank; raises `BadRow` naming what there is."""
     try:
         value = row[name]
     except KeyError:
@@ -85,7 +85,7 @@ def string_field(row: Mapping[str, Any], name: str) -> str:
 
 
 def text_value(value: Any, name: str) -> str:
-    """The value of a field, or of a place in one, that must be a text that is not blank; raises `BadRow`."""
+    """Return the value of a field, or of a place in one, that must be a text that is not blank; raises `BadRow`."""
     if not isinstance(value, str):
         raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
     if not value or value.isspace():
@@ -94,7 +94,7 @@ def text_value(value: Any, name: str) -> str:
 
 
 def id_field(row: Mapping[str, Any], name: str) -> str:
-    """A field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
+    """Return a field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
     value = row.get(name)
     return str(value) if type(value) is int else string_field(row, name)
 
@@ -105,7 +105,8 @@ def id_value(value: Any, name: str) -> str:
 
 
 def optional_text(row: Mapping[str, Any], name: str) -> str:
-    """A field that may be missing, null or empty, which all give the empty text; raises `BadRow` for no string."""
+    """Return a field that may be missing, null or empty, which all give the empty text; raises `BadRow` for no
+    string."""
     value = row.get(name) or ""
     if not isinstance(value, str):
         raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
@@ -113,7 +114,7 @@ def optional_text(row: Mapping[str, Any], name: str) -> str:
 
 
 def encodable(value: str, name: str) -> str:
-    """The value itself; raises `BadRow` for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    """Return the value itself; raises `BadRow` for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
     if not value.isascii():
         try:
             value.encode()
@@ -123,8 +124,8 @@ def encodable(value: str, name: str) -> str:
 
 
 def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """The field `answers` of a row, a text or a list of texts; what else stands there is none, for no format is told by
-    it. Raises `BadRow` for half of a surrogate pair."""
+    """Return the field `answers` of a row, a text or a list of texts; what else stands there is none, for no format
+    is recognised by it. Raises `BadRow` for half of a surrogate pair."""
     value = row.get("answers")
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
@@ -272,7 +273,7 @@ _BATCH_ROWS = 65_536
 
 
 def column_names(where: str) -> list[str]:
-    """The names of a file's columns; raises like `read_batches`."""
+    """Return the names of a file's columns; raises like `read_batches`."""
     with reading(where, [0]), closing(open_raw(where)) as stream:
         return [str(name) for name in open_parquet(where, stream).schema_arrow.names]
 
@@ -303,7 +304,7 @@ def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
-    """The rows of a batch; in place of a row that is not UTF-8, why it is bad."""
+    """Return the rows of a batch; in place of a row that is not UTF-8, why it is bad."""
     import pyarrow as pa
 
     table = pa.ipc.open_stream(payload).read_all()

@@ -1,16 +1,16 @@
-"""The columns that sentence-transformers trains on (sbert.net, "Loss Overview"; Reimers and Gurevych 2019,
-arXiv:1908.10084), known by their names.
+"""Training columns of sentence-transformers, recognised by name (sbert.net, "Loss Overview"; Reimers and Gurevych
+2019, arXiv:1908.10084).
 
 1. `anchor, positive`, and any of `negative`, `negative_1`, `negative_2`, ...: pairs, triplets, n-tuples. A list of
-   scores beside them (`label` or `score`), the positive's first, is a teacher's; the negatives' are kept.
+   scores in `label` or `score`, the positive's first, is a teacher's; those of the negatives are kept.
 2. `sentence1, sentence2, score`, or `anchor, positive, label`: scored pairs.
-3. `query, docs, labels`: scored lists, each of as many texts as scores.
+3. `query, docs, labels`: scored lists, each with as many texts as scores.
 
-For `anchor` may stand `query` or `question`; for `positive`, `answer`; for `docs`, `documents` or `passages` (or the
-positive's column, holding a list); for `score` or `scores`, `label` or `labels`, and `similarity_score`. In scored
-pairs and lists a whole number is a grade, relevant above 0; a number with a point lies in 0 to 1 and is relevant from
-0.5. What is not relevant is judged 0 and a hard negative of origin `gold`. Other negatives are taken for those of a
-dense retriever, with which sentence-transformers mines.
+Other names are `query` or `question` for `anchor`; `answer` for `positive`; `documents` or `passages` for `docs` (or a
+list in the positive's column); `scores`, `label`, `labels` and `similarity_score` for `score`. In scored pairs and
+lists an integer is a grade, relevant above 0; a number with a decimal point is 0 to 1 and relevant from 0.5. Texts that
+are not relevant are judged 0 and are hard negatives of origin `gold`. Other negatives have origin `dense`, because
+sentence-transformers mines with a dense retriever.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
-    """What rows of these fields mean; None if they are not of this format."""
+    """Return the row parser for these fields; None if they are of another format."""
     anchor, scores = _first(_ANCHORS, fields), _first(_SCORES, fields)
     negatives = tuple(sorted((name for name in fields if _NEGATIVE.fullmatch(name)), key=_place))
     positive = _first(_POSITIVES, fields)
@@ -66,7 +66,7 @@ def _place(name: str) -> int:
 
 @dataclass(frozen=True)
 class TupleRow:
-    """An anchor, its positive, and negatives; the values name the columns. A negative that is null is none."""
+    """Row of an anchor, its positive, and negatives, which may be null; the values name the columns."""
 
     split: str
     anchor: str
@@ -75,7 +75,7 @@ class TupleRow:
     scores: str
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the anchor, the other texts, and what they are to it."""
+        """Add the anchor, the other texts, and their judgements."""
         group = Group(self.split, string_field(row, self.anchor))
         group.judged(group.document(string_field(row, self.positive)))
         scores = [float("nan")] * (1 + len(self.negatives))
@@ -89,7 +89,7 @@ class TupleRow:
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """A text and one other with its score, or a list of others with theirs; the values name the columns."""
+    """Row of a text and another with its score, or a list of others with scores; the values name the columns."""
 
     split: str
     anchor: str
@@ -115,7 +115,7 @@ class ScoredRow:
 
 
 def _grade(score: Any, name: str) -> int:
-    """0 for what is not relevant."""
+    """Return the grade of a score, 0 if not relevant; raises `BadRow`."""
     number = score_value(score, name)
     if isinstance(score, int) and 0 <= score < 10**9:
         return score

@@ -1,11 +1,11 @@
-"""The training files of Tevatron (Gao et al. 2022, arXiv:2203.05765), of both generations.
+"""Parser of Tevatron's training files (Gao et al. 2022, arXiv:2203.05765), of both generations.
 
 1. `{"query_id", "query", "positive_passages": [{"docid", "title", "text"}], "negative_passages"}`; a passage may have a
    `source` (human or llm), and a negative a `score` and an `origin`.
-2. `{"query_id", "query_text", "positive_document_ids", "negative_document_ids"}` beside a corpus of `{"docid", "title",
-   "text"}`; the lists `positive_sources` and `negative_scores` may go along with them.
+2. `{"query_id", "query_text", "positive_document_ids", "negative_document_ids"}` and a corpus of `{"docid", "title",
+   "text"}`; the lists `positive_sources` and `negative_scores` are optional.
 
-The positives' order is their rank. Negatives are taken for BM25's where nothing else is said.
+The order of the positives is their rank. The default origin of negatives is `bm25`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from raytriever.data.records import SOURCES, Document, Records
 NAME = "tevatron"
 SIGNATURE = (
     "tevatron: query_id, query, positive_passages, negative_passages; or query_id, query_text, positive_document_ids, "
-    "negative_document_ids beside a corpus of docid, text"
+    "negative_document_ids with a corpus of docid, text"
 )
 _ORIGIN = "bm25"
 
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
-    """What rows of these fields mean; None if they are not of this format."""
+    """Return the row parser for these fields; None if they are of another format."""
     if {"query_id", "query", "positive_passages"} <= fields:
         return PassagesRow(split)
     if {"query_id", "query_text", "positive_document_ids"} <= fields:
@@ -41,12 +41,12 @@ def parser(fields: frozenset[str], split: str) -> RowParser | None:
 
 @dataclass(frozen=True)
 class PassagesRow:
-    """A query with its passages, as the first generation has them."""
+    """Row of a query with its passages, of the first generation."""
 
     split: str
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the query, its passages, and what they are to it."""
+        """Add the query, its passages, and their judgements."""
         group = Group(self.split, string_field(row, "query"), id_field(row, "query_id"))
         group.answered(answers_in(row))
         for passage in object_list(row, "positive_passages"):

@@ -1,11 +1,11 @@
-"""Shards become a data set: ids become positions, repeated ids are settled, pairs find their ends.
+"""Assembly of shards to a data set: ids become positions, and repeated ids are resolved.
 
-1. Of rows with one id the first counts. One that says the same again is passed over, one that says something else
-   is a bad row.
+1. Of rows with the same id the first counts. A row with the same content is skipped; one with other content is a bad
+   row.
 2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
-   judgement of an unknown document that is relevant to a known query is kept for measuring too (`absent/`): the query
-   has this relevant document, although no search can find it.
-3. Held are the keys of all ids (`keys`, 16 bytes each, and as many of the contents) and the pairs; no text.
+   relevant unknown document of a known query is also stored for metrics (`absent/`): the query has this relevant
+   document, although no search can find it.
+3. The keys of all ids (`keys`, 16 bytes each, and as many for the contents) and the pairs are in memory; texts are not.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from raytriever.data.prepare.shards import (
 )
 from raytriever.reading.arrays import read_arrays, read_arrow
 
-# Of each bad row, by its part and number, the reason and what it said; a row is bad once, whatever it holds.
+# Reason and content of each bad row, by part and number; a row with several errors is bad once.
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
-# The arrays of the files that shards leave for this, with their types and shapes.
+# Arrays of the work files of shards, with their types and shapes.
 _KEYS = {name: (["uint64"], (None, 2)) for name in ("keys", "contents")} | {
     "rows": (["int64"], (None,)),
     "repeated": (["int64"], ()),
@@ -53,16 +53,16 @@ _PAIRS = {name: (["uint64"], (None, 2)) for name in ("queries", "documents")} | 
 
 
 @dataclass(frozen=True)
-class SideFound:
-    """The documents or queries of all shards.
+class AssembledSide:
+    """Documents or queries of all shards.
 
     Args:
-        index: finds a row by the key of its id.
+        index: index of rows by the key of their id.
         live: rows that count, ascending.
-        rows: how many there are, with those that do not count.
+        rows: number of all rows, with those that do not count.
         digest: SHA-256 over ids and contents in order.
-        repeated: rows that said again what stood before.
-        same_text: rows that have the text of another id.
+        repeated: number of rows that repeat an earlier row.
+        same_text: number of rows with the text of another id.
     """
 
     index: KeyIndex
@@ -73,17 +73,17 @@ class SideFound:
     same_text: int
 
     def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
-        """The position of each key, -1 for those that are not there."""
+        """Return the position of each key, -1 for an unknown one."""
         rows = self.index.find(keys)
         return np.where(rows >= 0, np.searchsorted(self.live, rows), -1)
 
 
 @activity("assembling the prepared shards")
-def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, SideFound], BadRows]:
+def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, AssembledSide], BadRows]:
     """Write `live` and the pairs' tables into the folder of the shards.
 
     Returns:
-        Documents and queries, and the bad rows that show only when everything is together.
+        Documents and queries, and the bad rows that only the whole data set reveals.
     """
     bad: BadRows = {}
     sides = {name: _settle(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
@@ -97,11 +97,11 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, Si
     return sides, bad
 
 
-def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> SideFound:
+def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRows) -> AssembledSide:
     loaded = [read_arrays(folder / WORK / f"{report.stem}.{name}.npz", _KEYS, PREPARE_AGAIN) for report in reports]
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
-    # Column by column, each let go where it lay before: of millions of rows none is held twice.
+    # Column by column, and each is released from its shard: millions of rows are not in memory twice.
     keys, contents, rows = (
         np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "rows")
     )
@@ -120,10 +120,10 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
         keys, contents = keys[live], contents[live]
     digest = digest_of([keys], [contents])
     same_text = len(live) - len(np.unique(contents[:, 0]))  # a figure for people: half a key tells texts apart
-    return SideFound(index, live, len(first), digest, within + len(again) - len(other), same_text)
+    return AssembledSide(index, live, len(first), digest, within + len(again) - len(other), same_text)
 
 
-def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
+def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
     tables: dict[str, list[ndarray]] = {}
     absent: dict[str, dict[tuple[int, bytes], tuple[int, str]]] = {}
     for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
@@ -172,7 +172,7 @@ def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]])
     write_table(file, pa.table(columns))
 
 
-def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows) -> None:
+def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
     rows, scores = [], []
     for _, pairs, queries, documents in _resolved(folder, NEGATIVES, reports, sides, bad):
         there = (queries >= 0) & (documents >= 0)
@@ -184,9 +184,9 @@ def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, Si
 
 
 def _resolved(
-    folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, SideFound], bad: BadRows
+    folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
 ) -> Iterator[tuple[ShardReport, dict[str, ndarray], ndarray, ndarray]]:
-    """Each shard's pairs with the positions of their ends, -1 for an end that is unknown."""
+    """Yield the pairs of each shard with the positions of query and document, -1 for an unknown one."""
     for report in reports:
         file = folder / WORK / f"{report.stem}.{name}.npz"
         if not file.exists():
@@ -205,7 +205,7 @@ def _resolved(
 
 
 def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], place: int) -> str:
-    """The id that stands at a row counted over all shards."""
+    """Return the id of a row, counted over all shards."""
     for report, length in zip(reports, lengths, strict=True):
         if place < length:
             columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS

@@ -1,12 +1,11 @@
-"""Open a data set by name, path or URI: prepared if it was not yet, and fetched to this node if it is remote.
+"""Opening of a data set by name, path or URI: it is prepared first if necessary, and fetched to this node if remote.
 
-A data set without a `dev` split, opened for `dev`, lends it from `train`: the tenth of the training queries (at most
-1,000) whose ids have the smallest SHA-256. Opened together with that `dev`, `train` is without them; opened alone, it
-is whole.
+If a data set has no `dev` split, `dev` is taken from `train`: a tenth of the training queries (at most 1,000), those
+whose ids have the smallest SHA-256. `train` opened together with that `dev` excludes them; `train` alone is complete.
 
-Training reads documents by position in no order; so every node keeps a whole copy beside its processes rather than
-asking the store for each. Every file is held to the manifest's size and digest while it is copied, and goes nowhere
-but below the cache, whatever the manifest calls it."""
+Training reads documents in random order, so every node has a complete local copy instead of reading each from the
+store. While a file is copied, its size and digest are compared with the manifest. Files are written only below the
+cache, with any name in the manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.digests import check_directory
-from raytriever.data.prepare.pipeline import Request, Runner, Say, in_this_process, prepare, quietly
+from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import is_uri, open_raw
@@ -34,12 +33,12 @@ _BLOCK = 1 << 22
 _REMEDY = "copy the prepared data set there again"
 
 
-def fetched(uri: str) -> Path | None:
-    """Where the prepared data set of a URI stands on this node; None if the URI holds no prepared one.
+def fetch_dataset(uri: str) -> Path | None:
+    """Copy the prepared data set of a URI to this node and return its path; None if the URI holds no prepared one.
 
     Raises:
         DataError: the store cannot be read.
-        StorageError: a file is not what the manifest says, or cannot be written.
+        StorageError: a file differs from the manifest, or cannot be written.
     """
     if not is_uri(uri):
         return None
@@ -61,7 +60,7 @@ def fetched(uri: str) -> Path | None:
     with one_writer(place, wait=True, report=warn):
         if not _is_whole(place):  # another command has not fetched it meanwhile
             if place.exists():
-                warn(f"{place}: is torn or has no manifest; fetching it again")
+                warn(f"{place}: is damaged or has no manifest; fetching it again")
             with committed_directory(place, meta, replace=place.exists()) as aside:
                 for name, (size, digest) in files.items():
                     _copy(_below(uri, name), aside / name, size, digest)
@@ -77,7 +76,7 @@ def _is_whole(place: Path) -> bool:
 
 
 def _check_name(name: str, uri: str) -> None:
-    """Refuse what would lead out of the folder in which it is to stand."""
+    """Raise `StorageError` for a name that leads out of its folder."""
     parts = name.split("/")
     if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise StorageError(
@@ -95,11 +94,11 @@ def _copy(where: str, file: Path, size: int, digest: str) -> None:
                 state.update(block)
                 target.write(block)
     if left or state.hexdigest() != digest:
-        raise StorageError("is not what the manifest says it is", where, "copy the prepared data set there again")
+        raise StorageError("differs from its manifest", where, "copy the prepared data set there again")
 
 
 def _below(uri: str, name: str) -> str:
-    """A file under a URI that may carry a query."""
+    """Return the URI of a file below a URI, which may have a query."""
     root, _, query = uri.partition("?")
     return f"{root.rstrip('/')}/{name}" + (f"?{query}" if query else "")
 
@@ -115,26 +114,26 @@ def open_dataset(
     max_bad_rows: float = 0.01,
     tokenisation: Tokenisation | None = None,
     run: Runner = in_this_process,
-    say: Say = quietly,
+    report: Report = ignore_line,
 ) -> RetrievalDataset:
-    """Check and prepare a data set, or find it prepared, and open it; what was left out its `quarantine` tells.
+    """Open a data set, and check and prepare it first if necessary. Its `quarantine` lists the rows left out.
 
     Args:
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
-        splits: whose judgements are read.
-        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
-        tokenisation: how texts become tokens; None where only texts are wanted.
-        run: how shards are made, where they must be.
-        say: hears whether they must.
+        splits: splits whose judgements are read.
+        max_bad_rows: allowed share of bad rows of each file, 0 to 1.
+        tokenisation: tokeniser and prefixes; None for texts without tokens.
+        run: runner that makes the shards.
+        report: called with a line about what is prepared.
 
     Raises:
-        DataError: no such data set or split, a broken file, or too many bad rows.
+        DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
         StorageError: a prepared data set is damaged, or cannot be written.
     """
     wanted = list(dict.fromkeys(splits))
     matter = (*wanted, TRAIN) if DEV in wanted else tuple(wanted)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=matter)
-    place, reachable = _locate(request, run, say)
+    place, reachable = _locate(request, run, report)
     there = splits_of(place)
     lent = DEV in wanted and DEV not in there and TRAIN in there
     require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)
@@ -148,24 +147,26 @@ def open_dataset(
 
 
 def open_all_splits(
-    name_or_path: str | Path, *, max_bad_rows: float = 0.01, run: Runner = in_this_process, say: Say = quietly
+    name_or_path: str | Path, *, max_bad_rows: float = 0.01, run: Runner = in_this_process, report: Report = ignore_line
 ) -> RetrievalDataset:
     """Check, prepare and open a data set without tokens, with the judgements of every split that it has.
 
     Args and errors are those of `open_dataset`; the rows of every file count.
     """
-    place, reachable = _locate(Request(str(name_or_path), max_bad_rows=max_bad_rows), run, say)
+    place, reachable = _locate(Request(str(name_or_path), max_bad_rows=max_bad_rows), run, report)
     return replace(read_prepared(place, splits_of(place)), place=reachable)
 
 
-def _locate(request: Request, run: Runner, say: Say) -> tuple[Path, str]:
-    """The directory of the prepared data set, the one the request names or the one `prepare` finds or makes; and from
-    where any process opens it: another node fetches for itself what was fetched here."""
-    stored = fetched(request.dataset)
+def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
+    """Return the directory of the prepared data set, and the path or URI from which any process opens it.
+
+    The directory is the one that the request names, or that `prepare` finds or makes. Each node fetches a remote one.
+    """
+    stored = fetch_dataset(request.dataset)
     place = stored or expanded(request.dataset)
     meta = prepared_meta(place) if os.path.isdir(place) else None
     if meta is None:
-        place = prepare(request, run, say=say)
+        place = prepare(request, run, report=report)
         return place, str(place)
     if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:
         tokens = "another tokenizer or prefix" if meta["tokenisation"] else "no tokenizer"

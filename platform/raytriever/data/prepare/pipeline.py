@@ -31,7 +31,7 @@ from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import Chunk, read_chunks
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.assemble import BadRows, SideFound, assemble
+from raytriever.data.prepare.assemble import AssembledSide, BadRows, assemble
 from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
 from raytriever.data.prepare.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, make_folders
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -44,84 +44,84 @@ from raytriever.storage import cache_folder, committed_directory, one_writer
 from raytriever.terminal import warn
 
 
-def accounts_of(
+def count_rows(
     parts: Sequence[Part], reports: Sequence[ShardReport], late: BadRows
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """For each file its rows, its bad rows and the first of them; and all bad rows, by file and row."""
+    """Return the figures of each file (rows, bad rows, the first bad row), and all bad rows by file and row."""
     rows: Counter[int] = Counter()
     entries: list[tuple[int, dict[str, Any]]] = []
     for report in reports:
         rows[report.part] += report.rows
         entries += [(report.part, entry) for entry in report.bad]
-    entries += [(part, bad_entry(parts[part].where, row, *told)) for (part, row), told in late.items()]
+    entries += [(part, bad_entry(parts[part].where, row, *reason)) for (part, row), reason in late.items()]
     entries.sort(key=lambda entry: (entry[0], entry[1]["row"]))
     bad = Counter(part for part, _ in entries)
     first: dict[int, dict[str, Any]] = {}
     for part, entry in entries:
         first.setdefault(part, entry)
     files = [
-        {"where": part.where, "split": part.split, "rows": rows[place], "bad": bad[place], "first": first.get(place)}
-        for place, part in enumerate(parts)
+        {"where": part.where, "split": part.split, "rows": rows[index], "bad": bad[index], "first": first.get(index)}
+        for index, part in enumerate(parts)
     ]
     return files, [entry for _, entry in entries]
 
 
-def refuse_hopeless(part: Part, report: ShardReport, max_share: float) -> None:
-    """Stop at once where a file begins with nothing but bad rows, rather than read it to its end."""
+def check_first_chunk(part: Part, report: ShardReport, max_share: float) -> None:
+    """Raise `DataError` if all rows of the first chunk of a file are bad, instead of reading the file to its end."""
     if report.number == 0 and report.rows == len(report.bad):
         check_share(part.where, report.rows, len(report.bad), report.bad[0] if report.bad else None, max_share)
 
 
 def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Sequence[str] | None) -> None:
-    """Raise `DataError` where a file has too many bad rows.
+    """Raise `DataError` if a file has too many bad rows.
 
     Args:
-        files: as `accounts_of` tells them.
-        max_share: the share of rows, 0 to 1, that may be bad.
-        splits: those whose judgements matter; all where None.
+        files: figures of the files, from `count_rows`.
+        max_share: allowed share of bad rows, 0 to 1.
+        splits: splits whose files are checked; None for all.
     """
     for file in files:
         if splits is None or file["split"] is None or file["split"] in splits:
             check_share(file["where"], file["rows"], file["bad"], file["first"], max_share)
 
 
-# Changes whenever more is read out of the same files: the cache makes it anew, and what was prepared before is read on.
+# Changes when more is read from the same files: the cache is made again, and older prepared data sets stay readable.
 _READS = "absent"
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
-_TELL_SECONDS = 10
+_REPORT_SECONDS = 10
 
-# Makes the shards of all parts, in any order: `run(writer, total_bytes)`, where the files have so many bytes.
+# Makes the shards of all parts, in any order: `run(writer, total_bytes)`, with the number of bytes of all files.
 Runner = Callable[[ShardWriter, int], Iterator[ShardReport]]
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def quietly(text: str) -> None:
-    """Says nothing."""
+def ignore_line(text: str) -> None:
+    """Do nothing: the report of callers that need none."""
 
 
 def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """The runner that needs nothing."""
+    """Make the shards one after another in this process."""
     for index, part in enumerate(writer.parts):
         for chunk in read_chunks(part, index, chunk_bytes(total_bytes)):
             yield writer(chunk)
 
 
 def chunk_bytes(total_bytes: int) -> int:
-    """How large chunks are: some hundreds of them where that leaves them of use, never too large for memory."""
+    """Return the size of chunks in bytes: about 256 chunks, within limits for speed and memory."""
     return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be prepared.
+    """Request to prepare a data set.
 
     Args:
-        dataset: `pydocs`, a path, or a URI; see `source.Source.open`.
-        tokenisation: None where only texts are wanted.
-        format: its name, or None to recognise it.
-        max_bad_rows: the share of each file's rows, 0 to 1, that may be bad.
-        splits: those whose judgements matter: bad rows in a file of another are put aside and stop nothing. All
-            matter when None.
+        dataset: `pydocs`, a path, or a URI; see `sources.Source.open`.
+        tokenisation: tokeniser and prefixes; None for texts without tokens.
+        format: name of the format, or None to recognise it.
+        max_bad_rows: allowed share of bad rows of each file, 0 to 1.
+        splits: splits whose files are checked; None for all. Bad rows in files of other splits are quarantined and stop
+            nothing.
     """
 
     dataset: str
@@ -132,8 +132,10 @@ class Request:
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
-        """SHA-256 over the bytes of the files, where they are (bad rows are told by file), and all settings that
-        decide what the shards hold."""
+        """Return the SHA-256 over the bytes of the files, their paths, and all settings that decide the shards.
+
+        The paths count because bad rows are listed by path.
+        """
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
@@ -141,17 +143,19 @@ class Request:
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
-def prepare(request: Request, run: Runner = in_this_process, output: Path | None = None, say: Say = quietly) -> Path:
-    """The directory of a prepared data set, made if it is not there.
+def prepare(
+    request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
+) -> Path:
+    """Return the directory of a prepared data set; prepare it first if necessary.
 
     Args:
-        request: what is to be prepared.
-        run: how its shards are made.
-        output: where the directory shall stand; in the cache when None.
-        say: hears whether anything had to be done.
+        request: data set and settings.
+        run: runner that makes the shards.
+        output: path of the directory; None for the cache.
+        report: called with lines about the work.
 
     Raises:
-        DataError: no such data set, a format nobody knows, a broken file, or too many bad rows.
+        DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
         StorageError: `output` holds something else, or cannot be written.
     """
     source = Source.open(str(pydocs_folder()) if request.dataset == PYDOCS else request.dataset)
@@ -162,51 +166,51 @@ def prepare(request: Request, run: Runner = in_this_process, output: Path | None
     if output is not None:
         found = prepared_meta(output)  # its command holds the lock
     else:
-        found = _cached(place, key, quietly)
+        found = _cached(place, key, ignore_line)
         if found is None:
             with one_writer(place, wait=True, report=warn):
-                found = _cached(place, key, say)  # made by another command meanwhile
+                found = _cached(place, key, report)  # made by another command meanwhile
                 if found is None:
-                    _make(place, request, source, plan, key, run, say, replace=place.exists())
+                    _make(place, request, source, plan, key, run, report, replace=place.exists())
                     return place
     if found is not None and found["key"] == key:
         check_files(found["files"], request.max_bad_rows, request.splits)
-        say(f"{name}: prepared before (digest {key[:12]}), read from {place}")
+        report(f"{name}: prepared before (digest {key[:12]}), read from {place}")
         return place
     if found is not None and found["source"] != source.where:
         raise StorageError(f"holds {found['source']}, prepared", str(place), "give another --output, or remove it")
-    _make(place, request, source, plan, key, run, say, replace=found is not None)
+    _make(place, request, source, plan, key, run, report, replace=found is not None)
     return place
 
 
 def _make(
-    place: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, say: Say, replace: bool
+    place: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, report: Report, replace: bool
 ) -> None:
     name = PYDOCS if request.dataset == PYDOCS else source.name
     read = {part.where for part in plan.parts}
     total = sum(file.size for file in source.files if file.where in read)
-    say(f"{name}: preparing {_size(total)} of {plan.format} data")
+    report(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
     with activity(f"{name}: preparing"), committed_directory(place, meta, replace=replace) as aside:
-        _fill(aside, request, name, plan, total, run, meta, say)
+        _fill(aside, request, name, plan, total, run, meta, report)
 
 
 def _fill(
-    aside: Path, request: Request, name: str, plan: Plan, total: int, run: Runner, meta: dict[str, Any], say: Say
+    aside: Path, request: Request, name: str, plan: Plan, total: int, run: Runner, meta: dict[str, Any], report: Report
 ) -> None:
     make_folders(aside)
     reports = []
-    rows, told = 0, time.monotonic()
-    for report in run(ShardWriter(plan.parts, aside, request.tokenisation), total):
-        refuse_hopeless(plan.parts[report.part], report, request.max_bad_rows)
-        reports.append(report)
-        rows += report.rows
-        if time.monotonic() - told > _TELL_SECONDS:
-            say(f"{name}: {rows:,} rows")
-            told = time.monotonic()
+    rows, last_report = 0, time.monotonic()
+    for shard in run(ShardWriter(plan.parts, aside, request.tokenisation), total):
+        check_first_chunk(plan.parts[shard.part], shard, request.max_bad_rows)
+        reports.append(shard)
+        rows += shard.rows
+        if time.monotonic() - last_report > _REPORT_SECONDS:
+            report(f"{name}: {rows:,} rows")
+            last_report = time.monotonic()
     reports.sort(key=lambda report: report.stem)
     sides, late = assemble(aside, reports)
-    files, entries = accounts_of(plan.parts, reports, late)
+    files, entries = count_rows(plan.parts, reports, late)
     QuarantineReport(tuple(entries)).write(aside)
     shutil.rmtree(aside / WORK)
     meta |= {
@@ -215,7 +219,7 @@ def _fill(
         "format": plan.format,
         "tokenisation": request.tokenisation.digest if request.tokenisation else None,
         "files": files,
-        "sides": {side: _told(found) for side, found in sides.items()},
+        "sides": {side: _side_meta(assembled) for side, assembled in sides.items()},
     }
     check_files(files, request.max_bad_rows, request.splits)
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
@@ -223,18 +227,18 @@ def _fill(
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
 
 
-def _cached(place: Path, key: str, say: Say) -> DatasetMeta | None:
-    """What the cache has, undamaged; an entry without a manifest, or a damaged one, is made again."""
+def _cached(place: Path, key: str, report: Report) -> DatasetMeta | None:
+    """Return the metadata of an undamaged cached data set; None if it must be prepared."""
     try:
         found = prepared_meta(place)
         if found is not None and found["key"] == key:
             check_directory(place)
             return found
     except StorageError as damage:
-        say(f"{damage.where}: {damage.what}; preparing again")
+        report(f"{damage.where}: {damage.what}; preparing again")
         return None
     if place.exists():
-        say(f"{place}: has no manifest of a prepared data set; preparing again")
+        report(f"{place}: has no manifest of a prepared data set; preparing again")
     return None
 
 
@@ -242,7 +246,7 @@ def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
 
 
-def _told(side: SideFound) -> dict[str, Any]:
+def _side_meta(side: AssembledSide) -> dict[str, Any]:
     return {
         "rows": side.rows,
         "live": len(side.live),
@@ -256,10 +260,10 @@ TRIES = 3
 
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """The runner of the jobs for small data sets; reports come in the order in which shards are done.
+    """Make the shards in a pool of processes, for small data sets; reports arrive in the order of completion.
 
     Raises:
-        DataError: a file is broken, or `TRIES` times processes died with one chunk at hand.
+        DataError: a file is broken, or processes died `TRIES` times while they had the same chunk.
     """
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
@@ -281,7 +285,7 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
                         del waiting[done]
                         yield report
             except BrokenProcessPool:
-                # The pool is gone with all it had at hand; each chunk but the one that did it is as good as new.
+                # The pool has lost all its chunks. Only one of them ended a process; the others can be done again.
                 lost += waiting.values()
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -290,11 +294,15 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
             losses[chunk.part, chunk.number] += 1
             if losses[chunk.part, chunk.number] == TRIES:
                 where = f"{writer.parts[chunk.part].where} row {chunk.first_row}"
-                raise DataError(f"{TRIES} processes died over it or beside it", where, "free memory, or mend the rows")
+                raise DataError(
+                    f"{TRIES} processes died while they wrote this chunk or one next to it",
+                    where,
+                    "free memory, or correct the rows",
+                )
 
 
 def _pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
-    # Forked from a server that holds nothing: this process may have threads, and spawning is slow.
+    # Forked from an empty server: this process may have threads, and spawning is slow.
     context = get_context("forkserver")
     context.set_forkserver_preload(["raytriever.data.prepare.shards"])
     return ProcessPoolExecutor(workers, context, _begin, (writer,))
@@ -320,7 +328,7 @@ _writers: list[ShardWriter] = []
 
 def _begin(writer: ShardWriter) -> None:
     end_with_parent()
-    # Ctrl-C is the parent's to deal with; and every core has a process, so a tokenizer needs no threads of its own.
+    # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = "1"
     _writers.append(writer)

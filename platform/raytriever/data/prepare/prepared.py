@@ -1,8 +1,8 @@
-"""Reads a prepared data set: columns memory-mapped, judgements loaded, nothing else touched.
+"""Reader of a prepared data set: columns are memory-mapped, judgements are loaded, nothing else is read.
 
-Right digests do not make a directory right, since an attacker can write digests too. So each file must
-have the types and lengths that `prepare` writes, and every position must name a row that exists. Offsets and texts,
-whose checks read all files, are validated as rarely as digests are compared: again only when a file has changed.
+Correct digests do not make a directory safe, because an attacker can write digests too. So each file must have the
+types and lengths that `prepare` writes, and every position must refer to an existing row. The checks of offsets and
+texts read all files. Like the comparison of digests, they run again only after a file has changed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VERSION = 1
 
 
 class FileMeta(TypedDict):
-    """One file of the source: how many rows it has and how many of them are bad, and the first bad one."""
+    """Figures of one file of the source: numbers of rows and of bad rows, and the first bad row."""
 
     where: str
     split: str | None
@@ -59,7 +59,7 @@ class FileMeta(TypedDict):
 
 
 class SideMeta(TypedDict):
-    """The documents or the queries, see `assemble.SideFound`."""
+    """Figures of the documents or the queries, see `assemble.AssembledSide`."""
 
     rows: int
     live: int
@@ -69,14 +69,14 @@ class SideMeta(TypedDict):
 
 
 class SidesMeta(TypedDict):
-    """The two sides."""
+    """Figures of the two sides."""
 
     documents: SideMeta
     queries: SideMeta
 
 
 class DatasetMeta(TypedDict):
-    """What the manifest of a prepared data set says of it."""
+    """Metadata in the manifest of a prepared data set."""
 
     kind: Literal["dataset"]
     version: int
@@ -90,10 +90,10 @@ class DatasetMeta(TypedDict):
 
 
 def prepared_meta(place: Path) -> DatasetMeta | None:
-    """What is known of a prepared data set, damaged or not; None where there is none of this version.
+    """Return the metadata of a prepared data set, damaged or not; None if there is none of this version.
 
     Raises:
-        StorageError: the manifest is not as it was written.
+        StorageError: the manifest has changed.
     """
     file = place / MANIFEST
     if not file.is_file():
@@ -115,12 +115,12 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None, vocabulary: 
 
     Args:
         place: the directory.
-        splits: whose judgements, and bad rows of judgements, are wanted; all where None. What is not there is
-            left out.
-        vocabulary: the number of token ids that the tokenizer has, where it is known.
+        splits: splits whose judgements, and bad rows of judgements, are read; None for all. Missing splits are
+            skipped.
+        vocabulary: number of token ids of the tokenizer, if known.
 
     Raises:
-        StorageError: a file is missing, torn or changed, or holds something else than `prepare` writes.
+        StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
     """
     against = "" if vocabulary is None else f", {vocabulary} tokens"
     check_directory(place, partial(_read, place, None, full=True, vocabulary=vocabulary), against)
@@ -129,13 +129,13 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None, vocabulary: 
 
 
 def splits_of(place: Path) -> list[str]:
-    """The splits a prepared data set has judgements of."""
+    """Return the splits a prepared data set has judgements of."""
     names = sorted(read_manifest(place, verify=None)["files"])
     return sorted(file.stem for file in _files(place, names, f"{JUDGEMENTS}/", ".npy"))
 
 
 def require_splits(place: Path, splits: Iterable[str], where: str) -> None:
-    """Raise `DataError` for a split that is not there, naming those that are."""
+    """Raise `DataError` for a missing split, with the names of the existing ones."""
     there = splits_of(place)
     for split in splits:
         if split not in there:
@@ -159,7 +159,7 @@ def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | No
         for file in files(f"{JUDGEMENTS}/", ".npy")
         if splits is None or file.stem in splits
     }
-    # What an earlier version prepared has no such files.
+    # Data sets prepared by an earlier version have no such files.
     absent = {
         file.stem: _absent(file, len(query_ids), full)
         for file in files(f"{ABSENT}/", ".arrow")
@@ -185,7 +185,8 @@ def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | No
 
 
 def _files(place: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
-    """The files of a directory by the names in its manifest; one that the manifest does not name does not exist."""
+    """Return the files of a directory by the names in its manifest; one that the manifest does not name does not
+    exist."""
     return [place / name for name in names if name.startswith(begin) and name.endswith(end)]
 
 
@@ -204,13 +205,13 @@ def _side(
     texts = [TextColumn([_whole(table[column]) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
-    # A column of no shards is still one of tokens: no document had any.
+    # Without shards the column of tokens is empty, not missing: there was no document.
     tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
 
 
 def _whole(column: Any) -> Any:
-    """A column as one array; a shard is one record batch, so nothing is copied."""
+    """Return a column as one array; a shard is one record batch, so nothing is copied."""
     return column.chunk(0)
 
 
@@ -222,14 +223,14 @@ def _live(file: Path, rows: int) -> ndarray:
 
 
 def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[ndarray, ndarray]:
-    """The token ids of a shard and where those of each text begin."""
+    """Return the token ids of a shard, and the start of each text."""
     ids = read_array(file.with_suffix(".tokens.npy"), ["uint16", "uint32"], (None,), PREPARE_AGAIN, mapped="r")
     of_offsets = file.with_suffix(".offsets.npy")
     offsets = read_array(of_offsets, ["int64"], (rows + 1,), PREPARE_AGAIN, mapped="r")
     ends = (int(offsets[0]), int(offsets[-1]))
     if ends != (0, len(ids)):
-        told = f"begins at {ends[0]} and ends at {ends[1]}, expected 0 and the number of tokens, {len(ids)}"
-        raise StorageError(told, str(of_offsets), PREPARE_AGAIN)
+        wrong = f"begins at {ends[0]} and ends at {ends[1]}, expected 0 and the number of tokens, {len(ids)}"
+        raise StorageError(wrong, str(of_offsets), PREPARE_AGAIN)
     if full:
         _check_order(of_offsets, "offsets", bool((np.diff(offsets) >= 0).all()))
         _check_range(file.with_suffix(".tokens.npy"), "a token", ids, vocabulary or 1 << 32)

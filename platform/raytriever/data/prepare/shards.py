@@ -1,6 +1,6 @@
-"""Shard writer: one chunk of rows becomes one shard, checked, tokenised and written, with a report of a few bytes.
+"""Shard writer: checks, tokenises and writes one chunk of rows as one shard, with a report of a few bytes.
 
-1. The rows are parsed; a bad row is quarantined with its number and reason, alone.
+1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
 2. Texts go to Arrow files, tokens to flat arrays next to them, ids and contents as keys to a work folder, from which
    `assemble` computes positions when every shard exists.
 3. A process that dies over a chunk leaves a mark; the next process that gets the chunk searches for the text that
@@ -30,7 +30,7 @@ from raytriever.data.records import ORIGINS, SOURCES, joined
 from raytriever.storage import disk_errors
 
 JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
-# The columns of an Arrow file of documents, of queries, and of the ids of pairs, with Arrow's type of each.
+# Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
     dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
 )
@@ -39,7 +39,7 @@ ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"
 
 @dataclass
 class Side:
-    """The documents or the queries of a chunk, each id with one content once."""
+    """Documents or queries of a chunk; each pair of id and content occurs once."""
 
     columns: dict[str, list[str]]
     texts: list[str]
@@ -60,7 +60,7 @@ class Side:
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
-        """The documents of a chunk; their text for the tokenizer is title and text joined."""
+        """Return the documents of a chunk; their text for the tokenizer is title and text joined."""
         found = parsed.records.documents
         ids, titles, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [], [])
         return cls(
@@ -74,7 +74,7 @@ class Side:
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
-        """The queries of a chunk."""
+        """Return the queries of a chunk."""
         found = parsed.records.queries
         ids, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [])
         return cls(
@@ -87,7 +87,10 @@ class Side:
         )
 
     def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
-        """Texts and tokens to files; answers the rows whose texts cannot be tokenised, which are left out, and why."""
+        """Write texts and tokens to files; return the reasons by row for texts that cannot be tokenised.
+
+        Those rows are left out.
+        """
         killers: dict[int, str] = {}
         token_ids: Sequence[list[int]] = []
         if tokenisation and self.kept:
@@ -106,7 +109,7 @@ class Side:
         return killers
 
     def write_keys(self, file: Path) -> None:
-        """Keys of ids and contents, and the numbers of the rows they came from."""
+        """Write the keys of ids and contents, and the numbers of their rows."""
         np.savez(
             file,
             keys=keys_of(self.keys[i] for i in self.kept),
@@ -129,7 +132,7 @@ def _tokenise(
 
 
 def write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
-    """Judgements and negatives; their ends by key for matching, and by id for messages."""
+    """Write judgements and negatives: queries and documents by key for matching, and by id for messages."""
     judgements, negatives = parsed.records.judgements, parsed.records.negatives
     _write_pairs(
         folder / f"{stem}.{JUDGEMENTS}",
@@ -181,13 +184,13 @@ SIDES = (DOCUMENTS, QUERIES)
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What a shard holds.
+    """Report of a shard.
 
     Args:
-        part: which part of the data set its rows came from.
-        number: which chunk of the part, from 0.
-        rows: rows read, the bad ones too.
-        bad: the bad rows, as `quarantine.bad_entry` tells them.
+        part: index of the part of the data set.
+        number: number of the chunk of the part, from 0.
+        rows: number of rows read, bad ones included.
+        bad: bad rows, from `quarantine.bad_entry`.
     """
 
     part: int
@@ -197,18 +200,18 @@ class ShardReport:
 
     @property
     def stem(self) -> str:
-        """The name of its files; in the order of names the shards are in the order of the rows."""
+        """Stem of the names of its files. Sorted by name, shards are in the order of the rows."""
         return f"{self.part:05d}-{self.number:06d}"
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Turns chunks into shards; sent to the processes that do it.
+    """Writer of shards, which is sent to the worker processes.
 
     Args:
-        parts: of the data set; a chunk names its part by place.
-        folder: seen by every process.
-        tokenisation: None for texts without tokens.
+        parts: parts of the data set; a chunk has the index of its part.
+        folder: output folder, which every process can write.
+        tokenisation: tokeniser and prefixes; None for texts without tokens.
     """
 
     parts: tuple[Part, ...]
@@ -239,13 +242,13 @@ class ShardWriter:
 
 
 def make_folders(folder: Path) -> None:
-    """The folders a writer writes into."""
+    """Make the folders that a writer writes to."""
     for name in (*SIDES, WORK):
         (folder / name).mkdir()
 
 
 def _leave(mark: Path) -> bool:
-    """Make the mark; false if it was there."""
+    """Make the mark; return False if it existed."""
     with suppress(FileExistsError):
         mark.touch(exist_ok=False)
         return True

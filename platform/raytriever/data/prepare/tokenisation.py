@@ -1,10 +1,10 @@
-"""Texts to token ids, by the tokenizer alone: no model, no special tokens, nothing cut; and the texts that crash it.
+"""Tokenisation of texts without model, special tokens or truncation, and a search for texts that crash the tokenizer.
 
 Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenising again.
 Only the library `tokenizers` is imported here, because every worker of a preparation starts with it.
 
-Where a tokenizer has ended a process, `try_each` tries the texts in a child process and bisects them, down to the
-single text: one bad text among n costs about 2 log2(n) processes and no other text."""
+If a tokenizer has ended a process, `try_each` tries the texts in child processes and bisects them to single texts. One
+bad text among n costs about 2 log2(n) processes, and no other text is lost."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ Work = Callable[[Sequence[str]], Sequence[Any]]
 
 
 def try_each(work: Work, texts: Sequence[str]) -> tuple[list[Any], dict[int, str]]:
-    """What `work` makes of each text, and why it made nothing of some.
+    """Return the result of `work` for each text, and the reasons for texts without a result.
 
     Args:
-        work: answers one value a text; sent to other processes.
-        texts: in the order of the answers.
+        work: function that returns one value for each text; it runs in other processes.
+        texts: the texts.
 
     Returns:
-        The answers, None for a text that killed its process or raised; and by its place why.
+        The results in the order of the texts, None for a text that ended its process or raised; and the reasons by the
+        index of the text.
     """
-    found: list[Any] = [None] * len(texts)
+    results: list[Any] = [None] * len(texts)
     reasons: dict[int, str] = {}
     waiting = [range(len(texts))]
     while waiting:
-        places = waiting.pop()
-        if not len(places):
+        indices = waiting.pop()
+        if not len(indices):
             continue
-        answers, reason = _in_a_process(work, [texts[place] for place in places])
-        if answers is not None:
-            for place, answer in zip(places, answers, strict=True):
-                found[place] = answer
-        elif len(places) == 1:
-            reasons[places[0]] = reason
+        values, reason = _run_in_child(work, [texts[index] for index in indices])
+        if values is not None:
+            for index, value in zip(indices, values, strict=True):
+                results[index] = value
+        elif len(indices) == 1:
+            reasons[indices[0]] = reason
         else:
-            middle = len(places) // 2
-            waiting += [places[middle:], places[:middle]]
-    return found, reasons
+            middle = len(indices) // 2
+            waiting += [indices[middle:], indices[:middle]]
+    return results, reasons
 
 
-def _in_a_process(work: Work, texts: Sequence[str]) -> tuple[Sequence[Any] | None, str]:
+def _run_in_child(work: Work, texts: Sequence[str]) -> tuple[Sequence[Any] | None, str]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, work, texts), daemon=True)
@@ -83,18 +84,18 @@ def _child(connection: Connection, work: Work, texts: Sequence[str]) -> None:
     connection.close()
 
 
-# What a tokenizer holds of a text is some hundred times the text; beyond this no model reads anyway.
+# A tokenizer needs about a hundred times the memory of a text. No model reads longer texts.
 MAX_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Tokenisation:
-    """How the two sides of a data set become tokens.
+    """Tokenizer and prefixes of the two sides of a data set.
 
     Args:
-        tokenizer: a tokenizer of the library `tokenizers`, serialised, without truncation and padding.
-        query_prefix: put in front of every query.
-        passage_prefix: put in front of every passage.
+        tokenizer: serialised tokenizer of the library `tokenizers`, without truncation and padding.
+        query_prefix: prefix of every query.
+        passage_prefix: prefix of every passage.
     """
 
     tokenizer: str = field(repr=False)
@@ -103,7 +104,7 @@ class Tokenisation:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all that decides the tokens."""
+        """SHA-256 over everything that decides the tokens."""
         parts = (self.tokenizer, self.query_prefix, self.passage_prefix)
         return hashlib.sha256(
             "\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()
@@ -111,23 +112,23 @@ class Tokenisation:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest type that holds every token id."""
+        """Smallest integer type for every token id."""
         return np.dtype("<u2" if _backend(self.tokenizer).get_vocab_size() <= 2**16 else "<u4")
 
     @property
     def vocabulary(self) -> int:
-        """The number of token ids there may be: one more than the largest."""
+        """Number of possible token ids: the largest plus one."""
         return _vocabulary(self.tokenizer)
 
     def encode(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
-        """The token ids of each text, with the prefix in front; texts are cut at `MAX_CHARACTERS`."""
+        """Return the token ids of each text, with the prefix in front; texts are cut at `MAX_CHARACTERS`."""
         prepared = [prefix + text[:MAX_CHARACTERS] for text in texts]
         found = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
 
 def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:
-    """Token ids of texts end to end, and where each text begins, with the end of the last: int64."""
+    """Return the concatenated token ids, and the start of each text with the end of the last, as int64."""
     offsets = np.zeros(len(token_ids) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in token_ids], out=offsets[1:])
     return np.fromiter(chain.from_iterable(token_ids), dtype=dtype, count=offsets[-1]), offsets

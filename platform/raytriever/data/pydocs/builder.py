@@ -49,7 +49,7 @@ class Pair:
 
 @activity("reading the docstrings of this Python")
 def pydocs_folder(cache: Path | None = None) -> Path:
-    """The folder of the data set for this environment, built if the cache has no whole one."""
+    """Return the folder of the data set for this environment, built if the cache has no whole one."""
     cache = cache or cache_folder()
     versions = installed_versions()
     key = hashlib.sha256(json.dumps([BUILDER_VERSION, *versions]).encode()).hexdigest()
@@ -68,7 +68,7 @@ def pydocs_folder(cache: Path | None = None) -> Path:
 
 
 def pairs_of(roots: list[Path]) -> Iterator[Pair]:
-    """Every usable pair of the packages and modules below the roots."""
+    """Yield every usable pair of the packages and modules below the roots."""
     sources, public = [], PublicNames()
     for root in roots:
         for module, file in modules_of(root):

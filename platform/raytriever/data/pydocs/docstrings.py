@@ -34,7 +34,7 @@ class Documented:
 
 
 def documented(source: str) -> Iterator[Documented]:
-    """The public documented definitions of a module or a class in it, in the order of the file."""
+    """Yield the public documented definitions of a module or a class in it, in the order of the file."""
     enclosing: list[tuple[int, str, str]] = []
     begins = list(_BEGIN.finditer(source))
     ends = [*(begin.start() for begin in begins[1:]), len(source)]
@@ -61,7 +61,7 @@ def documented(source: str) -> Iterator[Documented]:
 
 
 def _is_interface(enclosing: list[tuple[int, str, str]]) -> bool:
-    """Whether no name is private and nothing but classes is around: what is inside a function is its own."""
+    """Return True if no name is private and nothing but classes is around: what is inside a function is its own."""
     return not any(name.startswith("_") for _, _, name in enclosing) and all(
         kind == "class" for _, kind, _ in enclosing[:-1]
     )
@@ -95,7 +95,7 @@ def _argument(name: str, default: ast.expr | None) -> str:
 
 
 def _parse(snippet: str, indented: bool) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
-    """The definition a snippet begins with; None where the regular expressions were fooled."""
+    """Return the definition a snippet begins with; None where the regular expressions were fooled."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # other people's invalid escapes
@@ -133,7 +133,7 @@ MAX_REST_CHARACTERS = 1200
 
 
 def question_and_answer(docstring: str) -> tuple[str, str] | None:
-    """The first sentence and the rest, both cleaned; None where either says too little.
+    """Return the first sentence and the rest, both cleaned; None where either says too little.
 
     The sentence does not stand in the rest, not even where the docstring repeats it.
     """
@@ -156,7 +156,7 @@ def question_and_answer(docstring: str) -> tuple[str, str] | None:
 
 
 def flat(text: str) -> str:
-    """The text without markup, in one line."""
+    """Return the text without markup, in one line."""
     for pattern, by in (
         (_FIELD, ""),
         (_DIRECTIVE, ""),
@@ -174,7 +174,7 @@ def flat(text: str) -> str:
 
 
 def without(text: str, sentence: str) -> str:
-    """The text with every verbatim repetition of the sentence taken out, whatever its case and last stop."""
+    """Return the text with every verbatim repetition of the sentence taken out, whatever its case and last stop."""
     bare = sentence.rstrip(".!? ")
     if bare.lower() not in text.lower():
         return " ".join(text.split())

@@ -35,7 +35,7 @@ def installed_versions() -> list[str]:
 
 
 def source_roots() -> list[Path]:
-    """The standard library, then the folders that packages are installed in."""
+    """Return the standard library, then the folders that packages are installed in."""
     sites = [Path(entry) for entry in sys.path if Path(entry).name in _SITES and Path(entry).is_dir()]
     return [Path(sysconfig.get_path("stdlib")), *dict.fromkeys(sites)]
 
@@ -62,7 +62,7 @@ _STAR = "*"
 
 
 def is_public(name: str) -> bool:
-    """Whether no part of a dotted name is private."""
+    """Return True if no part of a dotted name is private."""
     return not any(part.startswith("_") for part in name.split("."))
 
 
@@ -88,7 +88,7 @@ class PublicNames:
                     self._importers[module, name].append((exporter, alias.strip() or name))
 
     def of(self, module: str, name: str) -> str | None:
-        """The shortest public dotted name of what `module` defines as `name`; None if it has none."""
+        """Return the shortest public dotted name of what `module` defines as `name`; None if it has none."""
         seen, todo = {(module, name)}, [(module, name)]
         while todo:
             where, called = todo.pop()

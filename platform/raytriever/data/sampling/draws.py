@@ -1,8 +1,8 @@
-"""Random choices as pure functions of what they are for: no state, so nothing that a restart could lose.
+"""Random choices as pure functions of their purpose: there is no state that a restart could lose.
 
-numpy promises that the raw words of its generators stay as they are and promises nothing of the kind for shuffles
-and samples; so everything here is built from words: of Philox (Salmon et al. 2011) where a whole epoch is drawn, of
-splitmix64 (Steele et al. 2014) where a few numbers an example are.
+numpy guarantees that the raw words of its generators do not change, and guarantees nothing for shuffles and samples.
+So all draws are made from words: of Philox (Salmon et al. 2011) for a whole epoch, of splitmix64 (Steele et al. 2014)
+for a few numbers of each example.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORD = 2**64 - 1
 
 @lru_cache(maxsize=2)
 def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
-    """An order of `size` things, another for each (seed, epoch). Two are kept, for the batch that straddles them."""
+    """Return a permutation of `size` items for each (seed, epoch). Two are cached, for a batch across two epochs."""
     key = np.array([seed & WORD, epoch & WORD], dtype=np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
@@ -28,17 +28,17 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """splitmix64 over the arguments one after another.
+    """Return splitmix64 over the arguments, one after another.
 
     Args:
-        seed: any whole number.
-        epochs: one an example.
-        examples: `[batch]`.
-        purpose: what is drawn: one example's draws for two purposes must not repeat each other.
-        columns: the numbers of the draws of each example.
+        seed: any integer.
+        epochs: epoch of each example, `[batch]`.
+        examples: examples, `[batch]`.
+        purpose: number of the purpose: draws of one example for two purposes must be independent.
+        columns: numbers of the draws of each example.
 
     Returns:
-        A word for each example, `[batch]`, or where `columns` are given, for each of them too, `[batch, columns]`.
+        A word for each example, `[batch]`, or with `columns` for each draw, `[batch, columns]`.
     """
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
@@ -49,7 +49,7 @@ def words(
 
 
 def derived_seed(seed: int, number: int) -> int:
-    """A seed for part `number` of what `seed` is for, so that the parts are drawn independently."""
+    """Return the seed of part `number`, so that the parts are drawn independently."""
     return int(_mix(_mix(np.array([seed & WORD], dtype=np.uint64)) ^ np.uint64(number + 1))[0])
 
 

@@ -1,12 +1,12 @@
 """Training example: a query, some of its positives, and hard negatives, all by position.
 
-Every draw is a hash of (seed, epoch, example) (`draws`), so it is the same on any worker and after any restart, and
-differs from epoch to epoch.
+Every draw is a hash of (seed, epoch, example) (`draws`). It is the same on any worker and after any restart, and
+differs between epochs.
 
-Positives of a group, by who judged them: `all` takes every relevant document; `human` and `llm` make homogeneous
-groups of one source; `human-first` makes heterogeneous ones: one human positive in front, LLM ones behind. A query
-that lacks the positive its group would begin with is no example. Whatever a group is made of, all relevant documents
-of a query stay known: none is its negative."""
+The source of its judgements decides the positives of a group. `all` uses every relevant document. `human` and `llm`
+make groups of one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without
+the first positive of its group is no example. In every group, all relevant documents of a query stay known: none is its
+negative."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL, HUMAN_FIRST = "all", "human-first"
 
 
 def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, tuple[Positives, ...]]:
-    """Choose the examples, and what their groups are drawn from.
+    """Return the examples, and the positives that their groups are drawn from.
 
     Args:
         positives: the queries of a split and their relevant documents.
@@ -37,8 +37,8 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
         where: the data set and split, for the error message.
 
     Returns:
-        Queries that are examples with all their relevant documents; and for the same queries, one behind the other,
-        what the first positive of a group is drawn from, and, for `human-first`, what the others are. In the
+        The queries that are examples, with all their relevant documents; and for the same queries, the positives that
+        the first one of a group is drawn from, and, for `human-first`, those that the others are drawn from. In the
         latter a query may have none.
 
     Raises:
@@ -51,12 +51,12 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     begins = np.diff(drawn[0].offsets) > 0
     if not begins.any():
         source = "llm" if which == "llm" else "human"
-        raise DataError(f"no query has a positive of source {source!r}", where, "give another --positives")
+        raise DataError(f"no query has a positive of source {source!r}", where, "choose another value of --positives")
     return _of_queries(positives, begins), tuple(_of_queries(each, begins) for each in drawn)
 
 
 def _of_source(positives: Positives, source: str) -> Positives:
-    """The same queries with the positives of one source; a query may have none."""
+    """Return the same queries with the positives of one source; a query may have none."""
     keep = positives.sources == SOURCES.index(source)
     before = np.concatenate([[0], np.cumsum(keep)])
     columns = (column[keep] for column in (positives.documents, positives.sources, positives.ranks))
@@ -64,7 +64,7 @@ def _of_source(positives: Positives, source: str) -> Positives:
 
 
 def _of_queries(positives: Positives, keep: Bool[ndarray, " queries"]) -> Positives:
-    """The queries for which `keep` is true, with all their positives."""
+    """Return the queries for which `keep` is true, with all their positives."""
     counts = np.diff(positives.offsets)
     rows = np.repeat(keep, counts)
     offsets = np.concatenate([[0], np.cumsum(counts[keep])]).astype(np.int64)
@@ -72,24 +72,24 @@ def _of_queries(positives: Positives, keep: Bool[ndarray, " queries"]) -> Positi
     return Positives(positives.queries[keep], offsets, *columns)
 
 
-# What a draw is for: one example's draws must not repeat each other.
+# Purposes of draws: draws of one example for two purposes must be independent.
 _POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The training examples of a split: one a query that has positives.
+    """Training examples of a split: one for each query with positives.
 
     Args:
-        positives: the queries and all their relevant documents, whatever groups are made of.
-        drawn: what groups are made of, see `positives.groups_of`.
-        starts: the examples before each data set of several in one, and last all of them.
-        document_starts: the documents before each, and last all of them: random negatives of a query are documents
-            of its own data set.
-        seed: another seed, other draws.
-        negatives: hard negatives; a query without any, or no table at all, gets random documents.
-        shares: of the negatives by origin, see `origins`; without them a query's rows are all alike.
-        ranked: whether the positives of a group are those of the lowest ranks, rather than drawn each epoch.
+        positives: queries and all their relevant documents.
+        drawn: positives that groups are drawn from, see `groups_of`.
+        starts: first example of each combined data set, and last the number of examples.
+        document_starts: first document of each combined data set, and last the number of documents. Random negatives of
+            a query are documents of its own data set.
+        seed: seed of the draws.
+        negatives: table of hard negatives. Queries without any get random documents.
+        shares: shares of the negatives by origin, see `origins`; None for equal weights of a query's rows.
+        ranked: use the positives of the lowest ranks instead of drawing them in each epoch.
     """
 
     positives: Positives
@@ -113,16 +113,16 @@ class Examples:
         ranked: bool = False,
         shares: Float64[ndarray, " origins"] | None = None,
     ) -> Examples:
-        """The examples of an opened split.
+        """Return the examples of an opened split.
 
         Args:
-            dataset: one data set, or several in one (`combine`).
-            split: which of its splits.
-            seed: see the class, as for all but `sources`.
-            sources: who judged the positives that groups are made of: `all`, `human`, `llm` or `human-first`.
+            dataset: one data set, or several combined (`combine`).
+            split: name of the split.
+            seed, negatives, ranked, shares: see the class.
+            sources: source of the positives in groups: `all`, `human`, `llm` or `human-first`.
 
         Raises:
-            DataError: the split has no positive (of the source), nothing but positives, or the table does not fit.
+            DataError: the split has no positive (of the source), or only positives, or the table does not fit.
         """
         known = dataset.positives(split)
         if not len(known):
@@ -145,14 +145,13 @@ class Examples:
         return len(self.positives)
 
     def queries(self, examples: Int64[ndarray, " batch"]) -> Int64[ndarray, " batch"]:
-        """Query positions of a batch of examples."""
+        """Return the query positions of a batch of examples."""
         return self.positives.queries[examples]
 
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:
-        """At most `count` positives of each query, -1 behind those that have fewer: another choice each epoch, or
-        the same by rank."""
+        """Return at most `count` positives of each query, -1 in empty slots: drawn in each epoch, or by rank."""
         if len(self.drawn) == 1:
             return self._choice(self.drawn[0], examples, epochs, count, _POSITIVE)
         first = self._choice(self.drawn[0], examples, epochs, 1, _POSITIVE)
@@ -162,26 +161,18 @@ class Examples:
     def groups(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], positives: int, negatives: int
     ) -> tuple[Int64[ndarray, "batch positives"], Int64[ndarray, "batch positives+negatives"]]:
-        """The positives of each example, -1 behind those that have fewer, and its whole group of passages: the
+        """Return the positives of each example, -1 behind those that have fewer, and its whole group of passages: the
         positives, then hard negatives, so many that all groups are of one size."""
         drawn = self.drawn_positives(examples, epochs, positives)
         held = (drawn >= 0).sum(axis=1)
         hard = self._hard(examples, epochs, negatives + positives - held, negatives + positives)
-        # What stands in for lacking positives are the negatives behind those that every group has.
+        # The negatives after those that every group has fill the slots of missing positives.
         columns = np.maximum(negatives + np.arange(positives)[None, :] - held[:, None], 0)
         lacking = np.take_along_axis(hard, columns, axis=1)
         return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
 
-    def hard_negatives(
-        self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
-    ) -> Int64[ndarray, "batch count"]:
-        """`count` negatives for each example: drawn without repetition from the query's rows of the table (by the
-        shares, from those of each origin), repeated in the drawn order when there are fewer, random non-positives
-        of the query's data set when there are none."""
-        return self._hard(examples, epochs, np.full(len(examples), count), count)
-
     def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
-        """`count` of the positives of each example, -1 behind."""
+        """Return `count` of the positives of each example, -1 in empty slots."""
         places, there = _rows(among.offsets, examples, count)
         if not len(among.documents):
             return np.full((len(examples), count), -1, dtype=np.int64)
@@ -193,7 +184,11 @@ class Examples:
         return np.take_along_axis(np.where(there, among.documents[places], -1), order, axis=1)
 
     def _hard(self, examples: ndarray, epochs: ndarray, wanted: ndarray, width: int) -> ndarray:
-        """`width` negatives of each example, of which the first `wanted`, as many as are used, hold the shares."""
+        """Return `width` negatives of each example. Its first `wanted`, the number that is used, follow the shares.
+
+        They are drawn without repetition from the query's rows of the table, and repeated in the drawn order if there
+        are fewer rows. A query without rows gets random non-positives of its data set.
+        """
         columns = np.arange(width)
         found = self._random(examples, epochs, columns)
         table = self.negatives
@@ -232,13 +227,13 @@ class Examples:
 
     @cached_property
     def _pairs(self) -> Int64[ndarray, " positives"]:
-        """Ascending, as queries and the documents of each are: one search tells whether a pair is a positive."""
+        """Ascending keys of all (example, positive): one binary search decides whether a pair is a positive."""
         owner = np.repeat(np.arange(len(self.positives)), np.diff(self.positives.offsets))
         return owner * self.document_starts[-1] + self.positives.documents
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
-    """The rows of each, side by side, at least `least` columns: their places, and whether there is one."""
+    """Return the rows of each, side by side, at least `least` columns: their places, and whether there is one."""
     starts, ends = offsets[of], offsets[of + 1]
     columns = np.arange(max(least, int((ends - starts).max())))
     there = columns < (ends - starts)[:, None]
@@ -246,8 +241,7 @@ def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:
 
 
 def _filled(otherwise: ndarray, columns: ndarray, documents: ndarray, there: ndarray, keys: ndarray) -> ndarray:
-    """For each column the document so far along the drawn order of those there, over again at their end; where
-    there is none at all, what is there otherwise."""
+    """Return, for each column, the document at that index of the drawn order, cyclically; else `otherwise`."""
     order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")
     known = there.sum(axis=1)[:, None]
     wrapped = np.broadcast_to(columns, otherwise.shape) % np.maximum(known, 1)

@@ -1,13 +1,12 @@
-"""Order of the training examples as the settings ask for: shuffled, mixed from several data sets by weights, spread.
+"""Order of the training examples by the settings: shuffled, mixed from several data sets by weights, spread.
 
-1. Each data set has an endless stream of its own. A round of the mixture has as many places as all of them have
-   examples, and says for each turn (one place, or one batch of places) whose it is: quotas, shuffled by (seed,
-   round).
-2. After r rounds every data set has had its share of all turns, to the whole number: the quotas come of an
-   apportionment that never takes a turn back (Webster 1832, Sainte-Laguë 1910), so those of round r are the
-   difference of two, and nothing has to be replayed to know them.
-3. Whose turn it is for the k-th time reads the k-th place (or batch) of its own stream. So each example comes once in
-   each epoch of its data set, whatever the weights; by default they are the sizes, and then all epochs go together."""
+1. Each data set has an endless stream of its own. A round of the mixture has as many slots as all data sets have
+   examples. It assigns each turn (one slot, or one batch of slots) to a data set: quotas, shuffled by (seed, round).
+2. After r rounds every data set has had its share of all turns, rounded to an integer. The quotas come from an
+   apportionment that never takes a turn back (Webster 1832, Sainte-Laguë 1910). Those of round r are the difference of
+   two apportionments, so nothing has to be replayed.
+3. The k-th turn of a data set reads the k-th slot (or batch) of its own stream. So each example occurs once in each
+   epoch of its data set, with any weights. The default weights are the sizes; then all epochs end together."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ _FLAG = "--dataset-weights"
 
 
 class Mixture:
-    """A stream (`order.Stream`) of the streams of several data sets.
+    """Stream (`order.Stream`) of the streams of several data sets.
 
     Args:
-        streams: one a data set; its examples are counted from 0.
-        weights: relative, whole numbers.
-        seed: another seed, other turns.
-        run: the places of a turn: 1, or the batch size for batches of one data set each.
+        streams: one stream for each data set; its examples count from 0.
+        weights: relative weights, integers.
+        seed: seed of the turns.
+        run: slots of a turn: 1, or the batch size for batches of one data set each.
     """
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[int], seed: int, run: int = 1) -> None:
@@ -45,12 +44,12 @@ class Mixture:
 
     @property
     def size(self) -> int:
-        """The places of a round: all examples, made up to whole turns."""
+        """Number of slots of a round: all examples, rounded up to whole turns."""
         return self._turns * self._run
 
     def _round(self, number: int) -> Epoch:
-        """See `order.Stream`; two rounds are kept."""
-        before, after = (apportioned(self._weights, (number + more) * self._turns) for more in (0, 1))
+        """Return a round; see `order.Stream`. Two rounds are cached."""
+        before, after = (apportion(self._weights, (number + more) * self._turns) for more in (0, 1))
         owners = np.repeat(np.arange(len(self._streams)), np.subtract(after, before))
         turns = owners[permutation(self._turns, self._seed, number)]
         examples, seen_in = (np.empty((self._turns, self._run), dtype=np.int64) for _ in range(2))
@@ -67,10 +66,11 @@ class Mixture:
 
 
 def parse_weights(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Weights as whole numbers, out of `2,1` or `0.7,0.3`, one for each data set; the sizes where there is no text.
+    """Parse weights such as `2,1` or `0.7,0.3` into integers, one for each data set; the sizes for "".
 
     Raises:
-        ConfigError: as many weights as data sets are wanted, each above 0, and none for a data set without examples.
+        ConfigError: the number of weights differs from the number of data sets, a weight is not above 0, or a data set
+            with a weight has no examples.
     """
     if not text.strip():
         return tuple(sizes)
@@ -92,14 +92,15 @@ def parse_weights(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(weight * whole) for weight in fractions)
 
 
-def apportioned(weights: Sequence[int], turns: int) -> list[int]:
-    """`turns` shared out by weights (Webster, Sainte-Laguë): with more turns nobody has fewer.
+def apportion(weights: Sequence[int], turns: int) -> list[int]:
+    """Apportion `turns` by weights (Webster, Sainte-Laguë): with more turns no data set has fewer.
 
-    They are the first `turns` of one endless ranking of claims, w / (2k + 1) the claim of weight w to its k-th turn,
-    of equal claims the earlier data set first. Counted from the rounded shares, with at most one step a data set.
+    The result is the first `turns` of one endless ranking of claims: w / (2k + 1) is the claim of weight w to its k-th
+    turn; of equal claims the earlier data set is first. The count starts at the rounded shares and needs at most one
+    step for each data set.
     """
     total = sum(weights)
-    # Shares rounded, halves down: all claims above one height.
+    # Shares rounded, halves down: all claims above one threshold.
     had = [(2 * turns * weight + total - 1) // (2 * total) for weight in weights]
     while sum(had) < turns:
         claims = [Fraction(weight, 2 * count + 1) for weight, count in zip(weights, had, strict=True)]
@@ -122,18 +123,18 @@ def arrange(
     mixing: str = EXAMPLES,
     no_duplicates: bool = False,
 ) -> Order:
-    """The order of a split's examples.
+    """Return the order of a split's examples.
 
     Args:
-        examples: of one data set, or of several in one.
-        batch_size: examples in the global batch, over all workers.
-        seed: another seed, another order.
-        weights: of the data sets, see `mixture.parse_weights`; their sizes when empty.
-        mixing: `examples` mixes data sets within each batch, `batches` takes each batch from one.
-        no_duplicates: whether batches are to be without two queries that share a positive, see `spread`.
+        examples: examples of one data set, or of several combined.
+        batch_size: number of examples in the global batch, over all workers.
+        seed: seed of the order.
+        weights: weights of the data sets, see `parse_weights`; "" for their sizes.
+        mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
+        no_duplicates: avoid batches with two queries that share a positive, see `spread`.
 
     Raises:
-        ConfigError: weights that do not fit the data sets.
+        ConfigError: the weights do not fit the data sets.
     """
     sizes = np.diff(examples.starts).tolist()
     shares = parse_weights(weights, sizes)
@@ -156,7 +157,7 @@ def arrange(
 
 
 def _part(positives: Positives, queries: slice) -> Positives:
-    """The queries of one data set with their positives."""
+    """Return the queries of one data set with their positives."""
     offsets = positives.offsets[queries.start : queries.stop + 1]
     rows = slice(int(offsets[0]), int(offsets[-1]))
     columns = (column[rows] for column in (positives.documents, positives.sources, positives.ranks))

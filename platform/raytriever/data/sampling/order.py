@@ -1,10 +1,10 @@
-"""Which examples make up the batch of step t: a pure function of (examples, batch size, seed, t).
+"""Order of the examples: the batch of step t is a pure function of (examples, batch size, seed, t).
 
-1. A stream is endless: epochs of equal size laid end to end, each computed from its number alone. The plain one is a
-   permutation an epoch; `mixture` and `spread` make others.
-2. Step t takes positions tb to tb + b - 1 of the stream, whatever the number of workers; each takes its share.
-3. So the last batch of an epoch is filled from the next one: nothing is dropped, nothing is padded, every example
-   comes once an epoch, and to go on at any step costs one epoch's order, or two where the batch straddles them.
+1. A stream is endless: a sequence of epochs of equal size, each computed from its number alone. The plain stream has
+   one permutation for each epoch; `mixture` and `spread` make others.
+2. Step t reads positions tb to tb + b - 1 of the stream, with any number of workers; each worker reads its share.
+3. So the last batch of an epoch is filled from the next epoch. Nothing is dropped or padded, and every example occurs
+   once in each epoch. Resuming at any step costs the order of one epoch, or of two if the batch is across two epochs.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from raytriever.errors import ConfigError
 
 
 class Epoch(NamedTuple):
-    """The places of an epoch of a stream: which example, and in which of its own epochs it is seen there."""
+    """Epoch of a stream: the example in each slot, and the number of its own epoch."""
 
     examples: Int64[ndarray, " places"]
     seen_in: Int64[ndarray, " places"]
 
 
 class Stream(Protocol):
-    """Epochs of `size` places each, laid end to end."""
+    """Endless sequence of epochs of `size` slots."""
 
     @property
     def size(self) -> int:
-        """The places of an epoch."""
+        """Number of slots of an epoch."""
 
     def epoch(self, number: int) -> Epoch:
-        """Epoch `number`, counted from 0; the same whatever was asked before, read-only."""
+        """Return epoch `number`, from 0, read-only. It does not depend on earlier calls."""
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Another permutation of `size` examples each epoch."""
+    """Stream with another permutation of `size` examples in each epoch."""
 
     size: int
     seed: int
@@ -53,13 +53,13 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of training.
+    """Order of the training examples.
 
     Args:
-        examples: how many examples an epoch has.
-        batch_size: examples in the global batch, over all workers.
-        seed: another seed, another order.
-        stream: what is read, see `arrange`; `Shuffled` when not given.
+        examples: number of examples of an epoch.
+        batch_size: number of examples in the global batch, over all workers.
+        seed: seed of the order.
+        stream: stream that is read, see `mixture.arrange`; `Shuffled` by default.
     """
 
     examples: int
@@ -74,16 +74,15 @@ class Order:
             raise ConfigError(f"{self.batch_size} is out of range", "--batch-size", "give at least 1")
 
     def batch(self, step: int) -> Int64[ndarray, " batch"]:
-        """The example indices of step `step`, counted from 0."""
+        """Return the example indices of step `step`, counted from 0."""
         return self._read(step).examples
 
     def epochs(self, step: int) -> Int64[ndarray, " batch"]:
-        """The epoch, counted from 0, that each example of the step's batch is seen in: of several data sets, the
-        example's own."""
+        """Return the epoch of each example of the step's batch, from 0: with several data sets, that of its own."""
         return self._read(step).seen_in
 
     def steps(self, epochs: float) -> int:
-        """Steps after which as many examples were seen as `epochs` epochs have; the last may run into the next."""
+        """Return the number of steps that see all examples of `epochs` epochs; the last may reach into the next."""
         return int(np.ceil(epochs * self.examples / self.batch_size))
 
     def _read(self, step: int) -> Epoch:
@@ -96,22 +95,22 @@ class Order:
 
 
 def read(stream: Stream, start: int, stop: int) -> Epoch:
-    """Positions `start` to `stop - 1` of a stream."""
+    """Return positions `start` to `stop - 1` of a stream."""
     examples, seen_in = np.empty(stop - start, dtype=np.int64), np.empty(stop - start, dtype=np.int64)
     at = start
     while at < stop:
-        number, place = divmod(at, stream.size)
-        count = min(stop - at, stream.size - place)
+        number, slot = divmod(at, stream.size)
+        count = min(stop - at, stream.size - slot)
         epoch = stream.epoch(number)
-        here = slice(at - start, at - start + count)
-        examples[here] = epoch.examples[place : place + count]
-        seen_in[here] = epoch.seen_in[place : place + count]
+        rows = slice(at - start, at - start + count)
+        examples[rows] = epoch.examples[slot : slot + count]
+        seen_in[rows] = epoch.seen_in[slot : slot + count]
         at += count
     return Epoch(examples, seen_in)
 
 
 def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
-    """The contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
+    """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
     if len(batch) % size:
         raise ConfigError(
             f"{len(batch)} does not divide by {size} workers",

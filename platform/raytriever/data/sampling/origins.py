@@ -1,9 +1,9 @@
-"""How many of a group's negatives come from whom: shares by origin, held by every group as nearly as whole numbers can.
+"""Numbers of negatives by origin: every group follows the shares as closely as whole numbers allow.
 
-A group of n negatives gets floor or ceil of n times an origin's share, drawn so that the expectation is exact, for
-n = 1 too: the shares are laid end to end on [0, n], and one number u in [0, 1), drawn for each (seed, epoch, example),
-shifts the grid of whole numbers that counts them (systematic sampling, Madow 1949). An origin of which a query has
-nothing leaves its share to the others, in proportion; random documents take it only where no other is left.
+A group of n negatives gets floor or ceil of n times the share of an origin, drawn so that the expectation is exact,
+also for n = 1. The shares are laid end to end on [0, n]. One number u in [0, 1), drawn for each (seed, epoch, example),
+shifts the integer grid that counts them (systematic sampling, Madow 1949). If a query has no negative of an origin, the
+others share its part in proportion. Random documents get it only if no other origin is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLAG = "--negatives-mix"
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
-    """Shares in the order of `records.ORIGINS`, adding up to 1, out of `bm25=0.5,random=0.5`; None for no text.
+    """Parse shares such as `bm25=0.5,random=0.5`, in the order of `records.ORIGINS` with the sum 1; None for "".
 
     Raises:
         ConfigError: an unknown origin, one named twice, or a share that is not above 0.
@@ -41,10 +41,10 @@ def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:
             share = math.nan
         if not 0 < share < math.inf:
             raise ConfigError(f"the share of {name!r} is {number!r}", _FLAG, "give a number above 0, as in bm25=0.5")
-        place = ORIGINS.index(name)
-        if shares[place]:
+        origin = ORIGINS.index(name)
+        if shares[origin]:
             raise ConfigError(f"{name!r} is named twice", _FLAG, "give each origin one share")
-        shares[place] = share
+        shares[origin] = share
     return shares / shares.sum()
 
 
@@ -54,13 +54,13 @@ def counts_by_origin(
     wanted: Int64[ndarray, " batch"],
     shift: Float64[ndarray, " batch"],
 ) -> Int64[ndarray, "batch origins"]:
-    """How many negatives of each origin each group gets; a row adds up to what is wanted.
+    """Return the number of negatives of each origin in each group; the sum of a row is `wanted`.
 
     Args:
-        shares: adding up to 1.
-        there: whether the query has any negative of the origin; of random documents there are always some.
-        wanted: negatives of each group, at least 0.
-        shift: in [0, 1), drawn.
+        shares: shares with the sum 1.
+        there: True if the query has a negative of the origin. Random documents always exist.
+        wanted: number of negatives of each group, at least 0.
+        shift: drawn number in [0, 1).
     """
     mined = np.where(there, shares, 0.0)
     mined[:, RANDOM] = 0
@@ -69,7 +69,7 @@ def counts_by_origin(
     of_query = mined * ((1 - random) / np.where(left > 0, left, 1.0))
     of_query[:, RANDOM] = random[:, 0]
     ends = np.cumsum(of_query, axis=1)
-    # Whatever rounding made of them: a row must add up, and who has no share must get nothing.
+    # Against rounding: the sum of a row must be exact, and an origin without a share must get no negative.
     ends[ends > 1 - 1e-9] = 1.0
     marks = np.minimum(np.floor(ends * wanted[:, None] + shift[:, None]).astype(np.int64), wanted[:, None])
     return np.diff(marks, axis=1, prepend=0)

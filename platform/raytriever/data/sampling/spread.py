@@ -1,23 +1,22 @@
-"""Batches without two queries that share a positive, out of any stream, each epoch still whole.
+"""Batches without two queries that share a positive, from any stream; each epoch stays complete.
 
-1. Batches are windows of b places over the endless stream, so epoch e begins (eN) mod b places into a window.
-2. The places of epoch e in its last window, which the next epoch fills up, are chosen first, from epoch e alone: from
-   its end, such as share no document. So the next epoch knows what its first window holds, and nothing goes back
-   further: any epoch's order costs that of two epochs of the stream.
-3. The rest goes, in the order of the stream, each to the first window with room and none of its documents. Those with
-   a document of more than a quarter as many queries as there are windows choose before all others, the most frequent
-   first, from a drawn window on: they are the ones that need them all.
-4. What is left over at the end is exchanged with places of other windows. What cannot be: a document with more
-   queries than windows has two in one, and where an epoch is of two or three windows, the ends that were chosen
-   without regard to the next epoch can cost a few more. Such places are put anyhow and counted (`shared`).
+1. Batches are windows of b slots over the endless stream, so epoch e begins (eN) mod b slots into a window.
+2. The next epoch completes the last window of epoch e. The items of epoch e in this window are chosen first, from epoch
+   e alone: from its end, items that share no document. So the next epoch knows the items of its first window, and the
+   order of any epoch needs only two epochs of the stream.
+3. The other items go, in the order of the stream, each to the first window with room and none of its documents. Items
+   with a frequent document (more queries than a quarter of the windows) choose before all others, the most frequent
+   first, starting at a drawn window: they need all windows.
+4. Items that are left over are exchanged with items of other windows. Some cannot be: a document with more queries than
+   windows occurs twice in one, and if an epoch has two or three windows, the ends, chosen without regard to the next
+   epoch, can cause a few more. Such items are placed in any window and counted (`shared`).
 
-Documents count for a query whether its group draws them or not: they would be its false negatives all the same. The
-work grows with the number of positives, times the length of chains that are all but constant.
+All relevant documents of a query count, drawn or not: they would be false negatives. The work grows with the number of
+positives, times the length of chains, which is almost constant.
 
-The compiled walk. Which batches hold a document is a linked run in a hash table: (document, batch) leads to the next
-batch worth asking, and chains are shortened as they are walked (union-find), as are those over full batches. So a
-place asks for the first batch from `begin` on that has room and none of its documents in next to no time, whatever
-was placed before."""
+The compiled search. A hash table links the batches that hold a document: (document, batch) leads to the next batch to
+try. Chains are shortened when they are followed (union-find), as are the chains over full batches. So an item finds the
+first batch from `begin` with room and none of its documents in almost constant time."""
 
 from __future__ import annotations
 
@@ -32,26 +31,26 @@ from raytriever.data.dataset import Positives
 from raytriever.data.sampling.draws import words
 from raytriever.data.sampling.order import Epoch, Order, Stream
 
-# What a place may ask before it is left over: chains of different documents that interleave end here.
+# Number of batches an item may try before it is left over: interleaved chains of different documents end here.
 ROUNDS = 64
-# Work on exchanges, in multiples of the work of reading every place's documents once.
+# Work on exchanges, in multiples of the work of reading the documents of every item once.
 EXCHANGES = 32
 
 
 @numba.njit(cache=True)
 def place_all(offsets, documents, size, items, begins, head, batch, batches):  # type: ignore[no-untyped-def]
-    """Give each item a batch of its own choice.
+    """Assign a batch to each item.
 
     Args:
         offsets, documents: the documents of example i are `documents[offsets[i]:offsets[i + 1]]`, from 0 to `size`.
         items: examples, in the order in which they choose.
-        begins: the batch at which each begins to look; all after it are asked, then those before.
-        head: examples that stand in the first batch already.
-        batch: places of a batch.
-        batches: how many there are; all places are filled in the end.
+        begins: batch at which each item begins its search; it tries all later batches, then the earlier ones.
+        head: examples that are in the first batch already.
+        batch: number of slots of a batch.
+        batches: number of batches; all slots are filled in the end.
 
     Returns:
-        For each free place, batch by batch, which item stands there; and the steps taken.
+        The item of each free slot, batch by batch, and the number of steps.
     """
     pairs = 0
     for item in items:
@@ -339,14 +338,14 @@ class Spread:
         return choose_apart(self._offsets, self._documents, self._distinct, self._stream.epoch(number).examples, count)
 
     def _head(self, number: int) -> Int64[ndarray, " places"]:
-        """The examples of the epoch before in the first window of this one, in their order."""
+        """Return the examples of the epoch before in the first window of this one, in their order."""
         count = number * self.size % self._batch
         if not count:
             return np.zeros(0, dtype=np.int64)
         return self._stream.epoch(number - 1).examples[self._parted(number - 1)]
 
     def _choosers(self, examples: ndarray, windows: int, number: int) -> tuple[ndarray, ndarray]:
-        """The order in which examples choose, and the window each begins at."""
+        """Return the order in which examples choose, and the window each begins at."""
         starts, counts = self._offsets[examples], np.diff(self._offsets)[examples]
         inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         documents = self._documents[np.repeat(starts, counts) + inner]

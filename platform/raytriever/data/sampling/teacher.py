@@ -1,8 +1,8 @@
-"""Teacher scores of pairs of a query and a document: a table looked up by position, and its Parquet files by id.
+"""Teacher scores of pairs of a query and a document: a table by position, and its Parquet files by id.
 
-In memory a pair is one number and its score another: twelve bytes. On disk it is a committed directory (`storage`) of
-`part-00000.parquet` and so on, whose manifest names the queries and documents, or a single Parquet file with the same
-columns."""
+In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`storage`) of
+`part-00000.parquet` and so on, whose manifest identifies the queries and documents, or a single Parquet file with the
+same columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.id_columns import NUMBER, TEXT, places_of, read_columns
+from raytriever.data.id_columns import NUMBER, TEXT, positions_of, read_columns
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError
 from raytriever.paths import SCORES
@@ -31,9 +31,9 @@ class TeacherTable:
     """Scores by pair.
 
     Args:
-        pairs: query position times `documents` plus document position, ascending, none twice.
-        scores: finite; higher is more relevant.
-        documents: how many the data set has.
+        pairs: query position times `documents` plus document position, ascending, no pair twice.
+        scores: finite scores; higher is more relevant.
+        documents: number of documents of the data set.
     """
 
     pairs: Int64[ndarray, " pairs"]
@@ -44,12 +44,12 @@ class TeacherTable:
     def of(
         cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
     ) -> TeacherTable:
-        """Pairs in any order.
+        """Build a table from pairs in any order.
 
         Args:
-            dataset: whose positions these are.
-            queries, documents, scores: one a pair.
-            where: the file, for error messages.
+            dataset: data set of the positions.
+            queries, documents, scores: one value for each pair.
+            where: path for error messages.
 
         Raises:
             DataError: there is no pair, a score is not finite, or a pair has two scores.
@@ -65,7 +65,7 @@ class TeacherTable:
                 f"{len(bad)} of {len(scores)} scores are not finite, the first of query {query!r} and document "
                 f"{document!r}",
                 where,
-                "score them anew, or leave those pairs out",
+                "score them again, or leave those pairs out",
             )
         pairs = np.asarray(queries, dtype=np.int64) * len(dataset.documents) + documents
         order = np.argsort(pairs, kind="stable")
@@ -85,16 +85,17 @@ class TeacherTable:
 
     @classmethod
     def none(cls, dataset: RetrievalDataset) -> TeacherTable:
-        """No score at all."""
+        """Return a table without scores."""
         return cls(np.zeros(0, np.int64), np.zeros(0, np.float32), len(dataset.documents))
 
     @classmethod
     def chained(cls, tables: Sequence[TeacherTable], query_starts: ndarray, document_starts: ndarray) -> TeacherTable:
-        """The tables of data sets that were combined, in their order, as one of the combined data set.
+        """Concatenate the tables of several data sets into one table of the combined data set.
 
         Args:
-            tables: one a data set.
-            query_starts, document_starts: where each begins, and last where all end (`combine.starts_of`).
+            tables: one table for each data set, in order.
+            query_starts, document_starts: first position of each data set, and last the number of all
+                (`combine.starts_of`).
         """
         total = int(document_starts[-1])
         pairs = [
@@ -109,18 +110,18 @@ class TeacherTable:
     def of_groups(
         self, queries: Int64[ndarray, " batch"], documents: Int64[ndarray, "batch group"]
     ) -> Float32[ndarray, "batch group"]:
-        """The score of each document for the query of its row, NaN where there is none."""
+        """Return the score of each document for the query of its row, NaN without a score."""
         return self.of_pairs(np.broadcast_to(queries[:, None], documents.shape), documents)
 
     def of_pairs(
         self, queries: Int64[ndarray, "*shape"], documents: Int64[ndarray, "*shape"]
     ) -> Float32[ndarray, "*shape"]:
-        """The score of each pair, NaN where there is none."""
+        """Return the score of each pair, NaN without a score."""
         if not len(self):
             return np.full(documents.shape, np.nan, dtype=np.float32)
-        asked = queries * self.documents + documents
-        places = np.minimum(np.searchsorted(self.pairs, asked), len(self) - 1)
-        return np.where(self.pairs[places] == asked, self.scores[places], np.float32(np.nan))
+        pairs = queries * self.documents + documents
+        rows = np.minimum(np.searchsorted(self.pairs, pairs), len(self) - 1)
+        return np.where(self.pairs[rows] == pairs, self.scores[rows], np.float32(np.nan))
 
     @property
     def digest(self) -> str:
@@ -132,11 +133,11 @@ class TeacherTable:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what groups are drawn from a teacher has scored.
+    """Share of the training passages that a teacher has scored.
 
     Args:
-        positives, negatives: of the training queries; negatives are those of the table.
-        scored_positives, scored_negatives: those of them with a score.
+        positives, negatives: numbers of positives, and of negatives of the table, of the training queries.
+        scored_positives, scored_negatives: numbers of those with a score.
     """
 
     positives: int
@@ -146,7 +147,7 @@ class Coverage:
 
     @classmethod
     def of(cls, table: TeacherTable, examples: Examples) -> Coverage:
-        """Of the examples of a split."""
+        """Count the scores of the examples of a split."""
         counts = []
         for drawn in examples.drawn:
             owners = np.repeat(drawn.queries, np.diff(drawn.offsets))
@@ -162,25 +163,25 @@ class Coverage:
         return cls(sum(total for total, _ in counts), sum(there for _, there in counts), negatives, scored)
 
     def check(self, where: str) -> None:
-        """Refuse scores that say nothing; raises `DataError`."""
+        """Raise `DataError` if no positive or no hard negative has a score."""
         for name, total, scored in (
             ("positives", self.positives, self.scored_positives),
             ("hard negatives", self.negatives, self.scored_negatives),
         ):
             if total and not scored:
                 raise DataError(
-                    f"has a score of none of the {total:,} {name} that are trained on",
+                    f"has no score of any of the {total:,} {name} that are trained on",
                     where,
-                    "score these with jobs/score.py, --negatives naming the table that --negatives-table names",
+                    "score them with `raytriever score`, and give --negatives the table of --negatives-table",
                 )
 
     def __str__(self) -> str:
         missing = self.positives + self.negatives - self.scored_positives - self.scored_negatives
-        told = (
+        line = (
             f"scores of {self.scored_positives:,} of {self.positives:,} positives and of {self.scored_negatives:,} of "
             f"{self.negatives:,} hard negatives"
         )
-        return told + (f"; the {missing:,} others are not learnt from as scores" if missing else "")
+        return line + (f"; {missing:,} passages have no score and are left out" if missing else "")
 
 
 KIND = "teacher scores"
@@ -190,7 +191,7 @@ _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
 
 
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
-    """What scores belong to: the digests of texts and ids, whatever splits are open."""
+    """Return the digests of texts and ids that scores belong to; they do not depend on the open splits."""
     return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
 
 
@@ -217,13 +218,13 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
     """Read scores for a data set.
 
     Args:
-        path: a directory that `jobs/score.py` wrote, or one Parquet file.
-        dataset: has every query and document that is named.
+        path: a directory that `raytriever score` wrote, or one Parquet file.
+        dataset: data set with every query and document of the table.
 
     Raises:
-        DataError: nothing there, scores of other texts, a column missing or of another type, unknown ids, a score that
-            is not finite, a pair with two.
-        StorageError: a directory that was never completed, or is torn.
+        DataError: the path does not exist, has scores of other texts, lacks a column or has one of another type; an id
+            is unknown, a score is not finite, or a pair has two scores.
+        StorageError: the directory was never completed, or is damaged.
     """
     path = Path(path)
     if not path.exists():
@@ -255,7 +256,7 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
 def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
     table = read_columns(file, _KINDS, SCORES.remedy)
     query, document = (
-        places_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
+        positions_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
         for name, ids in zip(COLUMNS, known, strict=False)
     )
     return query, document, table["score"].to_numpy()

@@ -21,7 +21,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import fetched, open_dataset
+from raytriever.data.prepare.open import fetch_dataset, open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.prepare.prepared import splits_of
 from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
@@ -285,9 +285,9 @@ def _recorded_revision(output: Path, model: str) -> str | None:
 
 def _open(job: ScoringJob, report: Callable[[str], None]) -> RetrievalDataset:
     """Open the data set with the judgements of all its splits, because a table is checked against all of them."""
-    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, say=report)
+    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     path = str(dataset.place)
-    return open_dataset(path, [job.split, *splits_of(fetched(path) or Path(path))])
+    return open_dataset(path, [job.split, *splits_of(fetch_dataset(path) or Path(path))])
 
 
 def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:

@@ -66,7 +66,9 @@ def test_an_unknown_folder_is_told_with_what_is_known(tmp_path: Path, write) -> 
     with pytest.raises(DataError) as caught:
         recognise(Source.open(tmp_path / "set"))
     told = str(caught.value)
-    assert "in no known format; it holds train (the fields chosen, prompt); known are beir: corpus.jsonl" in told
+    assert (
+        "in no known format; it holds train (the fields chosen, prompt); known formats are beir: corpus.jsonl" in told
+    )
     assert "\n" not in told
     assert all(name in told for name in FORMATS if name != "ir_datasets")
     with pytest.raises(DataError, match=r"not in the format dpr; it holds train \(the fields chosen, prompt\)"):

@@ -253,7 +253,7 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
     check_options(config)
     check_paths(config)
     with working("load_dataset"):
-        opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, say=warn)
+        opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, report=warn)
     return kind(source, name or opened.name, max_bad_rows, opened)
 
 

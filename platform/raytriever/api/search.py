@@ -124,7 +124,7 @@ def build_index(
         from raytriever.search.exact import ExactIndex
 
         with working("build_index"):
-            dataset = open_dataset(source, [], max_bad_rows=rate, run=in_processes, say=warn)
+            dataset = open_dataset(source, [], max_bad_rows=rate, run=in_processes, report=warn)
             index = ExactIndex.build(encoder.config, encoder.retriever, dataset)
         return Index(kind, index, len(dataset.documents))
     return _approximate(encoder, source, kind, output, seed, rate, settings)

@@ -151,7 +151,7 @@ def run_encoding(
             max_bad_rows=max_bad_rows,
             tokenisation=tokenisation_of(retriever),
             run=choose_runner(num_workers=0),
-            say=log,
+            report=log,
         )
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.

@@ -229,7 +229,7 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
         max_bad_rows=config.data.max_bad_rows,
         tokenisation=tokenisation_of(retriever),
         run=choose_runner(config.training.workers[1]),
-        say=log,
+        report=log,
     )
 
 

@@ -77,13 +77,8 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
         if is_own and split == data.dev_split:
             dataset = own
         else:
-<<<<<<< HEAD
             path = data.dataset if name == OWN else name
-            dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, say=log)
-=======
-            place = data.dataset if name == OWN else name
-            dataset = open_dataset(place, [split], max_bad_rows=data.max_bad_rows, run=run, report=say)
->>>>>>> 5543ece (Word the data room in field terms, and drop code that only tests used)
+            dataset = open_dataset(path, [split], max_bad_rows=data.max_bad_rows, run=run, report=log)
         if is_own and split == data.test_split:
             log(f"{dataset.name}: the best checkpoint is chosen on {split!r}, the test split: its metrics are too high")
         _check(dataset, split, protocol, training.best_metric)

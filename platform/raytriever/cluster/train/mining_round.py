@@ -178,10 +178,9 @@ def digest_of(snapshot: Snapshot) -> str:
     return state.hexdigest()[:16]
 
 
-<<<<<<< HEAD
 def _with_all_splits(path: str, split: str) -> RetrievalDataset:
     """Return a prepared data set with the judgements of all its splits, which show false negatives."""
-    return open_dataset(path, [split, *splits_of(fetched(path) or Path(path))])
+    return open_dataset(path, [split, *splits_of(fetch_dataset(path) or Path(path))])
 
 
 def rolling_rows(documents: int, share: float, turn: int) -> range:
@@ -195,8 +194,3 @@ def rolling_rows(documents: int, share: float, turn: int) -> range:
     turns = math.ceil(1 / share)
     index = turn % turns
     return range(index * documents // turns, (index + 1) * documents // turns)
-=======
-def _with_all_splits(place: str, split: str) -> RetrievalDataset:
-    """A prepared data set with the judgements of all its splits: they tell of false negatives."""
-    return open_dataset(place, [split, *splits_of(fetch_dataset(place) or Path(place))])
->>>>>>> 5543ece (Word the data room in field terms, and drop code that only tests used)

@@ -113,7 +113,7 @@ def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64
     """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
     if len(batch) % size:
         raise ConfigError(
-            f"{len(batch)} does not divide by {size} workers",
+            f"{len(batch)} is not divisible by {size} workers",
             "--batch-size",
             f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another --num-workers",
         )

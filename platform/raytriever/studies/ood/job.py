@@ -185,7 +185,9 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
         data = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
         return data, _digest([*settings, CONTROL, job.control_documents]), None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = open_dataset(job.dataset, ["train", job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=log)
+    dataset = open_dataset(
+        job.dataset, ["train", job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=log
+    )
     query_length, passage_length = job.lengths or (None, None)
     config = ModelConfig(model=model, query_length=query_length, passage_length=passage_length)
     retriever = load_for_encoding(config, choose_precision(job.precision, device), device)

@@ -114,7 +114,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     existing = output.exists() and read_meta(output)
     splits = [split for split in dict.fromkeys((training_split, job.split)) if split]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, say=report)
+    dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)

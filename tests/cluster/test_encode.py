@@ -1,4 +1,4 @@
-"""Stores of embeddings made by actors of Ray Data in a real session."""
+"""Stores of embeddings, written by actors of Ray Data in a real session."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_actors_write_what_one_process_writes(session: None, case: Case) -> None
     assert len(list(case.folder.glob("actors/shards/*"))) == 6
 
 
-def test_a_text_that_kills_is_left_out_after_three_deaths(session: None, case: Case) -> None:
+def test_a_text_that_kills_its_actor_is_quarantined_after_three_deaths(session: None, case: Case) -> None:
     encoder = case.encoder("store", "%")
     reached: list[int] = []
     run_in_actors(POOL)(encoder, encoder.writer.missing(), reached.append)
@@ -136,7 +136,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case
     assert [first.stat().st_mtime_ns] == stamps
 
 
-def test_a_mistake_in_an_actor_is_one_line(session: None, case: Case, tmp_path: Path) -> None:
+def test_a_user_error_in_an_actor_is_one_line(session: None, case: Case, tmp_path: Path) -> None:
     encoder = case.encoder("store", "%")
     broken = replace(encoder, load=replace(encoder.load, model=str(tmp_path / "none")))
     with pytest.raises(ModelError, match="no such directory") as caught:

@@ -1,4 +1,4 @@
-"""A whole node dies while `jobs/encode.py` runs with actors on two; the store is that of a run in peace."""
+"""Death of a node during `jobs/encode.py` with actors on two nodes; the store has the same bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_node_dies_and_no_byte_is_another(
+def test_the_death_of_a_node_changes_no_byte(
     command_line: Callable,
     started: list,
     tiny_encoder: Path,

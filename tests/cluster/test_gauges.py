@@ -1,4 +1,4 @@
-"""A scrape of the cluster finds the newest figures of training."""
+"""Gauges of training and jobs in scrapes of a real Ray cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raytriever.training.parallel.strategy import NotFiniteError
 
 
 def scraped() -> dict[tuple[str, str], float]:
-    """Gauges of ours on all nodes, by name and run."""
+    """Return the gauges of raytriever on all nodes, by name and run."""
     found = {}
     for node in ray.nodes():
         address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
@@ -37,7 +37,7 @@ def scraped() -> dict[tuple[str, str], float]:
 
 
 def found_within(seconds: float, wanted: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """A scrape that has what is wanted."""
+    """Wait for a scrape that fulfils the condition, and return it."""
     end = time.monotonic() + seconds
     while not wanted.items() <= (found := scraped()).items():
         assert time.monotonic() < end, found
@@ -47,13 +47,13 @@ def found_within(seconds: float, wanted: dict[tuple[str, str], float]) -> dict[t
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray reports every second and forgets after two; who told tells again in between."""
+    """Let Ray report every second and forget after two, and set the gauges again in between."""
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")
     monkeypatch.setattr(gauges, "REFRESH_SECONDS", 0.5)
 
 
 @pytest.mark.slow
-def test_a_scrape_finds_the_newest_figures_however_long_a_step_takes(tmp_path: Path, often: None) -> None:
+def test_a_scrape_has_the_newest_metrics_even_during_a_long_step(tmp_path: Path, often: None) -> None:
     stage = tmp_path / "whole" / "stages" / "2-human"
     stage.mkdir(parents=True)
     tracker = Spool.open(MlflowServer(f"sqlite:///{tmp_path}/mlflow.db"), stage, "gauges")
@@ -123,5 +123,5 @@ def test_totals_of_jobs_grow_and_end(often: None) -> None:
         assert counted == [5, 6, 7]
         assert kept.refresh()
     assert not kept.refresh()
-    # Who has gone tells no more: its gauges had left two seconds after.
+    # The gauges of a deleted owner disappear after two seconds.
     assert found.get(("ray_raytriever_ingest_running", ingest), 0.0) == 0.0

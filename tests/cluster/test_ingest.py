@@ -1,4 +1,4 @@
-"""Shards made by Ray Data in a real session."""
+"""Shards of data sets, written by Ray Data in a real session."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: 
     assert sum(name.endswith(".arrow") for name in ray) > 3
 
 
-def test_a_row_that_kills_its_task_stands_aside_alone(session: None, folder: Path, words: str) -> None:
+def test_a_row_that_kills_its_task_is_quarantined_alone(session: None, folder: Path, words: str) -> None:
     from deadly import SKULL, Deadly
 
     with gzip.open(folder / "corpus.jsonl.gz", "at") as stream:
@@ -78,7 +78,7 @@ def test_a_row_that_kills_its_task_stands_aside_alone(session: None, folder: Pat
     assert dataset.documents.ids[ROWS] == "z"
 
 
-def test_a_broken_file_is_one_line_and_leaves_nothing(session: None, folder: Path, tmp_path: Path) -> None:
+def test_a_broken_file_is_a_user_error_and_leaves_no_file(session: None, folder: Path, tmp_path: Path) -> None:
     file = folder / "corpus.jsonl.gz"
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row \d+") as caught:

@@ -1,4 +1,4 @@
-"""Jobs given to a head that was started by `ray start`, from a copy of this checkout, as a user gives them."""
+"""Jobs that are submitted to a real Ray head from a copy of this checkout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def mentioning(text: str) -> list[int]:
-    """Processes whose command line or environment of start holds a text."""
+    """Return the processes whose command line or initial environment contains a text."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -58,7 +58,7 @@ def mentioning(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Head:
-    """A head that runs, and a checkout to submit from."""
+    """A running head, and a checkout to submit from."""
 
     checkout: Path
     home: Path
@@ -162,7 +162,7 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_submitted_run_is_the_uploads_and_lasts(head: Head, settings: list[str]) -> None:
+def test_a_submitted_run_uses_the_uploaded_code_and_its_files_last(head: Head, settings: list[str]) -> None:
     code, out = head.by_ray("train", *settings, "--max-steps", "4", "--eval-steps", "2", "--run-name", "first")
     assert code == 0, out
     assert "upload: " in out
@@ -212,7 +212,7 @@ def test_every_other_stage_runs_as_a_job(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_mistake_comes_back_as_a_line_and_a_code(head: Head, settings: list[str]) -> None:
+def test_a_user_error_is_one_line_and_exit_code_2(head: Head, settings: list[str]) -> None:
     for code, out in (head.by_us("train", *settings, "--loss", "mv"), head.by_ray("train", *settings, "--loss", "mv")):
         assert "error: --loss: unknown value 'mv'; did you mean 'mw'?" in out
         assert "Traceback" not in out
@@ -223,7 +223,7 @@ def test_a_mistake_comes_back_as_a_line_and_a_code(head: Head, settings: list[st
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_job_that_is_stopped_leaves_a_run_that_the_same_command_goes_on_with(head: Head, settings: list[str]) -> None:
+def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings: list[str]) -> None:
     words = [*settings, "--max-steps", "400", "--eval-steps", "20", "--keep", "2"]
     assert head.by_us("train", *words, "--output", "runs/peace")[0] == 0
     checkpoints = head.home / "runs" / "stopped" / "checkpoints"
@@ -256,7 +256,7 @@ def test_a_job_that_is_stopped_leaves_a_run_that_the_same_command_goes_on_with(h
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_cannot_be_submitted_is_told_in_a_line(head: Head, settings: list[str]) -> None:
+def test_a_failed_submission_is_one_line(head: Head, settings: list[str]) -> None:
     large = head.checkout / "notes.txt"
     large.write_bytes(bytes(101 * 2**20))
     try:

@@ -1,4 +1,4 @@
-"""The launcher for real: what listens where, who is let in, and how both servers end."""
+"""Launcher with real servers: exposed interfaces, authentication, and the end of both servers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Launcher:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Launcher]]:
-    """Starts launchers, each with ports, a token and Ray's own files of its own; ends what a test left running."""
+    """Start launchers with their own ports, token and folder of Ray; stop those that still run at the end."""
     started: list[Launcher] = []
 
     def begin(*words: str, then: Callable[[subprocess.Popen[str]], object] = lambda process: None) -> Launcher:
@@ -101,7 +101,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., La
 
 
 @pytest.mark.slow
-def test_it_is_for_this_machine_and_for_whoever_has_the_token(start: Callable[..., Launcher]) -> None:
+def test_only_this_machine_and_clients_with_the_token_have_access(start: Callable[..., Launcher]) -> None:
     launcher = start("--auth")
     family = launcher.family()
     listening = {
@@ -122,14 +122,14 @@ def test_it_is_for_this_machine_and_for_whoever_has_the_token(start: Callable[..
     assert all(stat.S_IMODE(log.stat().st_mode) == 0o600 for log in logs)
     assert all(launcher.token not in log.read_text(errors="replace") for log in logs)
 
-    # Jobs: not without the token, not with another, and with it.
+    # Jobs are refused without the token and with a wrong one.
     assert launcher.answer("dashboard", "/api/jobs/") == 401
     assert launcher.answer("dashboard", "/api/jobs/", Authorization="Bearer " + "0" * 64) == 403
     assert launcher.answer("dashboard", "/api/jobs/", Authorization=f"Bearer {launcher.token}") == 200
     submit = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--", "echo", "let in"]
     exports = dict(line.split()[1].split("=", 1) for line in launcher.text.splitlines() if line.startswith("  export "))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment["HOME"] = str(launcher.folder)  # where there is no token
+    environment["HOME"] = str(launcher.folder)  # without a token file
     without = {**environment, "RAY_API_SERVER_ADDRESS": exports["RAY_API_SERVER_ADDRESS"], "RAY_AUTH_MODE": "disabled"}
     refused = subprocess.run(submit, env=without, capture_output=True, text=True, check=False, timeout=120)
     assert refused.returncode != 0
@@ -138,7 +138,7 @@ def test_it_is_for_this_machine_and_for_whoever_has_the_token(start: Callable[..
     assert done.returncode == 0, done.stderr
     assert "let in" in done.stdout
 
-    # MLflow answers to its own name, and to no other that was bound to it.
+    # MLflow answers to its own name only (DNS rebinding).
     port = launcher.ports["mlflow"]
     search = "/api/2.0/mlflow/experiments/search?max_results=1"
     assert launcher.answer("mlflow", search) == 200
@@ -152,7 +152,7 @@ def test_it_is_for_this_machine_and_for_whoever_has_the_token(start: Callable[..
 
 
 def mlflow_of(process: subprocess.Popen[str]) -> int:
-    """The process id of the MLflow server, as soon as there is one."""
+    """Wait for the MLflow server and return its process id."""
     found: list[int] = []
 
     def look() -> bool:
@@ -165,7 +165,7 @@ def mlflow_of(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.slow
-def test_ray_is_kept_while_mlflow_is_late(start: Callable[..., Launcher]) -> None:
+def test_ray_runs_while_mlflow_is_late(start: Callable[..., Launcher]) -> None:
     launcher = start("--timeout", "25", then=lambda process: os.killpg(mlflow_of(process), signal.SIGSTOP))
     assert "MLflow is not ready yet: " in launcher.text
     assert "Ray is ready after " in launcher.text
@@ -177,7 +177,7 @@ def test_ray_is_kept_while_mlflow_is_late(start: Callable[..., Launcher]) -> Non
 
 
 @pytest.mark.slow
-def test_one_that_dies_is_named_and_takes_the_other_along(start: Callable[..., Launcher]) -> None:
+def test_the_death_of_one_server_is_reported_and_ends_the_other(start: Callable[..., Launcher]) -> None:
     launcher = start()
     assert launcher.answer("dashboard", "/api/jobs/") == 200  # this machine alone
     family = launcher.family()

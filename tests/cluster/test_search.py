@@ -1,4 +1,4 @@
-"""Search by actors of a real Ray session."""
+"""Search by actors in a real Ray session."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def questions(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("actors", "k"), [(1, 10), (2, 10), (5, 5_000)])
-def test_has_the_bytes_of_the_local_search(
+def test_results_equal_the_local_search_byte_by_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, actors: int, k: int
 ) -> None:
     monkeypatch.setattr(search, "ANSWER_BYTES", 8 * k * 30)  # four batches of queries
@@ -104,7 +104,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
     assert searchers() == []
 
 
-def test_an_actor_that_always_dies_ends_in_a_line(
+def test_an_actor_that_always_dies_is_a_user_error(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = threading.Event()
@@ -125,7 +125,7 @@ def test_an_actor_that_always_dies_ends_in_a_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_mistake_in_an_actor_is_one_line(session: None, store: EmbeddingStore) -> None:
+def test_a_user_error_in_an_actor_is_one_line(session: None, store: EmbeddingStore) -> None:
     queries = questions(3)
     queries[1, 2] = np.nan
     with pytest.raises(ModelError, match="query 1 is not finite") as caught:
@@ -134,5 +134,5 @@ def test_a_mistake_in_an_actor_is_one_line(session: None, store: EmbeddingStore)
 
 
 def test_more_actors_than_fit_are_refused_at_once(session: None, store: EmbeddingStore) -> None:
-    with pytest.raises(ConfigError, match=r"99 search actors of 2 CPUs are more than fit; at most 2 fit here"):
+    with pytest.raises(ConfigError, match=r"99 search actors with 2 CPUs each do not fit; at most 2 fit here"):
         search_in_actors(store, questions(3), 5, np.arange(ROWS), None, SearchPool(99, cpus=2))

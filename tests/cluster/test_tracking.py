@@ -1,4 +1,4 @@
-"""Whole runs against a real MLflow server that dies and comes back."""
+"""Whole runs with a real MLflow server that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_restarted_costs_a_run_nothing(
-    command_line: Callable[..., Any], server: Server
-) -> None:
+def test_a_run_loses_no_data_when_the_server_restarts(command_line: Callable[..., Any], server: Server) -> None:
     server.start()
     cli = command_line()
     run = cli.folder / "run"

@@ -1,4 +1,4 @@
-"""Sweeps under a real Ray Tune, from the command line to what lies in the sweep's directory and in MLflow."""
+"""Sweeps with a real Ray Tune, from the command line to the files of the sweep and its runs in MLflow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def space(tmp_path: Path) -> str:
     return str(file)
 
 
-def books(folder: Path) -> list[dict[str, Any]]:
+def trial_log(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "trials.json").read_text())["trials"]
 
 
@@ -38,7 +38,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def tracked(uri: str) -> tuple[list[Any], list[Any], MlflowClient]:
-    """The parents and the children there are."""
+    """Return the parent runs, the child runs and the client."""
     client = MlflowClient(uri)
     [experiment] = [e for e in client.search_experiments() if e.name == "raytriever"]
     runs = client.search_runs([experiment.experiment_id])
@@ -47,7 +47,7 @@ def tracked(uri: str) -> tuple[list[Any], list[Any], MlflowClient]:
 
 
 def started_with(pid: int) -> str:
-    """The environment that a process was started with."""
+    """Return the initial environment of a process."""
     return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
 
 
@@ -59,9 +59,7 @@ def wait_for(what: Callable[[], bool], seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finished(
-    command_line: Callable, space: str
-) -> None:
+def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Callable, space: str) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
     steps = 300
@@ -74,8 +72,8 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
         def in_the_middle() -> bool:
             if not (folder / "trials.json").exists():
                 return False
-            done = [trial["status"] for trial in books(folder)].count("finished")
-            begun = [t["number"] for t in books(folder) if t["status"] == "running"]
+            done = [trial["status"] for trial in trial_log(folder)].count("finished")
+            begun = [t["number"] for t in trial_log(folder) if t["status"] == "running"]
             return done >= 1 and any(
                 list((folder / "trials" / f"{n:03d}" / "checkpoints").glob("step-*")) for n in begun
             )
@@ -85,7 +83,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
         killed.wait(timeout=60)
         for stream in (killed.stdout, killed.stderr):
             stream.close()  # processes of its session may hold the other end
-        before = {t["number"]: t for t in books(folder) if t["status"] == "finished"}
+        before = {t["number"]: t for t in trial_log(folder) if t["status"] == "finished"}
         assert 0 < len(before) < 4
         marks = {n: (folder / "trials" / f"{n:03d}" / "metrics.json").stat().st_mtime_ns for n in before}
 
@@ -98,7 +96,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
                 process.kill()
 
     # What was finished was left alone; every trial has every step once, whatever was killed.
-    after = books(folder)
+    after = trial_log(folder)
     assert [trial["status"] for trial in after] == ["finished"] * 4
     for number, trial in before.items():
         assert after[number] == trial
@@ -156,7 +154,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_repeats_nothing_that_is_finish
 
 
 @pytest.mark.slow
-def test_a_trial_whose_process_dies_is_begun_again_from_its_checkpoint(command_line: Callable, tmp_path: Path) -> None:
+def test_a_trial_whose_process_dies_resumes_from_its_checkpoint(command_line: Callable, tmp_path: Path) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
     file = tmp_path / "temperatures.yaml"
@@ -174,7 +172,7 @@ def test_a_trial_whose_process_dies_is_begun_again_from_its_checkpoint(command_l
             process.kill()
     assert process.returncode == 0, err
     assert "Resumed from checkpoint" in err
-    assert [trial["status"] for trial in books(folder)] == ["finished", "finished"]
+    assert [trial["status"] for trial in trial_log(folder)] == ["finished", "finished"]
     for number in range(2):
         assert steps_of(folder / "trials" / f"{number:03d}") == list(range(1, steps + 1))
     _, children, _ = tracked(cli.environment["MLFLOW_TRACKING_URI"])
@@ -182,9 +180,7 @@ def test_a_trial_whose_process_dies_is_begun_again_from_its_checkpoint(command_l
 
 
 @pytest.mark.slow
-def test_trials_of_two_workers_that_fail_and_are_stopped_let_the_others_go_on(
-    command_line: Callable, tmp_path: Path
-) -> None:
+def test_failed_and_stopped_trials_of_two_workers_do_not_end_the_others(command_line: Callable, tmp_path: Path) -> None:
     cli = command_line()
     folder = cli.folder / "sweep"
     file = tmp_path / "rates.yaml"
@@ -202,7 +198,7 @@ def test_trials_of_two_workers_that_fail_and_are_stopped_let_the_others_go_on(
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
     assert "1 of 4 trials failed, first 001: " in last
-    trials = books(folder)
+    trials = trial_log(folder)
     assert [trial["status"] for trial in trials] == ["finished", "failed", "stopped", "stopped"]
     assert trials[2]["reason"] == "behind at step 10"
     assert steps_of(folder / "trials" / "002")[:10] == list(range(1, 11))

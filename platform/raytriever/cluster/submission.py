@@ -165,7 +165,7 @@ def instead(**arguments: Any) -> None:
         warn(f"error: {error}")
         code = 2
     except KeyboardInterrupt:
-        warn("interrupted; give the same command again to go on")
+        warn("interrupted; run the same command again to continue")
         code = 130
     sys.exit(code)
 

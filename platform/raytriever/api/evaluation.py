@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
-from raytriever.api.models import Model, ModelLike, Run, path_of
+from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
 from raytriever.api.tables import require_pandas
 from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
@@ -135,7 +135,7 @@ def evaluate(
         calibration_split: where they are chosen.
         relevance_level: grade from which on a passage is relevant.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
-        precision: of encoding, `fp32` or `bf16`; by default what the hardware is fastest at.
+        precision: of encoding, `fp32` or `bf16`; by default that of `load_model`, or what the hardware is fastest at.
         output: directory to write. It is recorded by MLflow as the command's is. Without it files are kept until the
             report is forgotten, and `Report.save` writes them.
         fresh: whether another evaluation in `output` is replaced.
@@ -164,18 +164,17 @@ def evaluate(
     check_options(encoding)
     check_encode(encoding)
     check_paths(config)
-    if precision not in (None, "fp32", "bf16"):
-        raise ConfigError(f"unknown value {precision!r}", "precision", "give 'fp32' or 'bf16'")
     sets = [data] if isinstance(data, Dataset | str | os.PathLike) else list(data)
     if isinstance(models, str | os.PathLike | Model | Run) or not models:
         raise ConfigError("is no list of models", "models", "give a list such as ['bm25', 'minilm']")
     evaluated = _evaluated(models)
+    arithmetic = precision_of(precision, models.values() if isinstance(models, Mapping) else models)
 
     from raytriever.evaluation.request import build_evaluation_job
 
     rate = max((one.max_bad_rows for one in sets if isinstance(one, Dataset)), default=0.01)
     job = build_evaluation_job(
-        evaluated, [source_of(one) for one in sets], config, baselines, calibrate, precision, rate, warn
+        evaluated, [source_of(one) for one in sets], config, baselines, calibrate, arithmetic, rate, warn
     )
     if output is not None:
         folder = path_of(output)

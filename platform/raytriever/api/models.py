@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,6 +27,7 @@ class Model:
     Attributes:
         name: `minilm`, a directory or a hub name.
         config: how it reads texts.
+        precision: of encoding as `load_model` got it, `fp32`, `bf16` or None for what the hardware is fastest at.
 
     Example:
         >>> model = rt.load_model(encoder)
@@ -35,7 +36,7 @@ class Model:
     """
 
     def __init__(self, config: ModelConfig, precision: str | None = None) -> None:
-        self.config, self.name, self._precision = config, config.model, precision
+        self.config, self.name, self.precision = config, config.model, precision
 
     @property
     def width(self) -> int:
@@ -84,7 +85,7 @@ class Model:
         from raytriever.models.precision import choose_precision
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return load_for_encoding(self.config, choose_precision(self._precision, device), device)
+        return load_for_encoding(self.config, choose_precision(self.precision, device), device)
 
     def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:
         from raytriever.encoding.encode import encode_texts
@@ -182,8 +183,7 @@ def load_model(
         truncate_dim=truncate_dim,
     )
     check_options(config)
-    if precision not in (None, "fp32", "bf16"):
-        raise ConfigError(f"unknown value {precision!r}", "precision", "give 'fp32' or 'bf16'")
+    precision = precision_of(precision, ())
     MODEL.check(config.model, "--model")
     model = Model(config, precision)
     with working("load_model"):
@@ -212,6 +212,20 @@ def loaded(model: ModelLike) -> Model:
     if isinstance(model, Model):
         return model
     return model.model if isinstance(model, Run) else Model(settings_of(model))
+
+
+def precision_of(explicit: str | None, models: Iterable[ModelLike | None]) -> str | None:
+    """Return the precision of a call: the explicit one, or the one with which its models were loaded.
+
+    Raises:
+        ConfigError: it is unknown, or the models were loaded with different ones.
+    """
+    if explicit not in (None, "fp32", "bf16"):
+        raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32' or 'bf16'")
+    found = {model.precision for model in models if isinstance(model, Model) and model.precision}
+    if explicit is None and len(found) > 1:
+        raise ConfigError("the models were loaded with different ones", "precision", "give 'fp32' or 'bf16'")
+    return explicit or next(iter(found), None)
 
 
 def check_texts(texts: Sequence[str]) -> list[str]:

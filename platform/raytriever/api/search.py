@@ -148,7 +148,7 @@ def _approximate(
 
     from raytriever.search.approximate import IndexJob, run_index
 
-    job = IndexJob(source, config, model.config, None, rate, seed)
+    job = IndexJob(source, config, model.config, model.precision, rate, seed)
     with working("build_index", None if folder.exists() else folder):
         indexed = run_index(job, folder, warn)
     return Index(kind, indexed, len(indexed.index.documents))

@@ -44,18 +44,17 @@ class Table:
     columns: tuple[str, ...]
     rows: Rows
 
-    def require(self, *columns: str) -> None:
+    def require(self, *columns: str, remedy: str = "rename the columns") -> None:
         """Raise `DataError` naming the columns that are missing, those that exist, and similar ones."""
         missing = [name for name in columns if name not in self.columns]
         if not missing:
             return
         similar = [hint for name in missing if (hint := did_you_mean(name, self.columns)).startswith("did")]
-        remedy = f"{' '.join(similar)} Rename the columns" if similar else "rename the columns"
         raise DataError(
             f"the column{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} "
             f"{'is' if len(missing) == 1 else 'are'} missing; it has {', '.join(map(repr, self.columns)) or 'none'}",
             self.title,
-            remedy,
+            " ".join([*similar, remedy.capitalize() if similar else remedy]),
         )
 
 
@@ -155,7 +154,10 @@ def text_files(documents: Any, queries: Any, judgements: Any) -> Files:
 
 def pair_files(table: Table, query: str, passage: str, split: str | None) -> Files:
     """Return the files of a table of pairs; see `Dataset.from_pandas`."""
-    table.require(query, passage, *([split] if split else []))
+    explicit = [split] if split else []
+    table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
+    if next(iter(table.rows()), None) is None:
+        raise DataError("has no row", table.title, "give at least three pairs")
     split = split or ("split" if "split" in table.columns else None)
     negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
     assigned = (lambda row: row[split]) if split else _division(table, query)
@@ -169,8 +171,6 @@ def pair_files(table: Table, query: str, passage: str, split: str | None) -> Fil
 
         return rows
 
-    if not names:
-        raise DataError("has no row", table.title, "give at least three pairs")
     rows = {f"{name}.jsonl": rows_of(name) for name in names}
     titles = {f"{name}.jsonl": f"{table.title} of split {name}" for name in names}
     return Files(rows, titles, {"anchor": query, "positive": passage})
@@ -312,8 +312,8 @@ def _division(table: Table, query: str) -> Callable[[Row], str]:
 
 def _grade(value: Any) -> Any:
     """Return a grade as a whole number where it is one, such as `1.0` or the text `1`."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value.strip()):
-        return int(value)
+    if isinstance(value, str) and (number := re.fullmatch(r"(-?\d{1,9})(\.0*)?", value.strip())):
+        return int(number[1])
     plain = _plain(value)
     return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
 

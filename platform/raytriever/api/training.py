@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
-from raytriever.api.models import ModelLike, Run, path_of, settings_of
+from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_pandas
 from raytriever.config import (
     NAME,
@@ -121,7 +121,7 @@ def mine_hard_negatives(
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.
         split: whose queries get negatives.
-        precision: of encoding, `fp32` or `bf16`; by default what the hardware is fastest at.
+        precision: of encoding, `fp32` or `bf16`; by default that of `load_model`, or what the hardware is fastest at.
         seed: fixes random draws.
         output: directory to write; by default one of the cache, where the same call finds it again.
 
@@ -160,7 +160,7 @@ def mine_hard_negatives(
         raise ConfigError(f"{mining.method!r} needs an encoder", "model", "give one, such as load_model('minilm')")
     source = source_of(data)
     rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
-    job = MiningJob(source, split, mining, config, precision, rate, seed, 0, None)
+    job = MiningJob(source, split, mining, config, precision_of(precision, [model]), rate, seed, 0, None)
     folder = path_of(output) if output is not None else _cached_negatives(job, data, by_encoder)
     with working("mine_hard_negatives", folder if output is not None else None):
         if output is not None:

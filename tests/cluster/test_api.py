@@ -1,0 +1,72 @@
+"""The public API from a data set to a search, in a plain script that starts Ray as the command does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+# The example of the README, on a tiny data set and encoder. It has no `if __name__ == "__main__"`.
+STORY = """
+import json
+import sys
+
+import raytriever as rt
+
+data = rt.load_dataset(sys.argv[1])
+model = rt.load_model(sys.argv[2], precision="fp32")
+hard = rt.mine_hard_negatives(data, model, num_negatives=3)
+settings = dict(loss="mw", hard_negatives=hard, max_steps=12, batch_size=16, learning_rate=1e-3, temperature=0.05)
+run = rt.train(data, model, output="runs/mine", precision="fp32", eval_steps=6, **settings)
+again = rt.train(data, model, output="runs/mine", precision="fp32", eval_steps=6, **settings)
+report = rt.evaluate(["bm25", model, run], data, split="test")
+report.save("results")
+index = rt.build_index(run.model, data)
+[hits] = index.search(["what is abcdef"], top_k=5)
+page = rt.compare([run, report], "page.html")
+try:
+    rt.train(data, model, output="runs/mine", max_steps=1)
+    refused = ""
+except rt.ConfigError as error:
+    refused = str(error)
+print(json.dumps({
+    "metrics": report.metrics, "run": run.metrics, "again": again.metrics, "hits": [hit.document_id for hit in hits],
+    "negatives": len(hard), "page": page.exists(), "rows": len(report.to_pandas()), "refused": refused,
+}))
+"""
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_encoder: Path) -> None:
+    (tmp_path / "story.py").write_text(STORY)
+    environment = os.environ | {
+        "RAYTRIEVER_CACHE": str(tmp_path / "cache"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "PYTHONPATH": str(REPOSITORY / "platform"),
+    }
+    done = subprocess.run(
+        [sys.executable, "story.py", str(tiny_dataset), str(tiny_encoder)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["run"] == told["again"]
+    assert told["run"]["after"]["auc"] > told["run"]["before"]["auc"]
+    # The run measures its model as `evaluate` does.
+    for name, system in {"bm25": "bm25", "encoder": "before", "mine": "after"}.items():
+        assert told["metrics"][name]["letters"] == pytest.approx(told["run"][system], abs=1e-6)
+    assert len(told["hits"]) == 5
+    assert (told["negatives"], told["page"], told["rows"]) == (288, True, 3)
+    assert "output runs/mine: holds a run with other settings" in told["refused"]
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
+    assert (tmp_path / "results" / "results.json").is_file()

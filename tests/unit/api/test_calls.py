@@ -1,0 +1,162 @@
+"""Models, mining, evaluation, search and comparison in this process, and the errors of each call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raytriever as rt
+from raytriever.evaluation.results import read_results
+from raytriever.storage import one_writer
+
+
+@pytest.fixture
+def data(tiny_dataset: Path) -> rt.Dataset:
+    return rt.load_dataset(tiny_dataset)
+
+
+@pytest.fixture
+def model(tiny_encoder: Path) -> rt.Model:
+    return rt.load_model(tiny_encoder, precision="fp32")
+
+
+def test_embeddings(model: rt.Model) -> None:
+    queries, passages = model.encode_queries(["what is abc", "x"]), model.encode_passages(["abc is cba"])
+    assert queries.dtype == passages.dtype == np.float32
+    assert queries.shape == (2, model.width)
+    np.testing.assert_allclose(np.linalg.norm(queries, axis=1), 1, atol=1e-5)
+    assert model.encode_queries([]).shape == (0, model.width)
+
+
+def test_mining_again_finds_the_table(data: rt.Dataset, model: rt.Model, workplace: Path) -> None:
+    first = rt.mine_hard_negatives(data, model, num_negatives=2)
+    stamp = (first.path / "manifest.json").stat().st_mtime_ns
+    again = rt.mine_hard_negatives(data, model, num_negatives=2)
+    assert (again.path, (again.path / "manifest.json").stat().st_mtime_ns) == (first.path, stamp)
+    other = rt.mine_hard_negatives(data, model, num_negatives=3)
+    assert other.path != first.path
+    given = rt.mine_hard_negatives(data, model, num_negatives=2, output="negatives/1")
+    assert given.path == Path("negatives/1")
+    assert given.to_pandas().equals(first.to_pandas())
+    with pytest.raises(rt.StorageError, match=r"negatives/1: is there already|negatives/1: .*exists"):
+        rt.mine_hard_negatives(data, model, output="negatives/1")
+
+
+def test_a_report_is_what_the_command_writes(data: rt.Dataset, model: rt.Model, workplace: Path) -> None:
+    report = rt.evaluate({"lexical": "bm25", "dense": model}, data, calibrate=["precision=0.5"])
+    assert report.path is None
+    saved = report.save("results/first")
+    assert report.path == saved
+    content = read_results(saved)
+    assert content["models"] == report.metrics
+    assert list(report.metrics) == ["lexical", "dense"]
+    assert [row["against"] for row in report.significance()][:1] == ["lexical"]
+    assert "lexical" in str(report)
+    frame = report.to_pandas()
+    assert frame.loc[frame["model"] == "dense", "auc"].item() == report.metrics["dense"]["letters"]["auc"]
+    assert (saved / "report.html").is_file()
+    # Nothing is left besides what was asked for.
+    assert {path.name for path in workplace.iterdir()} <= {"results", "mlflow.db"}
+
+
+def test_search_finds_what_the_evaluation_ranks(data: rt.Dataset, model: rt.Model) -> None:
+    index = rt.build_index(model, data)
+    assert len(index) == 160
+    one, other = index.search(["what is abcdef", "what is jihgfe"], top_k=3)
+    assert [hit.score for hit in one] == sorted((hit.score for hit in one), reverse=True)
+    assert index.search(["what is abcdef"], top_k=3) == [one]
+    assert index.search(["what is jihgfe"], top_k=160, threshold=other[1].score) == [other[:2]]
+    assert index.search([], top_k=3) == []
+    scores = model.encode_queries(["what is abcdef"]) @ model.encode_passages([one[0].text]).T
+    assert one[0].score == pytest.approx(scores.item(), abs=1e-5)
+
+
+def test_an_approximate_index_is_written_and_opened(data: rt.Dataset, model: rt.Model) -> None:
+    exact = rt.build_index(model, data).search(["what is abcdef"], top_k=3)
+    for _ in range(2):
+        index = rt.build_index(model, data, kind="flat", output="index")
+        assert index.kind == "flat"
+        assert [hit.document_id for hit in index.search(["what is abcdef"], top_k=3)[0]] == [
+            hit.document_id for hit in exact[0]
+        ]
+
+
+def test_another_writer_is_an_error(data: rt.Dataset, workplace: Path) -> None:
+    with one_writer(workplace / "taken"), pytest.raises(rt.StorageError, match="in use by"):
+        rt.evaluate(["bm25"], data, output="taken")
+
+
+def test_lines_of_progress_go_to_standard_error(data: rt.Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    rt.evaluate(["bm25"], data)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "letters: 160 documents, split test" in err
+
+
+ERRORS: list[tuple[Any, str]] = [
+    (lambda d, m: rt.load_model("./nothing"), "model ./nothing: no such directory"),
+    (lambda d, m: rt.load_model("minilmm/"), "minilmm/"),
+    (lambda d, m: rt.load_model(m, truncate_dim=99), "truncate_dim: 99 components"),
+    (lambda d, m: rt.load_model(m, pooling="maen"), "pooling: unknown value 'maen'; did you mean 'mean'?"),
+    (lambda d, m: rt.load_model(m, precision="fp8"), "precision: unknown value 'fp8'; give 'fp32' or 'bf16'"),
+    (lambda d, m: rt.load_model(m).encode_queries("one text"), "texts: is one text, not a list of texts"),
+    (lambda d, m: rt.load_model(m).encode_passages([1]), "texts: text 0 is int, not str"),
+    (lambda d, m: rt.train(d, m, loss="nw"), "loss: unknown value 'nw'; did you mean 'mw'?"),
+    (lambda d, m: rt.train(d, m, max_step=3), "train: unknown setting 'max_step'; did you mean 'max_steps'?"),
+    (lambda d, m: rt.train(d, m, batch_size="64"), "train: batch_size is '64'; give a whole number"),
+    (lambda d, m: rt.train(d, m, batch_size=0), "batch_size: 0 is out of range; give a value at least 1"),
+    (lambda d, m: rt.train(d, m, margin=0.3), "margin: has no effect with loss mw"),
+    (lambda d, m: rt.train(d, m, recipe="minilmm"), "recipe: unknown recipe 'minilmm'; did you mean 'minilm'?"),
+    (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "negatives_table no/table: there is no negatives table"),
+    (lambda d, m: rt.train(d, m, hard_negatives=3), "hard_negatives: is int"),
+    (lambda d, m: rt.train(d, m, run_name="a/b"), "run_name: 'a/b' is not a valid run name"),
+    (lambda d, m: rt.train(d, "./nothing"), "model ./nothing: no such directory"),
+    (lambda d, m: rt.train(d, 3), "model: is int; give a name, a path"),
+    (lambda d, m: rt.train("no/such", m), "dataset no/such: no data set of this name and no such folder"),
+    (lambda d, m: rt.train(3, m), "data: is int; give the result of load_dataset or a path"),
+    (lambda d, m: rt.mine_hard_negatives(d, m, method="dens"), "method: unknown method 'dens'; did you mean 'dense'?"),
+    (lambda d, m: rt.mine_hard_negatives(d, method="dense"), "model: 'dense' needs an encoder"),
+    (lambda d, m: rt.mine_hard_negatives(d, m, split="trian"), "no split 'trian'; there are: dev, test, train"),
+    (lambda d, m: rt.mine_hard_negatives(d, m, num_negatives=0), "num_negatives: 0 is out of range"),
+    (lambda d, m: rt.mine_hard_negatives(d, max_score=1.0, method="random"), "max_score: has no effect"),
+    (lambda d, m: rt.evaluate("bm25", d), "models: is no list of models"),
+    (lambda d, m: rt.evaluate([], d), "models: is no list of models"),
+    (lambda d, m: rt.evaluate([3], d), "models: holds int"),
+    (lambda d, m: rt.evaluate(["./nothing"], d), "model ./nothing: no such directory"),
+    (lambda d, m: rt.evaluate(["bm25", "bm25"], d), "model: two models are called 'bm25'"),
+    (lambda d, m: rt.evaluate(["bm25"], d, metrics=["ndgc@10"]), "metrics: unknown metric 'ndgc@10'; did you mean"),
+    (lambda d, m: rt.evaluate(["bm25"], d, split="dve"), "no split 'dve'; there are: dev, test, train"),
+    (lambda d, m: rt.evaluate(["bm25"], d, baselines=["bm52"]), "'bm52' is none of the models; did you mean 'bm25'?"),
+    (lambda d, m: rt.evaluate(["bm25"], d, precision="x"), "precision: unknown value 'x'"),
+    (lambda d, m: rt.evaluate(["bm25"], []), "datasets is missing"),
+    (lambda d, m: rt.build_index(m, d, kind="hnws"), "kind: unknown kind 'hnws'; did you mean 'hnsw'?"),
+    (lambda d, m: rt.build_index(m, d, kind="hnsw"), "output: an approximate index is kept in a directory"),
+    (lambda d, m: rt.build_index(m, d, effort=3), "effort: has no effect on an exact index"),
+    (lambda d, m: rt.build_index(m, d, kind="hnsw", output="x", efort=3), "build_index: unknown setting 'efort'"),
+    (lambda d, m: rt.build_index(m, d, kind="ivf", output="x", degree=3), "degree: has no effect"),
+    (lambda d, m: rt.build_index(m, d).search(" x"), "texts: is one text, not a list of texts"),
+    (lambda d, m: rt.build_index(m, d).search([" "]), "queries: query 0 is empty; give a few words"),
+    (lambda d, m: rt.build_index(m, d).search(["a"], top_k=0), "top_k: 0 is out of range; give at least 1"),
+    (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is no number"),
+    (lambda d, m: rt.compare(["no/run"]), "'no/run' is neither a directory nor an MLflow run"),
+    (lambda d, m: rt.compare("no/run"), "runs: is no list of runs"),
+    (lambda d, m: rt.compare([d.source]), "holds no run"),
+    (lambda d, m: rt.compare([d.source], "."), "output .: is a directory"),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), ERRORS, ids=[text[:40] for _, text in ERRORS])
+def test_bad_input_is_one_line(
+    call: Any, expected: str, data: rt.Dataset, tiny_encoder: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(rt.UserError) as caught:
+        call(data, str(tiny_encoder))
+    line = str(caught.value)
+    assert expected in line
+    assert "\n" not in line
+    assert " --" not in f" {line}"
+    assert not any(workplace.iterdir())

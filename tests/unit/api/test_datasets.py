@@ -1,0 +1,255 @@
+"""Data in memory: the same data set as from files, the same quarantine, and errors that name the tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+
+import raytriever as rt
+from raytriever.data.prepare.open import open_all_splits
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
+
+
+def pairs() -> pd.DataFrame:
+    return pd.DataFrame({"query": [f"what is {w}" for w in WORDS], "passage": [f"{w} is a letter" for w in WORDS]})
+
+
+def frames() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    documents = pd.DataFrame({"id": ["d1", "d2"], "title": ["One", None], "text": ["first", "second"]})
+    queries = pd.DataFrame({"id": [1, 2], "text": ["a?", "b?"]})
+    judgements = pd.DataFrame({"query_id": [1, 2], "document_id": ["d1", "d2"], "score": [1.0, 2.0]})
+    return documents, queries, judgements
+
+
+def sources(cache: Path) -> list[Path]:
+    return sorted(path for path in (cache / "sources").glob("*/*") if path.is_dir())
+
+
+def test_a_dictionary_is_the_data_set_that_the_files_are(tiny_dataset: Path) -> None:
+    def rows(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tiny_dataset / name).read_text().splitlines()]
+
+    judgements: dict[str, dict[str, dict[str, int]]] = {}
+    for file in (tiny_dataset / "qrels").glob("*.tsv"):
+        for line in file.read_text().splitlines()[1:]:
+            query, document, grade = line.split("\t")
+            judgements.setdefault(file.stem, {}).setdefault(query, {})[document] = int(grade)
+    documents = {row["_id"]: {"title": row["title"], "text": row["text"]} for row in rows("corpus.jsonl")}
+    queries = {row["_id"]: row["text"] for row in rows("queries.jsonl")}
+    made = rt.Dataset.from_dict(documents, queries, judgements, name="letters")
+    opened = open_all_splits(made.source)
+    assert opened.digest == open_all_splits(tiny_dataset).digest
+    assert (made.name, opened.name) == ("letters", "letters")
+    assert made.counts == rt.load_dataset(tiny_dataset).counts
+
+
+def test_the_same_content_is_written_once(api_cache: Path) -> None:
+    first = rt.Dataset.from_pandas(pairs(), name="once")
+    before = {path: path.stat().st_mtime_ns for path in sources(api_cache)}
+    again = rt.Dataset.from_pandas(pairs(), name="once")
+    assert again.source == first.source
+    assert {path: path.stat().st_mtime_ns for path in sources(api_cache)} == before
+    (Path(first.source) / "train.jsonl").write_text("torn")
+    assert rt.Dataset.from_pandas(pairs(), name="once").counts == first.counts
+
+
+def test_queries_are_divided_by_their_text_alone() -> None:
+    frame = pairs()
+    made = rt.Dataset.from_pandas(frame)
+    assert made.splits == ["dev", "test", "train"]
+    assert [made.counts[f"{split}_queries"] for split in made.splits] == [1, 1, 10]
+    shuffled = open_all_splits(rt.Dataset.from_pandas(frame.sample(frac=1, random_state=1), name="shuffled").source)
+    opened = open_all_splits(made.source)
+    for split in made.splits:
+        assert {opened.queries.texts[int(q)] for q in opened.judgements[split].queries} == {
+            shuffled.queries.texts[int(q)] for q in shuffled.judgements[split].queries
+        }
+    # A query with two passages is in one split.
+    twice = pd.concat([frame, frame.assign(passage="another " + frame["passage"])])
+    opened = open_all_splits(rt.Dataset.from_pandas(twice).source)
+    parts = [set(rows.queries.tolist()) for rows in opened.judgements.values()]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 12
+
+
+def test_a_column_assigns_splits_and_columns_hold_negatives() -> None:
+    frame = pairs().rename(columns={"query": "question", "passage": "answer"})
+    frame["part"] = ["train"] * 8 + ["validation"] * 2 + ["test"] * 2
+    frame["negative"] = frame["answer"].shift(1)
+    made = rt.Dataset.from_pandas(frame, query="question", passage="answer", split="part")
+    assert [made.counts[f"{split}_queries"] for split in ("train", "dev", "test")] == [8, 2, 2]
+    opened = open_all_splits(made.source)
+    assert opened.negatives is not None
+    assert len(opened.negatives.queries) == 11
+
+
+def test_three_frames_with_ids() -> None:
+    made = rt.Dataset.from_pandas(*frames(), name="three")
+    opened = open_all_splits(made.source)
+    assert (list(opened.documents.ids), list(opened.documents.titles)) == (["d1", "d2"], ["One", ""])
+    assert opened.judgements["test"].scores.tolist() == [1, 2]
+
+
+def test_csv_files_are_frames(tmp_path: Path) -> None:
+    frame = pairs()
+    frame.loc[0, "passage"] = 'with "quotes", commas\nand a line end'
+    frame.to_csv(tmp_path / "faq.csv", index=False)
+    made = rt.Dataset.from_csv(tmp_path / "faq.csv")
+    assert made.name == "faq"
+    assert (
+        open_all_splits(made.source).digest == open_all_splits(rt.Dataset.from_pandas(frame, name="faq").source).digest
+    )
+    names = ("documents", "queries", "judgements")
+    for name, part in zip(names, frames(), strict=True):
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    judged = rt.Dataset.from_csv(*(tmp_path / f"{name}.csv" for name in names))
+    assert judged.counts["test_positives"] == 2
+
+
+def test_a_dataset_dict_of_pairs_and_one_with_a_corpus() -> None:
+    rows = datasets.Dataset.from_pandas(pairs().rename(columns={"query": "anchor", "passage": "positive"}))
+    made = rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows, "validation": rows.select([0, 1])}))
+    assert made.splits == ["dev", "train"]
+    corpus = datasets.Dataset.from_dict({"_id": ["d1"], "title": ["t"], "text": ["x"]})
+    queries = datasets.Dataset.from_dict({"_id": ["q1"], "text": ["a?"]})
+    test = datasets.Dataset.from_dict({"query-id": ["q1"], "corpus-id": ["d1"], "score": [1.0]})
+    parts = datasets.DatasetDict({"corpus": corpus, "queries": queries, "test": test})
+    assert rt.Dataset.from_huggingface(parts).counts["test_positives"] == 1
+
+
+def test_few_bad_rows_are_left_out_and_listed() -> None:
+    frame = pd.DataFrame({"query": [f"q {n}" for n in range(300)], "passage": [f"p {n}" for n in range(300)]})
+    frame.loc[7, "passage"] = "  "
+    frame.loc[9, "query"] = None
+    made = rt.Dataset.from_pandas(frame, name="few")
+    assert made.counts["bad_rows"] == 2
+    assert {row["reason"] for row in made.bad_rows} == {'empty "positive"', '"anchor" is NoneType, not a string'}
+
+
+def three(**changes: Any) -> rt.Dataset:
+    documents, queries, judgements = frames()
+    parts = {"documents": documents, "queries": queries, "judgements": judgements} | changes
+    return rt.Dataset.from_pandas(parts["documents"], parts["queries"], parts["judgements"], name="bad")
+
+
+SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
+ERRORS: list[tuple[Any, str]] = [
+    (
+        lambda: rt.load_dataset("no/such"),
+        "dataset no/such: no data set of this name and no such folder; give 'pydocs' or the path of a folder",
+    ),
+    (lambda: rt.load_dataset(" "), "the path is empty"),
+    (
+        lambda: rt.Dataset.from_pandas(pairs().rename(columns={"passage": "pasage"})),
+        "pairs: the column 'passage' is missing; it has 'query', 'pasage'; did you mean 'pasage'?",
+    ),
+    (
+        lambda: rt.Dataset.from_pandas(pd.DataFrame({"a": [1]})),
+        "pairs: the columns 'query', 'passage' are missing; it has 'a'; rename the columns, or name yours",
+    ),
+    (lambda: rt.Dataset.from_pandas(pairs(), split="part"), "pairs: the column 'part' is missing"),
+    (lambda: rt.Dataset.from_pandas(pairs().head(2)), "pairs: has 2 different queries, too few to divide"),
+    (lambda: rt.Dataset.from_pandas(pairs().head(0)), "pairs: has no row"),
+    (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]
+    (
+        lambda: rt.Dataset.from_pandas(pairs().assign(passage="")),
+        'pairs of split dev row 1: empty "passage"; 1 of 1 rows is bad (100.00%), more than the 1 % allowed by '
+        "max_bad_rows",
+    ),
+    (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is no name of a split"),
+    (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is no name of a data set"),
+    (lambda: rt.Dataset.from_pandas(pairs(), max_bad_rows=2.0), "max_bad_rows: 2.0 is out of range"),
+    (lambda: rt.Dataset.from_pandas(pairs(), queries=pairs()), "queries and judgements belong together"),
+    (lambda: three(documents=SPLIT_TWICE), "documents row 2: id 'd1' "),
+    (lambda: three(queries=frames()[1].assign(text=["", "b?"])), 'queries row 1: empty "text"'),
+    (
+        lambda: three(judgements=frames()[2].assign(document_id=["d1", "d9"])),
+        "judgements of split test row 2: unknown document id 'd9'",
+    ),
+    (lambda: three(judgements=frames()[2].assign(score=["x", "y"])), "row 1: score 'x' is not an integer"),
+    (
+        lambda: three(documents=frames()[0].rename(columns={"text": "txt"})),
+        "documents: the column 'text' is missing; it has 'id', 'title', 'txt'; did you mean 'txt'?",
+    ),
+    (lambda: three(documents=frames()[0].assign(text=[b"x", object()])), "documents row 1: holds bytes"),
+    (lambda: rt.Dataset.from_dict([], {}, {}), "documents: is list, not a dictionary; give {id: text}"),  # type: ignore[arg-type]
+    (
+        lambda: rt.Dataset.from_dict({"d": "x"}, {"q": "y"}, {"q": {"d": 1}}),  # type: ignore[dict-item]
+        "judgements: 'q' holds no dictionaries; give {split: {query id: {document id: grade}}}",
+    ),
+    (lambda: rt.Dataset.from_dict({"d": ""}, {"q": "y"}, {"test": {"q": {"d": 1}}}), 'documents row 1: empty "text"'),
+    (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "row in it"),
+    (lambda: rt.Dataset.from_csv("no.csv"), "no.csv: no such file"),
+    (
+        lambda: rt.Dataset.from_huggingface(datasets.Dataset.from_dict({"a": ["x"]})),  # type: ignore[arg-type]
+        "splits: is Dataset, not a DatasetDict; give a DatasetDict",
+    ),
+    (
+        lambda: rt.Dataset.from_huggingface(
+            datasets.DatasetDict({"train": datasets.Dataset.from_dict({"a": ["x"], "b": ["y"]})})
+        ),
+        "the data: in no known format; it holds train (the fields a, b)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), ERRORS, ids=[text[:40] for _, text in ERRORS])
+def test_bad_data_is_one_line(call: Any, expected: str, workplace: Path, api_cache: Path) -> None:
+    with pytest.raises(rt.UserError) as caught:
+        call()
+    line = str(caught.value)
+    assert expected in line
+    assert "\n" not in line
+    assert "--" not in line
+    assert not any(workplace.iterdir())
+    # What the cache holds is whole: no directory without a manifest.
+    assert all((folder / "manifest.json").is_file() for folder in sources(api_cache))
+
+
+def test_a_csv_that_is_no_utf8(workplace: Path) -> None:
+    (workplace / "faq.csv").write_bytes(b"query,passage\n\xff\xfe,x\n")
+    with pytest.raises(rt.DataError, match="is no CSV file in UTF-8"):
+        rt.Dataset.from_csv("faq.csv")
+
+
+@pytest.mark.parametrize("package", ["pandas", "datasets"])
+def test_an_optional_package_that_is_missing(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    make: Any = rt.Dataset.from_pandas if package == "pandas" else rt.Dataset.from_huggingface
+    with pytest.raises(rt.ConfigError, match=f"needs the package `{package}`; install it: pip install {package}"):
+        make(None)
+
+
+def test_a_script_without_a_guard_prepares_data_once(workplace: Path, tiny_dataset: Path) -> None:
+    # Its processes must not run the script again.
+    script = workplace / "script.py"
+    script.write_text(f"import raytriever as rt\nprint(rt.load_dataset({str(tiny_dataset)!r}))\n")
+    environment = os.environ | {"RAYTRIEVER_CACHE": str(workplace / "cache")}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    assert done.stdout == "Dataset('letters': 160 documents, 160 queries, splits dev, test, train)\n"
+
+
+def test_numbers_of_numpy_are_ids_and_grades() -> None:
+    documents = {np.int64(1): "x"}
+    made = rt.Dataset.from_dict(documents, {"q": "y"}, {"test": {"q": {np.int64(1): np.int64(1)}}})  # type: ignore[dict-item]
+    assert made.counts["test_positives"] == 1
+
+
+def test_csv_dialect_of_python(tmp_path: Path) -> None:
+    with (tmp_path / "bom.csv").open("w", encoding="utf-8-sig", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["query", "passage"])
+        table.writerows([f"q {n}", f"p {n}"] for n in range(5))
+    assert rt.Dataset.from_csv(tmp_path / "bom.csv").counts["queries"] == 5

@@ -1,4 +1,7 @@
-"""Annotate queries: relevance, pseudo-answer, utility (paper 002, section 4.2, stages 2 to 4; Zhang et al. 2025).
+"""Annotation of queries: relevance, pseudo-answer, utility.
+
+The method is that of *Training dense retrievers with multiple positive passages*, section 4.2, stages 2 to 4, after
+Zhang et al. (2025).
 
 1. The model names the relevant ones among the candidates, some at a time.
 2. From those it writes an answer.

@@ -1,4 +1,6 @@
-"""Candidates: what several retrievers found for each query, merged (paper 002, section 4.2, stage 1).
+"""Candidates of each query: the merged results of several retrievers.
+
+This is stage 1 of section 4.2 of *Training dense retrievers with multiple positive passages*.
 
 Merged by reciprocal rank fusion, a document's sum of 1 / (60 + rank) over the retrievers that found it (Cormack,
 Clarke and Buettcher 2009): their scores have no common scale, and what several found stands in front. It decides

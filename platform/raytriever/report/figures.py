@@ -138,7 +138,7 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
     Args:
         path: of the PNG; the SVG stands beside it.
-        rows: of `evaluation_calibration.calibration_rows`, one data set's, each with what was checked.
+        rows: of `evaluation.pooled_scores.calibration_rows`, one data set's, each with what was checked.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     wanted = list(dict.fromkeys((str(row["aim"]), float(row["wanted"])) for row in rows))

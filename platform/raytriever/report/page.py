@@ -69,7 +69,7 @@ class Page:
         title: its heading.
         about: paragraphs under it.
         tables, pictures: those of one group or heading one behind the other.
-        queries: by data set, from `report_queries.chosen_queries`.
+        queries: by data set, from `report.queries.chosen_queries`.
         settings: of the run, as text.
     """
 

@@ -34,7 +34,7 @@ def result_tables(models: Values, significance: Rows = (), best: Best | None = N
 
     Args:
         models: the figures.
-        significance: rows of `evaluation_significance.significance_rows`.
+        significance: rows of `evaluation.significance.significance_rows`.
         best: the models that are bold; none where it is not known.
     """
     ahead = best or {}
@@ -51,7 +51,7 @@ def auc_table(rows: Rows) -> list[Table]:
     """Pooled AUC with its interval; no table where there are none.
 
     Args:
-        rows: of `evaluation_auc.auc_rows`.
+        rows: of `evaluation.pooled_scores.auc_rows`.
     """
     if not rows:
         return []
@@ -74,7 +74,7 @@ def threshold_table(rows: Rows) -> list[Table]:
     """Thresholds chosen on one split and checked on another; no table where there are none.
 
     Args:
-        rows: of `evaluation_calibration.calibration_rows`.
+        rows: of `evaluation.pooled_scores.calibration_rows`.
     """
     if not rows:
         return []

@@ -70,7 +70,7 @@ def test_heterogeneous_groups_begin_with_one_human_positive(count: int) -> None:
 
 
 def test_ranked_positives_are_the_first_of_the_list_in_every_epoch() -> None:
-    # Paper 002, section 4.3: SingleLH takes the first of the LLM's list.
+    # *Training dense retrievers with multiple positive passages*, 4.3: SingleLH takes the first of the list of the LLM.
     llm = Examples.of(dataset(), "train", 0, sources="llm", ranked=True)
     first = Examples.of(dataset(), "train", 0, sources="human-first", ranked=True)
     for epoch in range(5):

@@ -145,7 +145,7 @@ def test_models_and_their_names() -> None:
     assert choose_baselines(["CL", "runs/two/model"], models) == ["CL", "two"]
     for wrong, told in (
         (["Cl"], "did you mean 'CL'"),
-        (["CL", "CL"], "one model or two"),
+        (["CL", "CL"], "one or two models"),
         (["a"], "none of the models"),
     ):
         with pytest.raises(ConfigError, match=told):

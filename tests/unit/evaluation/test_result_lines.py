@@ -13,9 +13,9 @@ from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.datasets import (
     BEIR,
     EvaluationDataset,
-    beir_suite,
     check_file_names,
     describe_datasets,
+    find_beir,
     rename_duplicates,
 )
 from raytriever.evaluation.job import format_results, run_evaluation
@@ -126,7 +126,7 @@ def test_two_results_that_would_be_one_file_are_refused(
         ("auc@10", "'auc@10' has no such cutoff; write auc without a cutoff"),
         ("rprec@5", "'rprec@5' has no such cutoff; write rprec without a cutoff"),
         ("acc@x", "'acc@x' has no such cutoff; write acc@10"),
-        (" , ", "names no metric; give some"),
+        (" , ", "names no metric; give one or more"),
     ],
 )
 def test_a_mistake_in_a_metric(words: str, told: str) -> None:
@@ -197,7 +197,7 @@ def test_of_the_suite_what_is_missing_is_told(tmp_path: Path) -> None:
         if one.name not in ("scifact", "msmarco", "webis-touche2020"):
             raise DataError("not there", one.name)
 
-    found, missing = beir_suite(tmp_path, opens)
+    found, missing = find_beir(tmp_path, opens)
     assert [(one.name, one.split, one.task) for one in found] == [
         ("msmarco", "dev", "MSMARCO"),
         ("webis-touche2020", "test", "Touche2020"),

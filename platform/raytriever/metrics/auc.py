@@ -1,7 +1,8 @@
 """Area under the ROC curve: of pooled scores, of each query, with a confidence interval, and as pseudo-values.
 
-The AUC is the Mann-Whitney U statistic, exact, ties by mid-rank. Intervals and pseudo-values take the scores of one
-query as a cluster (Obuchowski, 1997). Pools beyond memory: `streaming.py`."""
+The AUC is the exact Mann-Whitney U statistic with ties by mid-rank. Intervals and pseudo-values treat the scores of one
+query as a cluster (Obuchowski, 1997). `metrics.streaming` computes the AUC of pools that are larger than memory.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +18,26 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence, check_
 
 # Twice the number of pairs is counted in 64 bits.
 MOST_PAIRS = 2**63
+# With fewer misordered clusters the interval may hold the true AUC less often than it claims, or be far too wide.
+FEW_MISORDERED = 10
 
 
 def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> float:
-    """Compute the area under the ROC curve (AUC) of two pools of scores.
+    """Compute the area under the ROC curve of pooled scores: the exact Mann-Whitney U statistic, ties by mid-rank.
 
-    The AUC is the share of pairs in which the positive has the higher score; a tie counts half. It is exact.
+        AUC = (1 / |P||N|) Σ_{p in P} Σ_{n in N} ([p > n] + [p = n] / 2)
+
+    It is the probability that a random positive of the whole pool scores higher than a random negative of the pool, of
+    any query (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
+    pools are sorted and merged, and pairs are counted in integers. See `streaming_auc` for pools beyond memory.
 
     Args:
-        positives: scores of relevant pairs, of all queries together, in any order; infinities are allowed.
-        negatives: scores of other pairs. Where one pool is float64, float32 scores of the other are compared with it as
-            they are.
+        positives: scores of relevant pairs, `[positives]`, of any range and order; infinities are allowed.
+        negatives: scores of other pairs, `[negatives]`. If one pool is float64, float32 scores of the other are
+            compared with it without rounding.
 
     Returns:
-        The AUC, 0 to 1; NaN if a pool is empty.
+        A value from 0 to 1; NaN if a pool is empty.
 
     Raises:
         MetricInputError: a score is NaN, or there are 2^63 pairs or more.
@@ -45,7 +52,7 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
 
 
 def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
-    """Both pools checked, ascending, and of one type."""
+    """Return both pools checked, ascending, and of one type."""
     above, below = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
     check_pairs(len(above), len(below))
     shared = np.promote_types(above.dtype, below.dtype)
@@ -53,16 +60,14 @@ def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray
 
 
 def check_pairs(positives: int, negatives: int) -> None:
-    """Raise `MetricInputError` where pairs cannot be counted."""
+    """Raise `MetricInputError` if there are too many pairs to count."""
     if positives * negatives >= MOST_PAIRS:
-        raise MetricInputError(
-            f"{positives} x {negatives} scores", "AUC", "pools of fewer than 2^63 pairs can be counted"
-        )
+        raise MetricInputError(f"{positives} x {negatives} scores", "AUC", "give pools of fewer than 2^63 pairs")
 
 
 @numba.njit(cache=True)
 def count_ordered_pairs(positives, negatives):  # type: ignore[no-untyped-def]
-    """Twice the number of pairs in order plus the number of ties, from ascending pools."""
+    """Return twice the number of pairs in order plus the number of ties; both pools are ascending."""
     total = np.uint64(0)
     below = not_above = 0
     for score in positives:
@@ -82,15 +87,24 @@ def auc_per_query(
     negative_queries: Int64[ndarray, " negatives"],
     query_count: int,
 ) -> Float64[ndarray, " queries"]:
-    """The AUC of each query, 0 to 1, a tie counting half; NaN where a query has no positive or no negative.
+    """Compute the AUC of each query's own scores.
+
+        AUC_q = (1 / |P_q||N_q|) Σ_{p in P_q} Σ_{n in N_q} ([p > n] + [p = n] / 2)
+
+    It does not depend on whether scores of different queries compare. Together with the pooled AUC it shows where a
+    loss comes from: high here and low there means a good ranking of every query, but scores with a level of their own
+    for each query (Optimizing What Matters, section 3: contrastive losses do not notice score shifts by query).
 
     Args:
-        positives, negatives: scores in any order, infinities allowed.
-        positive_queries, negative_queries: to which query each belongs, from 0.
-        query_count: how many queries there are.
+        positives, negatives: scores in any order; infinities are allowed.
+        positive_queries, negative_queries: index of the query of each score, from 0.
+        query_count: number of queries.
+
+    Returns:
+        Values from 0 to 1; NaN for a query without a positive or without a negative.
 
     Raises:
-        MetricInputError: a score is NaN, or scores do not each name a query.
+        MetricInputError: a score is NaN or has no query.
     """
     above, above_starts = _by_query(positives, positive_queries, query_count, "scores of positives")
     below, below_starts = _by_query(negatives, negative_queries, query_count, "scores of negatives")
@@ -98,7 +112,7 @@ def auc_per_query(
 
 
 def _by_query(scores: ndarray, queries: ndarray, query_count: int, where: str) -> tuple[ndarray, ndarray]:
-    """Scores as float64, query by query, and where each query's begin."""
+    """Return scores as float64, query by query, and the index of each query's first score."""
     scores = scores_of(scores, where).astype(np.float64)
     check_queries(queries, scores, where, query_count)
     if (queries[1:] < queries[:-1]).any():
@@ -109,29 +123,28 @@ def _by_query(scores: ndarray, queries: ndarray, query_count: int, where: str) -
 
 @numba.njit(cache=True)
 def _auc_of_each(positives, positive_starts, negatives, negative_starts):  # type: ignore[no-untyped-def]
-    found = np.full(len(positive_starts) - 1, np.nan)
-    for query in range(len(found)):
+    areas = np.full(len(positive_starts) - 1, np.nan)
+    for query in range(len(areas)):
         above = np.sort(positives[positive_starts[query] : positive_starts[query + 1]])
         below = np.sort(negatives[negative_starts[query] : negative_starts[query + 1]])
         if len(above) and len(below):
-            found[query] = count_ordered_pairs(above, below) / (2.0 * len(above) * len(below))
-    return found
-
-
-# With fewer misordered clusters the interval may hold the true AUC less often than it says, or be far too wide.
-FEW_MISORDERED = 10
+            areas[query] = count_ordered_pairs(above, below) / (2.0 * len(above) * len(below))
+    return areas
 
 
 @dataclass(frozen=True)
 class AucInterval:
-    """An AUC, its standard error, and the bounds of its confidence interval, all from 0 to 1.
+    """AUC with its standard error and confidence interval, all from 0 to 1.
 
-    The error is NaN where nothing can be said of it: fewer than two positives, negatives or clusters, or pools that lie
-    wholly apart. The bounds are NaN where there are fewer than two positives, negatives or clusters.
+    The error is NaN if it cannot be estimated: with fewer than two positives, negatives or clusters, and for pools that
+    do not overlap. The bounds are NaN with fewer than two positives, negatives or clusters.
 
     Args:
-        misordered: the fewer of the clusters with a positive that is not above all negatives, and of those with a
-            negative that is not below all positives; scores where no queries are given.
+        auc: pooled AUC.
+        standard_error: its standard error.
+        low, high: bounds of the interval.
+        misordered: number of clusters with a positive that is not above all negatives, or number of those with a
+            negative that is not below all positives, whichever is smaller. Without queries scores are counted.
     """
 
     auc: float
@@ -142,7 +155,7 @@ class AucInterval:
 
     @property
     def note(self) -> str | None:
-        """What is to be known of the bounds where they are none or uncertain, as a sentence."""
+        """A sentence about missing or uncertain bounds; None for others."""
         if self.low != self.low:
             return "There is no interval: it takes two queries with a relevant document, and two with another one."
         if self.auc in (0, 1):
@@ -160,15 +173,43 @@ def auc_interval(
     negative_queries: Int64[ndarray, " negatives"] | None = None,
     confidence: float = 0.95,
 ) -> AucInterval:
-    """The AUC of two pools and how sure it is; Obuchowski's where queries are given, else DeLong's.
+    """Compute the AUC of two pools with its standard error and confidence interval.
+
+    The error is that of Obuchowski (1997) with the scores of a query as a cluster, or that of DeLong, DeLong &
+    Clarke-Pearson (1988) without queries. The placement of a positive is the share of negatives below it,
+    V(p) = mean_n ([p > n] + [p = n] / 2). That of a negative, W(n), is the share of positives above it. Both have the
+    AUC θ as their mean.
+
+        independent scores:  var θ = var V / |P| + var W / |N|                                               (DeLong)
+        clusters q of I:     var θ = S_P / |P| + S_N / |N| + 2 S_PN / |P||N|                              (Obuchowski)
+            A_q = Σ_{p in q} (V(p) - θ),  B_q = Σ_{n in q} (W(n) - θ)
+            S_P = I_P / ((I_P - 1) |P|) Σ A_q²,  S_N likewise,  S_PN = I / (I - 1) Σ A_q B_q
+
+    I_P and I_N count the queries with a positive and with a negative. Scores of one query rise and fall together.
+    DeLong's error assumes independent scores, so it is wrong for a pool of many queries, in either direction.
+    Placements come from merging sorted pools (Sun & Xu, 2014).
+
+    The interval is computed on the logit, so it stays within 0 and 1 (Pepe, 2003), with Student's quantile. Near an AUC
+    of 1 few clusters hold all misordered pairs, and the variance is as uncertain as if there were no other clusters. So
+    the degrees of freedom are an effective number of clusters, from the kurtosis of their shares
+    d_q = A_q / |P| + B_q / |N|:
+
+        1 / df = Σ d_q⁴ / (Σ d_q²)² - 2 / I,   df from 1 to I - 1
+
+    That is I for normal shares, and m if m of many clusters hold all misordered pairs.
+    `benchmarks/interval_coverage.py` simulates how often the interval holds the true AUC.
+
+    Pools that do not overlap have no variance to estimate. I clusters without a misordered pair imply that at most a
+    share of 1 - α^(1 / I) of all clusters has one, about 3 / I at 95 % (the rule of three). The AUC is assumed to be at
+    most so far from 1, or from 0.
 
     Args:
-        positives, negatives: scores of any range and order, infinities allowed.
-        positive_queries, negative_queries: to which query each belongs, from 0; both or neither.
-        confidence: how often such an interval holds the true value, above 0 and below 1.
+        positives, negatives: scores of any range and order; infinities are allowed.
+        positive_queries, negative_queries: index of the query of each score, from 0; both or neither.
+        confidence: share of such intervals that hold the true value, above 0 and below 1.
 
     Raises:
-        MetricInputError: a pool is empty, a score is NaN, or not every score of both pools names a query.
+        MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     check_confidence(confidence)
     if not len(positives) or not len(negatives):
@@ -176,15 +217,15 @@ def auc_interval(
     if (positive_queries is None) != (negative_queries is None):
         raise MetricInputError("queries of one pool only", "AUC interval", "name those of both pools, or of neither")
     above, below = sort_pools(positives, negatives)
-    of_positives = places(above, below) / (2.0 * len(below))
-    of_negatives = 1 - places(below, above) / (2.0 * len(above))
+    of_positives = _doubled_placements(above, below) / (2.0 * len(below))
+    of_negatives = 1 - _doubled_placements(below, above) / (2.0 * len(above))
     area = float(of_positives.mean())
     if positive_queries is None or negative_queries is None:
         ours, theirs = np.arange(len(above)), len(above) + np.arange(len(below))
     else:
         check_queries(positive_queries, positives, "scores of positives")
         check_queries(negative_queries, negatives, "scores of negatives")
-        # Placements stand in the order of the sorted scores; so must the queries.
+        # Placements have the order of the sorted scores, so the queries need the same order.
         ours, theirs = positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
     fewest = min(len(np.unique(ours)), len(np.unique(theirs)))
     misordered = min(len(np.unique(ours[of_positives < 1])), len(np.unique(theirs[of_negatives < 1])))
@@ -207,7 +248,7 @@ def auc_interval(
 def _clustered(
     above: ndarray, positive_queries: ndarray, below: ndarray, negative_queries: ndarray
 ) -> tuple[float, float]:
-    """Obuchowski's variance, and its degrees of freedom; DeLong's where each score is a cluster."""
+    """Return Obuchowski's variance and its degrees of freedom; DeLong's variance if each score is a cluster."""
     count = int(max(positive_queries.max(), negative_queries.max())) + 1
     with_positive = np.bincount(positive_queries, minlength=count) > 0
     with_negative = np.bincount(negative_queries, minlength=count) > 0
@@ -232,18 +273,18 @@ def _clustered(
 
 
 @numba.njit(cache=True)
-def places(scores, others):  # type: ignore[no-untyped-def]
-    """Twice the number of `others` below each score plus that of equal ones; both ascending."""
-    found = np.empty(len(scores))
+def _doubled_placements(scores, others):  # type: ignore[no-untyped-def]
+    """Return twice the number of `others` below each score plus the number of equal ones; both are ascending."""
+    counts = np.empty(len(scores))
     below = not_above = 0
-    for place, score in enumerate(scores):
+    for index, score in enumerate(scores):
         while below < len(others) and others[below] < score:
             below += 1
         not_above = max(below, not_above)
         while not_above < len(others) and others[not_above] <= score:
             not_above += 1
-        found[place] = below + not_above
-    return found
+        counts[index] = below + not_above
+    return counts
 
 
 def auc_pseudo_values(
@@ -253,25 +294,32 @@ def auc_pseudo_values(
     negative_queries: Int64[ndarray, " negatives"],
     count: int,
 ) -> Float64[ndarray, " queries"]:
-    """Values whose mean is the AUC; one of them may lie outside 0 and 1.
+    """Compute a value of each query for the pooled AUC, so that two systems can be compared query by query.
+
+        θ_q = θ + I (A_q / |P| + B_q / |N|)
+
+    A_q and B_q are the sums of `auc_interval` over I queries. The mean of the values is θ; single values may lie
+    outside 0 and 1. The variance of the mean is Obuchowski's (1997) up to its factors I / (I - 1). So the variance of
+    the mean difference of two systems on the same queries is that of the paired test of two correlated AUCs: DeLong's
+    test with queries as units.
 
     Args:
-        positives, negatives: scores of any range and order, infinities allowed.
-        positive_queries, negative_queries: to which query each belongs, from 0.
-        count: of queries, at least one.
+        positives, negatives: scores of any range and order; infinities are allowed.
+        positive_queries, negative_queries: index of the query of each score, from 0.
+        count: number of queries, at least one.
 
     Raises:
-        MetricInputError: a pool is empty, a score is NaN, or not every score of both pools names a query.
+        MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     if not len(positives) or not len(negatives):
         raise MetricInputError("a pool without scores", "AUC pseudo-values", "give positives and negatives")
     check_queries(positive_queries, positives, "scores of positives")
     check_queries(negative_queries, negatives, "scores of negatives")
     above, below = sort_pools(positives, negatives)
-    of_positives = places(above, below) / (2.0 * len(below))
-    of_negatives = 1 - places(below, above) / (2.0 * len(above))
+    of_positives = _doubled_placements(above, below) / (2.0 * len(below))
+    of_negatives = 1 - _doubled_placements(below, above) / (2.0 * len(above))
     area = float(of_positives.mean())
-    # Placements stand in the order of the sorted scores; so must the queries.
+    # Placements have the order of the sorted scores, so the queries need the same order.
     ours, theirs = positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
     apart = np.bincount(ours, of_positives - area, count) / len(above)
     apart = apart + np.bincount(theirs, of_negatives - area, count) / len(below)

@@ -1,11 +1,12 @@
 """Score thresholds: chosen on one split for a wanted precision or recall, and checked on another split.
 
 A check reports how many queries have an answer, how often the best answer is relevant, and precision and recall of
-pairs, each with an interval. The transfer error and the expected calibration error compare both splits."""
+pairs, each with an interval. The expected calibration error compares both splits without a threshold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,13 +23,14 @@ Aim = Literal["precision", "recall"]
 
 @dataclass(frozen=True)
 class Threshold:
-    """A threshold and what it gives on the pools it was chosen on.
+    """Threshold, and its precision and recall on the pools on which it was chosen.
 
     Args:
-        aim, wanted: what was wanted, and how much of it, above 0 to 1.
-        score: a document is taken for relevant from here on; infinite where the aim is out of reach.
-        reached: whether any threshold has what is wanted.
-        precision, recall: at the threshold; out of reach, at that of the best precision.
+        aim: `precision` or `recall`.
+        wanted: wanted value of it, above 0 and at most 1.
+        score: lowest score that counts as relevant; infinite if the aim is out of reach.
+        reached: a threshold with the wanted value exists.
+        precision, recall: values at the threshold; if the aim is out of reach, at the threshold of highest precision.
     """
 
     aim: Aim
@@ -38,45 +40,52 @@ class Threshold:
     precision: float
     recall: float
 
-    @property
-    def achieved(self) -> float:
-        """The precision or recall, whichever was wanted."""
-        return self.precision if self.aim == "precision" else self.recall
-
 
 def choose_threshold(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], aim: Aim, wanted: float
 ) -> Threshold:
-    """The threshold for a wanted precision or recall, by the rules above.
+    """Choose one threshold for the scores of all queries, for a wanted precision or recall.
+
+        precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
+
+    A document counts as relevant from the threshold on, including the threshold. So equal scores count together, and
+    only scores that occur are thresholds.
+
+    - For a precision: the lowest threshold that has it, which has the highest recall. Precision may fall below the
+      wanted value between such thresholds. If no threshold has it, `reached` is False, the threshold is infinite, and
+      the returned precision is the highest that exists.
+    - For a recall: the highest threshold that has it, which has the highest precision. It always exists.
+
+    Precision depends on the number of scored negatives per positive, so a threshold holds for pools made in one way.
 
     Args:
         positives, negatives: pooled scores of any range and order.
         aim: `precision` or `recall`.
-        wanted: above 0, at most 1.
+        wanted: above 0 and at most 1.
 
     Raises:
-        MetricInputError: a score is NaN, there is no positive, or the wish is out of range.
+        MetricInputError: a score is NaN, there is no positive, or the aim is out of range.
     """
     if aim not in ("precision", "recall") or not 0 < wanted <= 1:
-        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "want a precision or recall above 0, at most 1")
+        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
     if not len(positives):
         raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
-    taken = true + len(below) - np.searchsorted(below, scores)
-    precisions, recalls = true / taken, true / len(above)
+    accepted = true + len(below) - np.searchsorted(below, scores)
+    precisions, recalls = true / accepted, true / len(above)
     enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
     if not len(enough):
         best = int(precisions.argmax())
         return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), float(recalls[best]))
-    place = int(enough[0] if aim == "precision" else enough[-1])
-    return Threshold(aim, wanted, float(scores[place]), True, float(precisions[place]), float(recalls[place]))
+    index = int(enough[0] if aim == "precision" else enough[-1])
+    return Threshold(aim, wanted, float(scores[index]), True, float(precisions[index]), float(recalls[index]))
 
 
 @dataclass(frozen=True)
 class ScoredPools:
-    """The pooled scores of a split, and, where known, to which of its queries each belongs, from 0."""
+    """Pooled scores of a split, and the index of the query of each, from 0, if it is known."""
 
     positives: Float[ndarray, " positives"]
     negatives: Float[ndarray, " negatives"]
@@ -86,11 +95,11 @@ class ScoredPools:
 
 @dataclass(frozen=True)
 class Share:
-    """A share with the bounds of its confidence interval; NaN, from 0 to 1, of nothing.
+    """Share with its confidence interval. A share of nothing is NaN, with bounds 0 and 1.
 
     Args:
-        part, whole: the cases that count, and all cases.
-        low, high: the bounds.
+        part, whole: number of counted cases, and of all cases.
+        low, high: bounds of the interval.
     """
 
     part: int
@@ -100,20 +109,20 @@ class Share:
 
     @property
     def value(self) -> float:
-        """part / whole."""
+        """The share, part / whole."""
         return self.part / self.whole if self.whole else float("nan")
 
 
 @dataclass(frozen=True)
 class Achieved:
-    """What taking every pair that scores at or above a threshold gives on a split.
+    """Shares of a split that a threshold achieves. A pair is accepted if it scores at or above the threshold.
 
     Args:
-        coverage: the queries with at least one such pair, of all queries; None where scores name no queries.
-        top_precision: the queries whose best-scoring document is relevant, of those with such a pair. A best score that
-            a relevant and another document share does not count. None where scores name no queries.
-        precision: the relevant pairs among such pairs.
-        recall: the relevant pairs that are such pairs, of all relevant pairs.
+        coverage: queries with an accepted pair, of all queries; None if the queries of scores are unknown.
+        top_precision: queries whose best-scoring document is relevant, of those with an accepted pair. A best score
+            that a relevant and another document share does not count. None if the queries of scores are unknown.
+        precision: relevant pairs, of all accepted pairs.
+        recall: accepted relevant pairs, of all relevant pairs.
     """
 
     coverage: Share | None
@@ -124,11 +133,11 @@ class Achieved:
 
 @dataclass(frozen=True)
 class CalibrationRow:
-    """One line of the table: a threshold and what it achieves on the checking split.
+    """Threshold, and the shares that it achieves on the checking split.
 
     Args:
-        threshold: with what was wanted, and what it achieves on the choosing split.
-        achieved: on the checking split; None where the aim was out of reach.
+        threshold: threshold, with its values on the choosing split.
+        achieved: shares on the checking split; None if the aim is out of reach.
     """
 
     threshold: Threshold
@@ -136,36 +145,44 @@ class CalibrationRow:
 
     @property
     def wanted(self) -> Share | None:
-        """The precision or recall on the checking split, whichever was wanted."""
+        """The wanted one of precision and recall, on the checking split; None if the aim is out of reach."""
         if self.achieved is None:
             return None
         return self.achieved.precision if self.threshold.aim == "precision" else self.achieved.recall
 
     @property
     def checked(self) -> float:
-        """Its value; NaN for a precision where no score reaches the threshold, and where the aim was out of reach."""
+        """Value of `wanted`; NaN if the aim is out of reach, or for a precision without accepted pairs."""
         return self.wanted.value if self.wanted else float("nan")
 
     @property
     def low(self) -> float:
-        """The lower bound of `checked`; NaN where it is."""
+        """Lower bound of `checked`; NaN if `checked` is."""
         return self.wanted.low if self.wanted and self.wanted.whole else float("nan")
 
     @property
     def high(self) -> float:
-        """The upper bound of `checked`; NaN where it is."""
+        """Upper bound of `checked`; NaN if `checked` is."""
         return self.wanted.high if self.wanted and self.wanted.whole else float("nan")
 
 
 def calibrate(
     choosing: ScoredPools, checking: ScoredPools, aims: Iterable[tuple[Aim, float]], confidence: float = 0.95
 ) -> list[CalibrationRow]:
-    """The table: for each wanted precision or recall a threshold, and what it achieves on the other split.
+    """Choose a threshold for each aim on one split, and check it on another split.
+
+    1. For each wanted precision or recall a threshold is chosen on the pooled scores of one split.
+    2. It is applied to the pooled scores of another split. `Achieved` reports how many queries have an answer, how
+       often the best answer is relevant, and precision and recall of pairs, each with an interval. Queries are
+       independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
+       interval for an effective number of pairs (`wilson_by_query`), if the query of each score is known.
+
+    `expected_calibration_error` compares the splits without a threshold.
 
     Args:
-        choosing, checking: two splits, whose pools were made in the same way.
-        aims: `("precision", 0.9)` and the like.
-        confidence: of the intervals.
+        choosing, checking: two splits whose pools were made in the same way.
+        aims: such as `("precision", 0.9)`.
+        confidence: confidence of the intervals.
 
     Raises:
         MetricInputError: a score is NaN, a split has no positive, or an aim is out of range.
@@ -179,12 +196,12 @@ def calibrate(
 
 
 def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achieved:
-    """What a threshold achieves on a split.
+    """Compute the shares that a threshold achieves on a split.
 
     Args:
-        pools: of that split.
-        score: pairs that score so high or higher are taken.
-        confidence: of the intervals.
+        pools: pooled scores of the split.
+        score: threshold; pairs with this score or a higher one are accepted.
+        confidence: confidence of the intervals.
 
     Raises:
         MetricInputError: a score is NaN, or there is no positive.
@@ -194,10 +211,10 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
     true, false = positives >= score, negatives >= score
-    taken, relevant = int(true.sum() + false.sum()), int(true.sum())
+    accepted, relevant = int(true.sum() + false.sum()), int(true.sum())
     if pools.positive_queries is None or pools.negative_queries is None:
         return Achieved(
-            None, None, _independent(relevant, taken, confidence), _independent(relevant, len(true), confidence)
+            None, None, _independent(relevant, accepted, confidence), _independent(relevant, len(true), confidence)
         )
     check_queries(pools.positive_queries, true, "checking split")
     check_queries(pools.negative_queries, false, "checking split")
@@ -213,7 +230,7 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
     return Achieved(
         coverage=_independent(int(answered.sum()), count, confidence),
         top_precision=_independent(int(right.sum()), int(answered.sum()), confidence),
-        precision=Share(relevant, taken, *wilson_by_query(parts, wholes, confidence)),
+        precision=Share(relevant, accepted, *wilson_by_query(parts, wholes, confidence)),
         recall=Share(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
     )
 
@@ -222,28 +239,33 @@ def _independent(part: int, whole: int, confidence: float) -> Share:
     return Share(part, whole, *wilson(part, whole, confidence))
 
 
-def transfer_error(rows: Sequence[CalibrationRow]) -> float:
-    """The mean of |achieved where chosen - achieved where checked| over the rows with both; NaN without any."""
-    apart = [abs(row.threshold.achieved - row.checked) for row in rows if row.checked == row.checked]
-    return float(np.mean(apart)) if apart else float("nan")
-
-
 def expected_calibration_error(choosing: ScoredPools, checking: ScoredPools, bins: int = 15) -> float:
-    """The expected calibration error, 0 to 1, of taking a score's share of positives on one split for its chance.
+    """Compute the expected calibration error, 0 to 1, of scores as probabilities of relevance.
 
-    Equal scores share a bin, so that there may be fewer bins; scores beyond the choosing split's are in its end bins.
+    Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
+    probability that a score in it is relevant (histogram binning: Zadrozny & Elkan, 2001). It is compared with the
+    share on the checking split (Guo et al., 2017):
+
+        ECE = Σ_b (n_b / n) |positives_b / n_b - share_b|,   n_b of the n checked scores in bin b
+
+    Equal scores share a bin, so there may be fewer bins. Scores outside the range of the choosing split belong to its
+    first and last bin.
+
+    Args:
+        choosing, checking: two splits whose pools were made in the same way.
+        bins: number of bins, at least 1.
 
     Raises:
-        MetricInputError: a score is NaN, a split has none, or there are no bins.
+        MetricInputError: a score is NaN, a split has no scores, or there are no bins.
     """
     pools = [scores_of(pool, "scores") for pool in (choosing.positives, choosing.negatives)]
     others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
     if bins < 1 or not sum(map(len, pools)) or not sum(map(len, others)):
-        raise MetricInputError("no bins or no scores", "calibration error", "give some of each")
+        raise MetricInputError("no bins or no scores", "calibration error", "give at least one of each")
     ordered = np.sort(np.concatenate(pools))
     edges = np.unique(ordered[np.arange(1, bins) * len(ordered) // bins])
-    learnt = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in pools]
-    seen = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in others]
-    # A bin without scores on the choosing split is the one below its lowest score.
-    share = learnt[0] / np.maximum(learnt[0] + learnt[1], 1)
-    return float(np.abs(seen[0] - share * (seen[0] + seen[1])).sum() / (seen[0] + seen[1]).sum())
+    chosen = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in pools]
+    checked = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in others]
+    # Only the bin below the lowest score of the choosing split can be empty there.
+    share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
+    return float(np.abs(checked[0] - share * (checked[0] + checked[1])).sum() / (checked[0] + checked[1]).sum())

@@ -1,4 +1,4 @@
-"""ROC curve of two pools of scores with its confidence band, and histograms of both pools over the same bins."""
+"""ROC curve of two pools of scores with its confidence band, and histograms of both pools with shared bins."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence, scores
 
 @dataclass(frozen=True)
 class RocCurve:
-    """Points from (0, 0) to (1, 1), the threshold falling from infinity.
+    """Points of an ROC curve from (0, 0) to (1, 1); thresholds are descending.
 
     Args:
-        thresholds: a score counts as positive from here on; the first is infinite and stands above every score.
-        false_positive_rate: the share of negatives at or above the threshold.
-        true_positive_rate: that of positives.
-        low, high: the band of the true positive rate.
+        thresholds: lowest score that counts as positive; the first is infinite.
+        false_positive_rate: share of negatives at or above the threshold.
+        true_positive_rate: share of positives at or above the threshold.
+        low, high: confidence band of the true positive rate.
     """
 
     thresholds: Float64[ndarray, " points"]
@@ -36,25 +36,37 @@ def roc_curve(
     points: int = 1000,
     confidence: float = 0.95,
 ) -> RocCurve:
-    """The curve at about `points` thresholds of each pool, and its simultaneous band.
+    """Compute the ROC curve at about `points` thresholds of each pool, with a simultaneous confidence band.
+
+    Ten million scores have millions of thresholds, so the curve keeps those at evenly spaced ranks of either pool. Both
+    shares are exact at each of them. Between two neighbours neither share grows by more than 1 / points and one score,
+    except for equal scores, between which the curve is straight anyway.
+
+    The band holds the whole true curve with the given confidence, for any distributions. Each pool's shares are known
+    at all thresholds at once to within d = sqrt(ln(2 / a) / 2n) (Dvoretzky, Kiefer & Wolfowitz, 1956, with the constant
+    of Massart, 1990). Here a = 1 - sqrt(confidence), because both pools must hold together. The band is the region that
+    such rectangles around the curve reach (Campbell, 1994). It assumes independent scores. Scores of one query are not
+    independent: the more queries and the fewer scores of each, the better the band holds.
 
     Args:
-        positives, negatives: scores of any range and order, infinities allowed.
-        points: at least 1.
-        confidence: of the band, above 0 and below 1.
+        positives, negatives: scores of any range and order; infinities are allowed.
+        points: number of thresholds of each pool, at least 1.
+        confidence: confidence of the band, above 0 and below 1.
 
     Raises:
         MetricInputError: a pool is empty or a score is NaN.
     """
     check_confidence(confidence)
     if points < 1 or not len(positives) or not len(negatives):
-        raise MetricInputError("a curve without points or a pool without scores", "ROC curve", "give some of each")
+        raise MetricInputError(
+            "a curve without points or a pool without scores", "ROC curve", "give at least one of each"
+        )
     above, below = sort_pools(positives, negatives)
     kept = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, kept) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, kept) / len(below)]
     aside, upward = (_reach(len(pool), confidence) for pool in (below, above))
-    # The corners of the rectangles; between kept thresholds, those of the neighbour that lies further out.
+    # Corners of the rectangles. Between kept thresholds the corner of the outer neighbour counts.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
     return RocCurve(
@@ -67,7 +79,7 @@ def roc_curve(
 
 
 def _spread(length: int, points: int) -> ndarray:
-    """Ranks that lie at most `length / points + 1` apart, the first and the last among them."""
+    """Return ranks at most `length / points + 1` apart, with the first and the last."""
     return np.unique(np.linspace(0, length - 1, min(points, length - 1) + 1).astype(np.int64))
 
 
@@ -77,12 +89,12 @@ def _reach(size: int, confidence: float) -> float:
 
 @dataclass(frozen=True)
 class ScoreHistograms:
-    """Counts of both pools over shared bins of equal width; infinite scores are in no bin.
+    """Counts of both pools in shared bins of equal width. Infinite scores are in no bin.
 
     Args:
-        edges: of the bins, ascending; a bin holds its lower edge, the last one its upper edge too.
-        positives, negatives: scores in each bin.
-        infinite: infinite scores of positives, and of negatives.
+        edges: edges of the bins, ascending. A bin includes its lower edge, and the last bin its upper edge too.
+        positives, negatives: number of scores in each bin.
+        infinite: number of infinite scores of positives and of negatives.
     """
 
     edges: Float64[ndarray, " bins_and_one"]
@@ -94,7 +106,7 @@ class ScoreHistograms:
 def score_histograms(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], bins: int = 60
 ) -> ScoreHistograms:
-    """The histograms over the range of all finite scores.
+    """Count both pools in bins over the range of all finite scores.
 
     Raises:
         MetricInputError: a score is NaN, none is finite, or there are no bins.
@@ -102,7 +114,7 @@ def score_histograms(
     pools = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
     finite = [pool[np.isfinite(pool)] for pool in pools]
     if bins < 1 or not (len(finite[0]) or len(finite[1])):
-        raise MetricInputError("no bins or no finite score", "histograms", "give some of each")
+        raise MetricInputError("no bins or no finite score", "histograms", "give at least one of each")
     low = min(float(pool.min()) for pool in finite if len(pool))
     high = max(float(pool.max()) for pool in finite if len(pool))
     edges = np.histogram_bin_edges(np.array([low, high]), bins)

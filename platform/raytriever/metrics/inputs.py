@@ -1,4 +1,4 @@
-"""Checks of what a metric is given: scores, the queries they belong to, confidence levels and paired values."""
+"""Checks of the inputs of metrics: scores, the queries they belong to, confidence levels and paired values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raytriever.errors import UserError
 
 
 class MetricInputError(UserError, ValueError):
-    """A metric has no value for its rankings, judgements or scores. It is a `ValueError` too.
+    """Rankings, judgements or scores for which a metric has no value. It is a `ValueError` too.
 
     Example:
         >>> try:
@@ -22,50 +22,54 @@ class MetricInputError(UserError, ValueError):
 
 
 def scores_of(values: ndarray, where: str) -> ndarray:
-    """Scores as a contiguous array of float32 where that holds them, else of float64; infinities are allowed.
+    """Return scores as a contiguous array of float32 or float64; infinities are allowed.
 
     Raises:
-        MetricInputError: there is more than one axis, or a NaN, which has no place in any order.
+        MetricInputError: there is more than one axis, or a NaN, which has no position in any order.
     """
     values = np.asarray(values)
     if values.ndim != 1:
-        raise MetricInputError(f"scores of shape {values.shape}", where, "one score an entry is expected")
+        raise MetricInputError(f"scores of shape {values.shape}", where, "one axis is expected")
     values = np.ascontiguousarray(values, np.float32 if values.dtype in (np.float16, np.float32) else np.float64)
     refuse_nan(values, where)
     return values
 
 
 def refuse_nan(values: ndarray, where: str) -> None:
-    """Raise `MetricInputError` where an entry is NaN."""
+    """Raise `MetricInputError` if an entry is NaN."""
     # A sum costs no second array, and only NaN or opposite infinities make it NaN.
     with np.errstate(invalid="ignore", over="ignore"):
         suspicious = np.isnan(values.sum())
     if suspicious and (bad := np.flatnonzero(np.isnan(values))).size:
         raise MetricInputError(
-            f"{bad.size} scores are NaN, the first at place {bad[0]}",
+            f"{bad.size} scores are NaN, the first at index {bad[0]}",
             where,
-            "a score must have a place in the order: look for embeddings that are not finite",
+            "a score must have a position in the order: check that all embeddings are finite",
         )
 
 
 def check_queries(queries: ndarray, scores: ndarray, where: str, query_count: int | None = None) -> None:
-    """Raise `MetricInputError` where scores do not each name a query, from 0, below the count where that is given."""
+    """Raise `MetricInputError` unless each score has the index of a query, from 0 and below `query_count`."""
     most = np.inf if query_count is None else query_count
     if queries.shape != scores.shape or (len(queries) and not 0 <= queries.min() <= queries.max() < most):
-        raise MetricInputError("scores that do not each name a query", where, "name one for each, counted from 0")
+        raise MetricInputError(
+            "some scores have no query", where, "give the index of a query for each score, counted from 0"
+        )
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise `MetricInputError` where a level of confidence is not between 0 and 1."""
+    """Raise `MetricInputError` unless a level of confidence is between 0 and 1."""
     if not 0 < confidence < 1:
-        raise MetricInputError(f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, as 0.95")
+        raise MetricInputError(
+            f"a confidence of {confidence}", "confidence", "give a share between 0 and 1, such as 0.95"
+        )
 
 
 def paired_differences(system: ndarray, baseline: ndarray) -> Float64[ndarray, " queries"]:
-    """The differences of two systems' per-query values.
+    """Return the differences of two systems' values per query.
 
     Raises:
-        MetricInputError: they are not one finite value a query of at least two queries each.
+        MetricInputError: both have not one finite value for each of at least two queries.
     """
     ours, theirs = np.asarray(system, np.float64), np.asarray(baseline, np.float64)
     if ours.ndim != 1 or ours.shape != theirs.shape or len(ours) < 2:

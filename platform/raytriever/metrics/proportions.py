@@ -1,4 +1,4 @@
-"""Confidence intervals of a share: of independent cases, and of cases that come by query."""
+"""Confidence intervals of a share: of independent cases, and of cases that are grouped by query."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Bounds of a share of independent cases (Wilson, 1927); 0 and 1 without trials.
+    """Compute Wilson's (1927) interval of a share of independent cases; 0 and 1 without trials.
 
         (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
 
-    Unlike p ± z sqrt(p (1 - p) / n) they stay within 0 and 1 and hold near them too.
+    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and hold for shares near them.
     """
     check_confidence(confidence)
     if not 0 <= successes <= trials:
-        raise MetricInputError(f"{successes} of {trials}", "share", "successes from 0 to the number of trials")
+        raise MetricInputError(f"{successes} of {trials}", "share", "give successes from 0 to the number of trials")
     if not trials:
         return 0.0, 1.0
     return _wilson_bounds(successes / trials, trials, _normal_quantile(confidence))
@@ -28,26 +28,30 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 def wilson_by_query(
     parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Bounds of `sum(parts) / sum(wholes)` where the cases of one query are alike; 0 and 1 without a case.
+    """Compute an interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
 
-    Wilson's interval for an effective number of independent cases n and Student's quantile t in place of z:
+    It is Wilson's interval for an effective number of independent cases n, with Student's quantile t instead of z:
 
         n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
 
-    V is the variance of the ratio over the Q queries that have a case, as the linearisation of survey sampling gives it
-    (Korn & Graubard, 1998); t has Q - 1 degrees of freedom. n is at most the number of cases, and at most Q where all
-    cases or none count: nothing is known of a query's variance then, so each query counts as one case.
+    V is the variance of the ratio over the Q queries with a case, by the linearisation of survey sampling (Korn &
+    Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
+    the variance within queries is unknown, and each query counts as one case: n = Q.
 
     Args:
-        parts, wholes: the cases of each query that count, and all its cases.
-        confidence: how often such bounds hold the true share.
+        parts, wholes: counted cases and all cases of each query.
+        confidence: share of such intervals that hold the true share.
 
     Raises:
         MetricInputError: the queries of both differ, a part exceeds its whole, or the confidence is out of range.
     """
     check_confidence(confidence)
     if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):
-        raise MetricInputError(f"{len(parts)} parts of {len(wholes)} queries", "share", "give both of each query")
+        raise MetricInputError(
+            f"{len(parts)} parts of {len(wholes)} queries",
+            "share",
+            "give both for each query, with no part above its whole",
+        )
     parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
     queries, cases = len(wholes), float(wholes.sum())
     if not queries:

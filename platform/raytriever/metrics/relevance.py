@@ -1,8 +1,8 @@
 """Judgements against rankings, as arrays.
 
-Every ranking metric reads one thing: at what rank each judged document stands. It is found in one pass over the
-ranking, in which every result is looked up among its own query's judgements, and kept a judgement an entry. So ten
-thousand queries by a thousand results take one pass and no dictionaries, and a metric is a sum over judgements.
+Every ranking metric needs only the rank of each judged document. One pass over the ranking finds them: every result is
+searched among the judgements of its query. So ten thousand queries by a thousand results take one pass and no
+dictionaries, and a metric is a sum over judgements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ranking = Int64[ndarray, "queries depth"]
 Gains = Float32[ndarray, "queries depth"]
 PerQuery = Float64[ndarray, " queries"]
 
-# The rank of a judged document that was not found: beyond every cutoff.
+# Rank of a judged document that is not in the ranking: beyond every cutoff.
 NOWHERE = np.iinfo(np.int64).max
 
 
@@ -50,11 +50,11 @@ class Relevance:
         """Find each judged document in its query's ranking.
 
         Args:
-            ranking: document positions, best first, padded with -1.
-            level: the grade from which on a document is relevant in every metric but nDCG, at least 1.
+            ranking: positions of documents, best first, padded with -1.
+            level: lowest grade of a relevant document in every metric but nDCG, at least 1.
 
         Raises:
-            MetricInputError: a judgement is given twice or belongs to no query, the ranking has another number of
+            MetricInputError: a judgement is repeated or belongs to no query, the ranking has another number of
                 queries, or it holds a judged document twice.
         """
         if level < 1:
@@ -66,28 +66,28 @@ class Relevance:
         starts = np.searchsorted(queries, np.arange(self.query_count + 1))
         ranks = np.full(len(queries), NOWHERE)
         lengths = np.zeros(self.query_count, np.int64)
-        row = _place(np.ascontiguousarray(ranking, np.int64), starts, documents, ranks, lengths)
+        row = _find_ranks(np.ascontiguousarray(ranking, np.int64), starts, documents, ranks, lengths)
         if row >= 0:
-            raise MetricInputError("a document stands there twice", f"ranking of query {row}", "rank each once")
+            raise MetricInputError("a document is ranked twice", f"ranking of query {row}", "rank each once")
         return JudgedRanks(queries, grades, ranks, lengths, level)
 
     def gains(self, ranking: Ranking) -> Gains:
-        """Return the grade of each ranked document, 0 where it is unjudged, not relevant, or padding (-1).
+        """Return the grade of each ranked document; 0 for an unjudged or irrelevant document and for padding.
 
         Args:
             ranking: document positions, best first, padded with -1.
         """
-        placed = self.find_ranks(ranking)
+        matches = self.find_ranks(ranking)
         gains = np.zeros(ranking.shape, np.float32)
-        found = placed.ranks < ranking.shape[1]
-        gains[placed.queries[found], placed.ranks[found]] = np.maximum(placed.grades[found], 0)
+        ranked = matches.ranks < ranking.shape[1]
+        gains[matches.queries[ranked], matches.ranks[ranked]] = np.maximum(matches.grades[ranked], 0)
         return gains
 
     @cached_property
     def _ordered(self) -> tuple[ndarray, ndarray, ndarray]:
-        """Queries, documents and grades by query and document."""
+        """Queries, documents and grades, sorted by query and document."""
         if len(self.queries) and not 0 <= self.queries.min() <= self.queries.max() < self.query_count:
-            raise MetricInputError("a judgement of a query that is not there", "judgements", "count queries from 0")
+            raise MetricInputError("a judgement belongs to no query", "judgements", "count queries from 0")
         order = np.lexsort((self.documents, self.queries))
         queries, documents = self.queries[order], self.documents[order]
         twice = np.flatnonzero((queries[1:] == queries[:-1]) & (documents[1:] == documents[:-1]))
@@ -99,14 +99,14 @@ class Relevance:
 
 @dataclass(frozen=True)
 class JudgedRanks:
-    """Where a ranking has the judged documents; judgements stand by query.
+    """Ranks of the judged documents; judgements are sorted by query.
 
     Args:
-        queries: position of the judged query, per judgement.
-        grades: the judged document's grade.
-        ranks: its place in the ranking, from 0; `NOWHERE` if it is not there.
-        lengths: results of each query, padding not counted.
-        level: the grade from which on a document is relevant.
+        queries: position of the query of each judgement.
+        grades: grade of each judgement.
+        ranks: rank of each judged document, from 0; `NOWHERE` if it is not in the ranking.
+        lengths: number of results of each query, without padding.
+        level: lowest grade of a relevant document.
     """
 
     queries: Int64[ndarray, " judgements"]
@@ -117,32 +117,32 @@ class JudgedRanks:
 
     @cached_property
     def relevant(self) -> Bool[ndarray, " judgements"]:
-        """Whether the judgement reaches the level."""
+        """True for judgements of a relevant grade."""
         return self.grades >= self.level
 
     @cached_property
     def relevant_counts(self) -> PerQuery:
-        """How many relevant documents each query has, in the ranking or not."""
+        """Number of relevant documents of each query, in the ranking or not."""
         return self.totals(self.relevant)
 
     def within(self, cutoff: int | None) -> Bool[ndarray, " judgements"]:
-        """Whether the document stands among the `cutoff` best; anywhere in the ranking for None."""
+        """Return True for documents among the `cutoff` best, or anywhere in the ranking for None."""
         return self.ranks < (NOWHERE if cutoff is None else cutoff)
 
     def totals(self, chosen: Bool[ndarray, " judgements"], worth: ndarray | None = None) -> PerQuery:
-        """The number of chosen judgements of each query, or the sum of what they are worth."""
+        """Count the chosen judgements of each query, or add up their values in `worth`."""
         weights = None if worth is None else worth[chosen]
         return np.bincount(self.queries[chosen], weights, len(self.lengths)).astype(np.float64)
 
 
 def share(part: PerQuery, whole: PerQuery) -> PerQuery:
-    """`part / whole`, 0 where there is no whole."""
+    """Return `part / whole`, and 0 for a whole of 0."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
 @numba.njit(cache=True)
-def _place(ranking, starts, documents, ranks, lengths):  # type: ignore[no-untyped-def]
-    """Write ranks and lengths; the first query in whose ranking a judged document stands twice, or -1."""
+def _find_ranks(ranking, starts, documents, ranks, lengths):  # type: ignore[no-untyped-def]
+    """Write ranks and lengths; return the first query whose ranking holds a judged document twice, or -1."""
     for query in range(ranking.shape[0]):
         begin, end = starts[query], starts[query + 1]
         for rank in range(ranking.shape[1]):

@@ -1,7 +1,14 @@
-"""AUC of pools beyond memory, with a bound on its error.
+"""AUC of pools that are larger than memory, with a bound on its error.
 
 Scores are counted in bins of bounded memory, in any order and by any number of workers. The order of scores in
-different bins is known; of scores that share a bin half are taken as in order."""
+different bins is known. Of the pairs that share a bin, half count as ordered.
+
+The bits of a float32, with the sign bit inverted for positive numbers and all bits inverted for negative ones, are an
+unsigned integer of the same order as the number, infinities included; -0 counts as 0. The upper 16 bits are the cell of
+a score, and the lower 16 bits its position in the cell. A cell is divided into a power of two of bins; with 65,536 bins
+each bin is one float32. Each bin also remembers its score as long as it has only one, so repeated scores stay ties in
+bins of any size.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +23,16 @@ from numpy import ndarray
 from raytriever.metrics.auc import check_pairs
 from raytriever.metrics.inputs import MetricInputError, scores_of
 
+POSITIVES, NEGATIVES = 0, 1
 CELLS = 1 << 16
-PLACES = 1 << 16
-# What a bin has seen: nothing, one score (1 + its place in the cell), or several.
-SEVERAL = np.uint32(PLACES + 1)
+# Positions in a cell.
+POSITIONS = 1 << 16
+# Content of a bin: 0 for no score, 1 + position for a single score, or several scores.
+SEVERAL = np.uint32(POSITIONS + 1)
+# Scores that are counted at once.
+CHUNK = 1 << 20
+# Cells are divided to fill this share of the memory, so that new cells find some.
+FILLED = 0.75
 
 
 @numba.njit(cache=True)
@@ -31,34 +44,34 @@ def _key(bits):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def count_cells(bits, mass):  # type: ignore[no-untyped-def]
-    """Add to each cell how many of the scores, given as their bits, lie in it."""
-    for place in range(len(bits)):
-        mass[_key(bits[place]) >> np.uint32(16)] += np.uint64(1)
+    """Add scores, given as their bits, to the counts of their cells."""
+    for index in range(len(bits)):
+        mass[_key(bits[index]) >> np.uint32(16)] += np.uint64(1)
 
 
 @numba.njit(cache=True)
 def count_bins(bits, bases, shifts, counts, seen):  # type: ignore[no-untyped-def]
-    """Add the scores, given as their bits, to the counts of their bins.
+    """Add scores, given as their bits, to the counts of their bins.
 
     Args:
-        bits: of float32 scores, none NaN.
-        bases: the first bin of each cell.
-        shifts: how many of the lower 16 bits a cell's bins do not tell apart.
-        counts: of all bins.
-        seen: what each bin has seen.
+        bits: bits of float32 scores without NaN.
+        bases: first bin of each cell.
+        shifts: number of the lower 16 bits that the bins of each cell ignore.
+        counts: counts of all bins.
+        seen: content of each bin.
     """
-    for number in range(len(bits)):
-        key = _key(bits[number])
-        cell, place = key >> np.uint32(16), key & np.uint32(0xFFFF)
-        bin = bases[cell] + (place >> shifts[cell])
+    for index in range(len(bits)):
+        key = _key(bits[index])
+        cell, position = key >> np.uint32(16), key & np.uint32(0xFFFF)
+        bin = bases[cell] + (position >> shifts[cell])
         counts[bin] += np.uint64(1)
-        if seen[bin] != place + np.uint32(1):
-            seen[bin] = SEVERAL if seen[bin] else place + np.uint32(1)
+        if seen[bin] != position + np.uint32(1):
+            seen[bin] = SEVERAL if seen[bin] else position + np.uint32(1)
 
 
 @numba.njit(cache=True)
-def _together(one, other):  # type: ignore[no-untyped-def]
-    """What two bins have seen."""
+def _join(one, other):  # type: ignore[no-untyped-def]
+    """Return the joint content of two bins."""
     if one == 0 or one == other:
         return other
     return one if other == 0 else SEVERAL
@@ -66,13 +79,13 @@ def _together(one, other):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def shrink(counts, seen, bases, bins, fewer):  # type: ignore[no-untyped-def]
-    """Cut cells into fewer bins and move them together, in place; how many bins there are then.
+    """Divide cells into fewer bins, move the bins together in place, and return their number.
 
     Args:
-        counts: of both pools, a row each; what is freed becomes 0.
-        seen: what each bin has seen.
-        bases, bins: the cells' first bins and numbers of bins, in the order in which they lie.
-        fewer: the new number of bins of each cell, a divisor of the old.
+        counts: counts of both pools, one row each; free bins become 0.
+        seen: content of each bin.
+        bases, bins: first bin and number of bins of each cell, in the order of the memory.
+        fewer: new number of bins of each cell, a divisor of the old one.
     """
     end = 0
     for cell in range(len(bases)):
@@ -80,11 +93,11 @@ def shrink(counts, seen, bases, bins, fewer):  # type: ignore[no-untyped-def]
         for bin in range(end, end + fewer[cell]):
             ours, theirs, scores = np.uint64(0), np.uint64(0), np.uint32(0)
             first = bases[cell] + (bin - end) * step
-            for place in range(first, first + step):
-                ours += counts[0, place]
-                theirs += counts[1, place]
-                scores = _together(scores, seen[place])
-                counts[0, place] = counts[1, place] = seen[place] = 0
+            for old in range(first, first + step):
+                ours += counts[0, old]
+                theirs += counts[1, old]
+                scores = _join(scores, seen[old])
+                counts[0, old] = counts[1, old] = seen[old] = 0
             counts[0, bin], counts[1, bin], seen[bin] = ours, theirs, scores
         end += fewer[cell]
     return end
@@ -94,25 +107,29 @@ def shrink(counts, seen, bases, bins, fewer):  # type: ignore[no-untyped-def]
 def add_cells(  # type: ignore[no-untyped-def]
     source, source_seen, source_bases, source_bins, target, target_seen, target_bases, target_bins
 ):
-    """Add the counts of cells to those of the same cells in other arrays, which have as many bins or fewer."""
+    """Add the counts of cells to the same cells in other arrays, which have as many bins or fewer."""
     for cell in range(len(source_bases)):
         step = source_bins[cell] // target_bins[cell]
         for bin in range(source_bins[cell]):
             here, there = source_bases[cell] + bin, target_bases[cell] + bin // step
             target[0, there] += source[0, here]
             target[1, there] += source[1, here]
-            target_seen[there] = _together(target_seen[there], source_seen[here])
+            target_seen[there] = _join(target_seen[there], source_seen[here])
 
 
 @numba.njit(cache=True)
 def count_pairs(counts, seen, bases, bins, rounded):  # type: ignore[no-untyped-def]
-    """Twice the pairs in order, pairs that share a bin counting one; and the pairs of these that may be no ties.
+    """Count pairs of a positive and a negative.
 
     Args:
-        counts: of both pools, a row each.
-        seen: what each bin has seen.
-        bases, bins: the cells' first bins and numbers of bins, ascending in score.
-        rounded: whether different scores may have the same bits.
+        counts: counts of both pools, one row each.
+        seen: content of each bin.
+        bases, bins: first bin and number of bins of each cell, ascending in score.
+        rounded: different scores may have the same bits.
+
+    Returns:
+        Twice the number of ordered pairs, in which a pair within a bin counts 1; and the number of pairs within a bin
+        that may not be ties.
     """
     doubled, unknown, below = np.uint64(0), np.uint64(0), np.uint64(0)
     for cell in range(len(bases)):
@@ -125,20 +142,24 @@ def count_pairs(counts, seen, bases, bins, rounded):  # type: ignore[no-untyped-
     return doubled, unknown
 
 
-POSITIVES, NEGATIVES = 0, 1
-CHUNK = 1 << 20
-# Cells are cut to this share of the room, so that those to come find some.
-FILLED = 0.75
-
-
 class ScoreCounts:
-    """Counts of the scores of positives and negatives in bins, for `streaming_auc`. Unused bins take no memory.
+    """Counts of the scores of two pools in bins of bounded memory, for pools of any size and any number of workers.
+
+    1. The upper half of a score's bits is its cell. A cell gets bins when the first score falls into it. As long as
+       memory suffices, every float32 has a bin of its own, and nothing is lost.
+    2. Otherwise cells are divided into fewer bins. The order of different scores in one bin is then unknown. A cell
+       with P positives, N negatives and b bins has about PN / b such pairs, so their total is lowest for b ~ sqrt(PN).
+       Cells with few scores, such as those around 0, then have few bins.
+    3. Counts of other workers are added cell by cell, at the coarser of both divisions.
+
+    A cell cannot be divided again into more bins. So pools whose first scores differ from the rest are counted less
+    exactly. Only used bins take memory. Counts can be pickled, to send them from a worker.
 
     Args:
-        budget: memory of the counts in bytes, at least 4 MiB.
+        budget: most bytes of the counts, at least 4 MiB.
 
     Raises:
-        MetricInputError: the budget is too small.
+        MetricInputError: the budget is below 4 MiB.
 
     Example:
         >>> counts, others = rt.metrics.ScoreCounts(), rt.metrics.ScoreCounts()
@@ -150,7 +171,7 @@ class ScoreCounts:
     """
 
     def __init__(self, budget: int = 512 * 2**20) -> None:
-        self.room = budget // 20  # two counts of eight bytes a bin, and what it has seen
+        self.room = budget // 20  # two counts of eight bytes and the content of four for each bin
         if self.room < 2 * CELLS:
             raise MetricInputError(f"a budget of {budget} bytes", "score counts", "give at least 4 MiB")
         self.counts: UInt64[ndarray, "pools room"] = np.zeros((2, self.room), np.uint64)
@@ -164,18 +185,19 @@ class ScoreCounts:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many positives and negatives were counted."""
+        """Number of counted positives and negatives."""
         return int(self.mass[POSITIVES].sum()), int(self.mass[NEGATIVES].sum())
 
     def add(self, positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> None:
-        """Count more scores, of any range, infinities allowed; float64 is rounded to float32, which is remembered.
+        """Count more scores.
 
         Args:
-            positives: scores of relevant pairs.
-            negatives: scores of other pairs.
+            positives: scores of relevant pairs, `[positives]`, of any range; infinities are allowed. Scores of float64
+                are rounded to float32, and the error bound of the AUC includes the rounding.
+            negatives: scores of other pairs, `[negatives]`.
 
         Raises:
-            MetricInputError: a score is NaN, or there would be 2^63 pairs or more. Nothing is counted then.
+            MetricInputError: a score is NaN, or there would be 2^63 pairs or more. No score is counted then.
         """
         pools = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
         ours, theirs = self.sizes
@@ -185,13 +207,13 @@ class ScoreCounts:
                 count_cells(self._bits(scores[start : start + CHUNK]), self.mass[pool])
         fresh = np.where(self.mass.any(0), self._wanted(), 0)
         self._arrange(np.where(self.bins > 0, self.bins, fresh))
-        shifts = np.log2(PLACES // np.maximum(self.bins, 1)).astype(np.uint32)
+        shifts = np.log2(POSITIONS // np.maximum(self.bins, 1)).astype(np.uint32)
         for pool, scores in enumerate(pools):
             for start in range(0, len(scores), CHUNK):
                 count_bins(self._bits(scores[start : start + CHUNK]), self.bases, shifts, self.counts[pool], self.seen)
 
     def merge(self, other: ScoreCounts) -> None:
-        """Count the scores of another too.
+        """Add the counts of another worker.
 
         Args:
             other: counts of other scores; it does not change.
@@ -217,18 +239,18 @@ class ScoreCounts:
         return scores.view(np.uint32)
 
     def _wanted(self) -> Int64[ndarray, " cells"]:
-        """The number of bins of each cell as fine as it was last settled on."""
+        """Return the number of bins of each cell at the current fineness."""
         if np.isinf(self._fineness):
-            return np.full(CELLS, PLACES)
+            return np.full(CELLS, POSITIONS)
         return _power(self._fineness + self._weights())
 
     def _weights(self) -> Float64[ndarray, " cells"]:
-        """The binary logarithm of sqrt(PN), P and N as shares of the pools."""
+        """Return the binary logarithm of sqrt(PN) of each cell, with P and N as shares of the pools."""
         shares = (self.mass + 1.0) / (self.mass.sum(1, keepdims=True) + 1.0)
         return np.log2(shares).sum(0) / 2
 
     def _arrange(self, most: Int64[ndarray, " cells"]) -> None:
-        """Give each cell as many bins as `most` says, 0 for none; fewer where room does not suffice."""
+        """Give each cell `most` bins, or fewer if memory does not suffice; 0 for no bins."""
         if most.sum() > self.room:
             weights, coarse, fine = self._weights(), -1.0, 64.0
             for _ in range(20):
@@ -237,18 +259,18 @@ class ScoreCounts:
                 coarse, fine = (middle, fine) if fits else (coarse, middle)
             self._fineness = coarse
             most = np.minimum(most, _power(coarse + weights))
-        there = np.flatnonzero(self.bins)
-        there = there[np.argsort(self.bases[there])]
-        if (most[there] < self.bins[there]).any():
-            self._used = shrink(self.counts, self.seen, self.bases[there], self.bins[there], most[there])
-            self.bases[there] = np.cumsum(most[there]) - most[there]
+        used = np.flatnonzero(self.bins)
+        used = used[np.argsort(self.bases[used])]
+        if (most[used] < self.bins[used]).any():
+            self._used = shrink(self.counts, self.seen, self.bases[used], self.bins[used], most[used])
+            self.bases[used] = np.cumsum(most[used]) - most[used]
         new = np.flatnonzero((self.bins == 0) & (most > 0))
         self.bases[new] = self._used + np.cumsum(most[new]) - most[new]
         self._used += int(most[new].sum())
         self.bins = most
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only used bins travel between workers."""
+        """Return the state with the used bins only."""
         used = {"counts": self.counts[:, : self._used].copy(), "seen": self.seen[: self._used].copy()}
         return self.__dict__ | used
 
@@ -261,19 +283,18 @@ class ScoreCounts:
 
 
 def _power(exponents: Float64[ndarray, " cells"]) -> Int64[ndarray, " cells"]:
-    """Powers of two of the exponents' floors, from one bin to one for every place."""
+    """Return 2 to the floor of each exponent, from 1 bin to one bin for each position."""
     return 2 ** np.clip(np.floor(exponents), 0, 16).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class BoundedAuc:
-    """AUC with a bound on its error, returned by `streaming_auc`.
+    """AUC with a bound on its error.
 
-    Attributes:
-        value: the AUC, 0 to 1.
-        error_bound: largest possible distance from the exact AUC of the scores.
-        positives: number of scores of positives.
-        negatives: number of scores of negatives.
+    Args:
+        value: AUC, 0 to 1; NaN if a pool is empty.
+        error_bound: largest possible difference from the exact AUC of all added scores; NaN if a pool is empty.
+        positives, negatives: sizes of the pools.
 
     Example:
         >>> rt.metrics.BoundedAuc(0.75, 0.0, positives=2, negatives=2).value
@@ -287,13 +308,21 @@ class BoundedAuc:
 
 
 def streaming_auc(counts: ScoreCounts) -> BoundedAuc:
-    """Compute the AUC of all scores counted so far, in bounded memory.
+    """Compute the AUC of all scores counted so far, with a bound on its error.
+
+    Pairs in different bins have a known order. Pairs that share a bin count one half: if a bin holds one distinct score
+    they are ties, so the value is exact if all bins do. Otherwise each of them is wrong by at most one half:
+
+        |AUC - value| <= Σ_{bins of different scores} P_b N_b / (2 |P||N|)
+
+    The error is far below the bound if both pools are smooth, because both orders are then about equally frequent
+    within a bin.
 
     Args:
-        counts: counts of the scores. Several workers may count, and one may `merge` the counts.
+        counts: scores of both pools, see `ScoreCounts`.
 
     Returns:
-        The AUC and a bound on its error; both NaN while a pool is empty.
+        The AUC, 0 to 1, its error bound and the sizes of the pools. AUC and bound are NaN while a pool is empty.
 
     Example:
         >>> counts = rt.metrics.ScoreCounts()

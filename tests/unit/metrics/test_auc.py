@@ -48,7 +48,7 @@ def test_an_empty_pool_has_no_area() -> None:
 
 
 def test_nan_is_told() -> None:
-    with pytest.raises(MetricInputError, match="scores of negatives: 1 scores are NaN, the first at place 1"):
+    with pytest.raises(MetricInputError, match="scores of negatives: 1 scores are NaN, the first at index 1"):
         pooled_auc(np.array([1.0]), np.array([1.0, np.nan]))
 
 
@@ -66,5 +66,5 @@ def test_per_query_is_the_auc_of_each_querys_scores(seed: int) -> None:
 @pytest.mark.parametrize("queries", [[1], [-1], [0, 0]])
 def test_a_score_without_a_query_is_told(queries: list[int]) -> None:
     one, zero = np.array([1.0]), np.array([0])
-    with pytest.raises(MetricInputError, match="scores of negatives: scores that do not each name a query"):
+    with pytest.raises(MetricInputError, match="scores of negatives: some scores have no query"):
         auc_per_query(one, zero, one, np.array(queries), 1)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import pytrec_eval
 
 from raytriever.index.exact.search import tie_order
-from raytriever.metrics.order import order_results
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.metrics.relevance import Relevance
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from ordering import order_results
 
 CUTOFFS = (1, 3, 10, 100)
 NAMES = {"ndcg": "ndcg_cut", "map": "map_cut", "recall": "recall", "precision": "P"}

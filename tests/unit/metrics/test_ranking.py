@@ -1,5 +1,6 @@
 """Ranking metrics against trec_eval's own code."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from raytriever.index.exact.search import tie_order
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.order import order_results
 from raytriever.metrics.ranking import RANKING_METRICS, accuracy, mean, measure_ranking
 from raytriever.metrics.relevance import Relevance
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from ordering import order_results
 
 TREC_NAMES = {
     "ndcg_at_10": "ndcg_cut_10",
@@ -171,9 +174,9 @@ def test_perfect_is_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("ranking", "judgements", "message"),
     [
-        ([[1, 2, 1]], ([0], [1], [1]), "ranking of query 0: a document stands there twice"),
+        ([[1, 2, 1]], ([0], [1], [1]), "ranking of query 0: a document is ranked twice"),
         ([[1, 2]], ([0, 0], [1, 1], [1, 2]), "judgements of query 0: document 1 is judged twice"),
-        ([[1, 2]], ([1], [1], [1]), "a query that is not there"),
+        ([[1, 2]], ([1], [1], [1]), "a judgement belongs to no query"),
         ([[1], [2]], ([0], [1], [1]), "a row for each of the 1 queries"),
     ],
 )

@@ -38,9 +38,9 @@ def test_ties_are_taken_all_or_none() -> None:
     assert (found.score, found.recall, found.precision) == (3, 1, 3 / 5)
 
 
-def test_an_unreachable_precision_is_told() -> None:
+def test_unreachable_precision_is_reported() -> None:
     found = choose_threshold(np.array([1.0, 0.5]), np.array([2.0, 0.1]), "precision", 0.9)
-    assert (found.reached, found.score, found.achieved) == (False, np.inf, 2 / 3)
+    assert (found.reached, found.score, found.precision) == (False, np.inf, 2 / 3)
 
 
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])

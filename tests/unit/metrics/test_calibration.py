@@ -179,7 +179,7 @@ def test_bounds_of_nothing() -> None:
     assert wilson_by_query(np.zeros(3, int), np.zeros(3, int)) == (0, 1)
     with pytest.raises(MetricInputError, match="successes from 0"):
         wilson(3, 2)
-    with pytest.raises(MetricInputError, match="give both of each query"):
+    with pytest.raises(MetricInputError, match="give both for each query"):
         wilson_by_query(np.ones(2, int), np.ones(3, int))
-    with pytest.raises(MetricInputError, match="give both of each query"):
+    with pytest.raises(MetricInputError, match="give both for each query"):
         wilson_by_query(np.array([2]), np.array([1]))

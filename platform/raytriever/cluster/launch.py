@@ -45,105 +45,6 @@ class LaunchError(UserError):
     """A server did not start, or it ended unexpectedly."""
 
 
-class LaunchedServer:
-    """One running server process.
-
-    Args:
-        name: shown to the user.
-        command: program and arguments; no shell reads them.
-        environment: all variables of the process.
-        log: file for its output.
-        address: URL that answers requests when the server is ready.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, address: str
-    ) -> None:
-        self.name, self.log, self.address, self._is_ready = name, log, address, False
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as stream:
-            # In a session of its own: Ctrl-C reaches only the launcher, which stops the servers in order.
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        """Process id of the program, and id of its session."""
-        return self._process.pid
-
-    def check(self) -> None:
-        """Raise `LaunchError` if the server has ended."""
-        code = self._process.poll()
-        if code is not None:
-            lines = self.log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
-            last = " / ".join(line.strip() for line in lines) or "nothing"
-            raise LaunchError(f"{self.name} ended with code {code}; it printed: {last}", str(self.log), "read this log")
-
-    def has_answered(self) -> bool:
-        """Return whether the server has ever answered at its address. A refusal for a missing token is an answer.
-
-        Raises:
-            LaunchError: the server has ended.
-        """
-        self.check()
-        if not self._is_ready:
-            try:
-                with urllib.request.urlopen(self.address, timeout=REQUEST_SECONDS):
-                    self._is_ready = True
-            except urllib.error.HTTPError as error:
-                self._is_ready = error.code in (401, 403)
-            except (OSError, http.client.HTTPException):  # it does not listen yet, or does not serve requests yet
-                pass
-        return self._is_ready
-
-    def end(self) -> None:
-        """Stop the server and all processes that it started; those that do not end by SIGTERM are killed."""
-        processes = self._session()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_SECONDS)
-        for pid in processes | self._session():
-            with suppress(ProcessLookupError):
-                if _session_of(pid) == self.pid:
-                    os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-
-    def _session(self) -> set[int]:
-        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return {number for number in numbers if _session_of(number) == self.pid}
-
-
-def check_free(host: str, port: int, flag: str) -> None:
-    """Raise `ConfigError` if a port is in use, or the host is no address of this machine."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(kind, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"{host}:{port}: {error.strerror}", flag, "give another") from error
-
-
-def free_port() -> int:
-    """Return a port of this machine at which no process listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return -1
-
-
 @dataclass(frozen=True)
 class LaunchSettings:
     """Settings of the two servers.
@@ -231,6 +132,81 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
         with quiet():
             while True:
                 monitor.poll(LATE_SECONDS)
+
+
+class LaunchedServer:
+    """One running server process.
+
+    Args:
+        name: shown to the user.
+        command: program and arguments; no shell reads them.
+        environment: all variables of the process.
+        log: file for its output.
+        address: URL that answers requests when the server is ready.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, address: str
+    ) -> None:
+        self.name, self.log, self.address, self._is_ready = name, log, address, False
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as stream:
+            # In a session of its own: Ctrl-C reaches only the launcher, which stops the servers in order.
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the program, and id of its session."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise `LaunchError` if the server has ended."""
+        code = self._process.poll()
+        if code is not None:
+            lines = self.log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+            last = " / ".join(line.strip() for line in lines) or "nothing"
+            raise LaunchError(f"{self.name} ended with code {code}; it printed: {last}", str(self.log), "read this log")
+
+    def has_answered(self) -> bool:
+        """Return whether the server has ever answered at its address. A refusal for a missing token is an answer.
+
+        Raises:
+            LaunchError: the server has ended.
+        """
+        self.check()
+        if not self._is_ready:
+            try:
+                with urllib.request.urlopen(self.address, timeout=REQUEST_SECONDS):
+                    self._is_ready = True
+            except urllib.error.HTTPError as error:
+                self._is_ready = error.code in (401, 403)
+            except (OSError, http.client.HTTPException):  # it does not listen yet, or does not serve requests yet
+                pass
+        return self._is_ready
+
+    def end(self) -> None:
+        """Stop the server and all processes that it started; those that do not end by SIGTERM are killed."""
+        processes = self._session()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        for pid in processes | self._session():
+            with suppress(ProcessLookupError):
+                if _session_of(pid) == self.pid:
+                    os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _session(self) -> set[int]:
+        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return {number for number in numbers if _session_of(number) == self.pid}
 
 
 class ReadinessMonitor:
@@ -355,3 +331,27 @@ def _check_database(file: Path) -> None:
 def _dashboard(settings: LaunchSettings, policy: AccessPolicy) -> str:
     host = f"[{policy.address}]" if ":" in policy.address else policy.address
     return f"http://{host}:{settings.dashboard_port}"
+
+
+def check_free(host: str, port: int, flag: str) -> None:
+    """Raise `ConfigError` if a port is in use, or the host is no address of this machine."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{host}:{port}: {error.strerror}", flag, "give another") from error
+
+
+def free_port() -> int:
+    """Return a port of this machine at which no process listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1

@@ -29,6 +29,8 @@ from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 from raytriever.training.validation.records import read_records, summarize
 
+MODEL = "model"  # folder of the trained model in a run directory
+
 
 class LexicalIndexes:
     """BM25 indexes by the content of the corpus, so that data sets over the same corpus share one."""
@@ -148,9 +150,6 @@ def train_as_child(
         dev_loss = min((loss for _, loss in recorder.curve("dev_loss")), default=None)
         metrics = {"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss}
         run.finish({**metrics, **best_checkpoint(run.path, config)})
-
-
-MODEL = "model"
 
 
 class Stages:

@@ -21,6 +21,11 @@ from raytriever.paths import SEARCH_SPACE
 from raytriever.training.config import MAY_CHANGE
 
 BATCH_AUC = "dev_batch_auc"
+Point = dict[str, Any]  # values by `section.setting`
+# Settings of the data and the metric that trials are compared on. Trials that differ here cannot be compared.
+_COMPARED = ("data.dataset", "data.dev_split", "data.test_split", "training.best_metric")
+_KEYS = ("low", "high", "scale", "grid")
+_SCALES = ("linear", "log")
 DEFAULT_TRIALS = 20
 FLAG = "--search-space"
 # Search spaces that have a name: section, setting, and its values or range.
@@ -79,13 +84,6 @@ class SearchConfig:
         minimum=2,
         needs="asha",
     )
-
-
-Point = dict[str, Any]  # values by `section.setting`
-# Settings of the data and the metric that trials are compared on. Trials that differ here cannot be compared.
-_COMPARED = ("data.dataset", "data.dev_split", "data.test_split", "training.best_metric")
-_KEYS = ("low", "high", "scale", "grid")
-_SCALES = ("linear", "log")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ from raytriever.tuning.sampler import OPTUNA, PastTrial, Sampler
 from raytriever.tuning.space import short_name
 from raytriever.tuning.trial_log import FAILED, FINISHED, RUNNING, STOPPED, Status, Trial, find_best, write_trials
 
+TRACKER_STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
+# Folders of a trial that are removed unless it is the best one.
+LARGE_FOLDERS = ("checkpoints", "model", "negatives")
+
 
 class TrialRecorder(Recorder):
     """Records the events of a trial.
@@ -56,11 +60,6 @@ class TrialRecorder(Recorder):
         if self._progress is None:
             self._progress = Progress("train", 0, "step", stream=io.StringIO())
         return self._progress
-
-
-TRACKER_STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
-# Folders of a trial that are removed unless it is the best one.
-LARGE_FOLDERS = ("checkpoints", "model", "negatives")
 
 
 @dataclass(frozen=True)

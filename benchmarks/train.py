@@ -55,7 +55,7 @@ def ours(precision: str, dataset: Path) -> list[float]:
     from raytriever.models.prepare import train_on_cpu
     from raytriever.models.retriever import load_retriever
     from raytriever.training.batches import Prefetcher
-    from raytriever.training.optimizer import build_optimizer
+    from raytriever.training.loop import build_optimizer
     from raytriever.training.parallel.grad_cache import Chunk
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.parallel.strategy import build_strategy

@@ -26,8 +26,8 @@ from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import Encoder, TokenBatch
 from raytriever.models.retriever import Retriever, Side
 from raytriever.training.config import TrainingConfig
-from raytriever.training.monitoring.throughput import Throughput
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.loop import build_optimizer
+from raytriever.training.monitoring import Throughput
 from raytriever.training.parallel.chunk_size import chunk_of
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import build_strategy

@@ -32,7 +32,7 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     """One process of a group: takes a step for every line it is given, and answers with its seconds."""
     from torch import distributed
 
-    from raytriever.training.optimizer import build_optimizer
+    from raytriever.training.loop import build_optimizer
     from raytriever.training.parallel.strategy import build_strategy, current_workers
 
     torch.set_num_threads(THREADS // size)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.model_state import Slice
 from raytriever.training.parallel.strategy import build_strategy, current_workers
 

@@ -15,7 +15,7 @@ import numpy as np
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.job import MiningResult, RefreshPlan
+from raytriever.training.refresh.job import RefreshPlan, RoundResult
 from raytriever.training.refresh.ledger import round_path
 
 DEPTH = 4
@@ -56,13 +56,13 @@ class ScriptedPool:
             table = mined(self.dataset, number, snapshot)
             write_negatives(round_path(self.folder, number), table, self.dataset, replace=True)
 
-    def poll(self) -> MiningResult | None:
+    def poll(self) -> RoundResult | None:
         self.asked += 1
         if self.asked <= self.patience[min(len(self.begun), len(self.patience)) - 1]:
             return None
         number = self.begun[-1]
         self.before(number)
-        return MiningResult({"refresh_mined": float(number)}, "the pool is gone" if number in self.fails else "")
+        return RoundResult({"refresh_mined": float(number)}, "the pool is gone" if number in self.fails else "")
 
 
 def plan(pool: ScriptedPool, every: int, waits: bool, rank: int = 0, last_logged_step: int = 0) -> RefreshPlan:

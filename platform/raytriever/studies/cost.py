@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from raytriever.config.settings import Config
 from raytriever.studies.definition import Arm, Study
-from raytriever.training.monitoring.throughput import peak_flops
+from raytriever.training.monitoring import peak_flops
 
 # Blocks and width of the encoders that studies name, so that no model is downloaded for an estimate.
 ENCODERS = {

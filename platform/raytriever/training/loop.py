@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import Workers
@@ -28,9 +29,7 @@ from raytriever.training.batches import Batch, BatchSource, Prefetcher, SourceVe
 from raytriever.training.checkpoint import Progression, State
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
-from raytriever.training.monitoring.step_timing import Stopwatch, StragglerWatch, host_names
-from raytriever.training.monitoring.throughput import Throughput
-from raytriever.training.optimizer import build_optimizer, learning_rate_scale
+from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.chunk_size import chunk_of
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.parallel.objective import Objective
@@ -320,3 +319,21 @@ def _statistics(update: Update) -> dict[str, float]:
         "gradient_norm": update.norm,
         **{name: float(value) for name, value in update.output.statistics.items()},
     }
+
+
+def build_optimizer(module: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW (Loshchilov & Hutter, 2019) over the trainable parameters, with weight decay on matrices only."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, fused=True)
+
+
+def learning_rate_scale(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Return the factor, 0 to 1, on the peak learning rate at `step`, counted from 0: linear warm-up, then linear decay
+    to zero at `total_steps`."""
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))

@@ -87,7 +87,7 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
     snapshot = take_snapshot(retriever, ALONE)
-    told = rounds().run(3, snapshot, Pool(snapshot)).measured
+    told = rounds().run(3, snapshot, Pool(snapshot)).metrics
     table = read_negatives(round_path(tmp_path / "negatives", 3), dataset)
     queries = encode_texts(retriever, dataset.queries.texts, "query")
     scores = queries @ encode_texts(retriever, list(dataset.passages()), "passage").T
@@ -112,7 +112,7 @@ def test_a_round_that_was_cut_short_does_the_rest_and_other_weights_all_anew(
     with pytest.raises(KeyboardInterrupt):
         rounds().run(1, one, Pool(one, most=1))
     rest = Pool(one)
-    assert rounds().run(1, one, rest).measured["refresh_encoded"] == rest.rows == ALL - 160
+    assert rounds().run(1, one, rest).metrics["refresh_encoded"] == rest.rows == ALL - 160
     with pytest.raises(KeyboardInterrupt):
         rounds().run(2, one, Pool(one, most=1))
     again = Pool(two)
@@ -125,11 +125,11 @@ def test_rolling_encodes_the_queries_and_a_share_of_the_corpus(
 ) -> None:
     one = take_snapshot(retriever, ALONE)
     mining = rounds(refresh_mode="rolling", refresh_share=0.25)
-    assert mining.run(1, one, Pool(one)).measured["refresh_encoded"] == ALL
+    assert mining.run(1, one, Pool(one)).metrics["refresh_encoded"] == ALL
     weights, table = one, {}
     for number in range(2, 6):
         weights = other(weights)
-        assert mining.run(number, weights, Pool(weights)).measured["refresh_encoded"] == 160 + 40
+        assert mining.run(number, weights, Pool(weights)).metrics["refresh_encoded"] == 160 + 40
         table[number] = read_negatives(round_path(tmp_path / "negatives", number), dataset).documents
     # With the same weights four turns make a whole corpus of one age, which a refresh of all is as well.
     for number in range(6, 10):
@@ -177,7 +177,7 @@ def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
     mining._mining = dataclasses.replace(
         mining._mining, datasets=[dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
     )
-    told = mining.run(2, one, Pool(one)).measured
+    told = mining.run(2, one, Pool(one)).metrics
     after = read_negatives(round_path(tmp_path / "negatives", 2), dataset)
     assert told["refresh_true_positives"] == 1 / len(before)
     assert len(after) == len(before) - 1

@@ -19,7 +19,7 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy, build_strategy

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, XLMRobertaConfig
 
 from raytriever.training.config import STRATEGIES
-from raytriever.training.optimizer import build_optimizer
+from raytriever.training.loop import build_optimizer
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 

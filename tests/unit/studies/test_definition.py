@@ -14,7 +14,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.studies.cost import MEASURED_RATE, cost_of, cost_text
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.recipes import STUDIES, study_recipe
-from raytriever.training.monitoring.throughput import Encoding
+from raytriever.training.monitoring import Encoding
 
 MEASURED = (MeasuredDataset("letters", "letters", "test", ("auc",)),)
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "train-2026-11-21.json"

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from raytriever.training.optimizer import learning_rate_scale
+from raytriever.training.loop import learning_rate_scale
 
 
 def test_rises_over_the_warm_up_then_falls_to_zero() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raytriever.losses.engine.workers import ALONE
-from raytriever.training.monitoring.step_timing import WINDOW, Straggler, StragglerWatch, host_names, slowest
+from raytriever.training.monitoring import WINDOW, Straggler, StragglerWatch, host_names, slowest
 
 
 def test_the_slowest_is_measured_against_the_median_of_the_others() -> None:

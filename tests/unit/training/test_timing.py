@@ -13,8 +13,15 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.training.batches import Batch
 from raytriever.training.loop import train
-from raytriever.training.monitoring.step_timing import PHASES, Stopwatch
-from raytriever.training.monitoring.throughput import Encoding, Throughput, peak_flops, peak_memory_mb, text_lengths
+from raytriever.training.monitoring import (
+    PHASES,
+    Encoding,
+    Stopwatch,
+    Throughput,
+    peak_flops,
+    peak_memory_mb,
+    text_lengths,
+)
 
 CPU = torch.device("cpu")
 

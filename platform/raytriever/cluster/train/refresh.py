@@ -27,7 +27,7 @@ from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError
 from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.job import MiningResult
+from raytriever.training.refresh.job import RoundResult
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Miner:
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0.0
         self._encoders = EncoderPool(*config.refresh.pool, gpus)
 
-    def mine(self, number: int, snapshot: list[Any]) -> MiningResult:
+    def mine(self, number: int, snapshot: list[Any]) -> RoundResult:
         """Mine one round.
 
         Args:
@@ -143,7 +143,7 @@ class Miner:
         try:
             return self._rounds.run(number, ray.get(snapshot[0]), partial(self._encoders.encode, snapshot[0]))
         except UserError as error:
-            return MiningResult(reason=str(error))
+            return RoundResult(reason=str(error))
         finally:
             self._encoders.shrink()
 
@@ -166,12 +166,12 @@ class RayMinerClient:
         self._set_gauges(True)
         self._result = self._miner.mine.remote(number, [ray.put(dict(snapshot))])
 
-    def poll(self) -> MiningResult | None:
+    def poll(self) -> RoundResult | None:
         """See `MinerClient.poll`."""
         if not ray.wait([self._result], timeout=0)[0]:
             return None
         self._set_gauges(False)
-        result: MiningResult = get_result(self._result)
+        result: RoundResult = get_result(self._result)
         return result
 
     def _set_gauges(self, is_running: bool) -> None:

@@ -41,7 +41,7 @@ from raytriever.training.refresh.ledger import Round, read_ledger, round_path
 
 
 @dataclass(frozen=True)
-class MiningResult:
+class RoundResult:
     """Result of a round of mining.
 
     Args:
@@ -62,7 +62,7 @@ class MinerClient(Protocol):
         The miner commits the table of the round at `round_path`, and replaces any table there.
         """
 
-    def poll(self) -> MiningResult | None:
+    def poll(self) -> RoundResult | None:
         """Return the result of the round; None while it is running. Does not wait."""
 
 

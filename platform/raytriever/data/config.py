@@ -24,31 +24,31 @@ class DataConfig:
         reads=DATASETS,
         form="PATH,PATH",
     )
-    train_split: str = option("train", "the split trained on")
-    dev_split: str = option("dev", "the split that decides when to stop")
-    test_split: str = option("test", "the split measured before and after")
+    train_split: str = option("train", "split that is trained on")
+    dev_split: str = option("dev", "split for validation, which decides when training stops")
+    test_split: str = option("test", "split that is evaluated before and after training")
     allow_split_overlap: bool = option(
         False,
-        "train although a measured split is trained on, whole or in more than 5 % of its queries",
+        "allow training on an evaluated split, or on more than 5 % of its queries",
     )
     max_bad_rows: float = option(
         0.01, "share of a file's rows that may be bad before the job stops", minimum=0, maximum=1
     )
-    positives_per_query: int = option(1, "positives of each query in its group, at most", minimum=1)
-    negatives_per_query: int = option(0, "hard negatives drawn for each query", minimum=0)
+    positives_per_query: int = option(1, "largest number of positives of a query in its group", minimum=1)
+    negatives_per_query: int = option(0, "hard negatives sampled for each query", minimum=0)
     positives: str = option(
         "all",
-        "which positives groups are made of: all, those of one source, or a human one first and then LLM ones",
+        "sources of positives: all, one source, or a human positive first and then LLM positives",
         choices=("all", "human", "llm", "human-first"),
     )
     positives_order: str = option(
         "drawn",
-        "positives of a group: drawn again in each epoch, or those of the lowest ranks",
+        "selection of positives: drawn at random in each epoch, or ranked: always the best-ranked ones",
         choices=("drawn", "ranked"),
     )
     negatives_table: str = option(
         "",
-        "hard negatives of `raytriever mine`; without one BM25 finds them",
+        "hard negatives of `raytriever mine` (default: found by BM25)",
         reads=NEGATIVES,
         form="PATH",
         needs="negatives_per_query",
@@ -56,29 +56,29 @@ class DataConfig:
     negatives_mix: str = option(
         "",
         "shares of the hard negatives by origin (gold, bm25, dense, cross-query, random), such as "
-        "`bm25=0.5,random=0.5`; without it, all negatives of a query have equal weight",
+        "`bm25=0.5,random=0.5` (default: all negatives of a query have equal weight)",
         needs="negatives_per_query",
     )
     teacher: str = option(
         "",
-        "a teacher's scores of positives and hard negatives, as jobs/score.py writes them; for several data sets one "
-        "each in their order, separated by commas",
+        "scores of a teacher for positives and hard negatives, written by jobs/score.py; for several data sets one "
+        "path each in their order, separated by commas",
         reads=SCORES,
         form="PATH",
         needs=("loss=kl|margin-mse", "soft_labels"),
     )
     dataset_weights: str = option(
         "",
-        "weights of --dataset and --extra-datasets, in their order, such as `2,1`; without them, their sizes",
+        "weights of --dataset and --extra-datasets, in their order, such as `2,1` (default: their sizes)",
         needs="extra_datasets",
     )
     mixing: str = option(
         "examples",
-        "several data sets are mixed within each batch, or batch by batch",
+        "mix several data sets within each batch (examples), or take each batch from one of them (batches)",
         choices=("examples", "batches"),
         needs="extra_datasets",
     )
-    duplicates: bool = option(True, "whether a batch may hold two queries that share a positive")
+    duplicates: bool = option(True, "allow two queries with a common positive in one batch")
 
     @property
     def datasets(self) -> tuple[str, ...]:

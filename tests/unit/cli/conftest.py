@@ -1,4 +1,4 @@
-"""The command line in this process, in an empty folder of its own, with a data set that a test may spoil."""
+"""Fixtures that run the command line in this process, in an empty folder, with a data set that a test may damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROGRESS = re.compile(r": preparing |: prepared before|: \d+ s$")
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory of the command."""
+    """Empty working directory of the command."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -28,13 +28,13 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def letters(tiny_dataset: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny data set: 160 documents and queries, 96 + 32 + 32 judgements."""
+    """Copy of the tiny data set: 160 documents and queries, 96 + 32 + 32 judgements."""
     return Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
 
 
 @pytest.fixture
 def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a stage that must end with exit code 2 and one line, and leave nothing; answers the line."""
+    """Run a stage that must end with exit code 2, one line and no new file; return the line without `error: `."""
 
     def end(stage: str, *words: object) -> str:
         before = sorted(work.rglob("*"))

@@ -1,4 +1,4 @@
-"""Whatever a person gets wrong ends in one line, exit code 2, and nothing left behind."""
+"""User errors end in one line and exit code 2, and leave no files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raytriever.data.config import DataConfig
 ErrorLine = Callable[..., str]
 
 
-def spoil(file: Path, row: int, content: bytes) -> None:
+def damage(file: Path, row: int, content: bytes) -> None:
     lines = file.read_bytes().splitlines()
     lines[row - 1] = content
     file.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -137,7 +137,7 @@ def test_evaluate_and_search_refuse(error_line: ErrorLine, letters: Path, words:
 def test_a_bad_row_over_the_threshold(
     error_line: ErrorLine, letters: Path, stage: str, file: str, row: int, content: bytes, expected: str
 ) -> None:
-    spoil(letters / file, row, content)
+    damage(letters / file, row, content)
     flag = {"train": "--dataset", "evaluate": "--datasets"}[stage]
     line = error_line(stage, flag, letters, "--max-bad-rows", "0.005")
     assert line.startswith(f"{letters / file} row {row}: {expected}")
@@ -153,7 +153,7 @@ def test_a_missing_file_names_the_folder_and_what_it_holds(error_line: ErrorLine
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate", "search"])
-def test_a_model_that_cannot_be_had(
+def test_a_model_that_is_unavailable(
     error_line: ErrorLine, work: Path, letters: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -229,7 +229,7 @@ def test_the_configuration_of_a_run(error_line: ErrorLine, work: Path, letters: 
         assert expected in error_line("train", "--dataset", letters, "--output", work / "run")
 
 
-def test_an_output_that_holds_something_else(error_line: ErrorLine, work: Path, letters: Path) -> None:
+def test_an_output_with_other_files(error_line: ErrorLine, work: Path, letters: Path) -> None:
     (work / "photos").mkdir()
     (work / "photos" / "cat.jpg").touch()
     for fresh in ([], ["--fresh"]):
@@ -290,14 +290,14 @@ def test_a_disk_that_fills_up_while_the_corpus_is_encoded(
     assert not left
 
 
-def test_a_mistake_shows_its_traceback_on_demand(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback_of_a_user_error(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train", ["--dataset", "nowhere", "--debug"]) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.splitlines()[-1].startswith("error: --dataset nowhere")
 
 
-def test_what_is_our_own_fault_is_not_disguised(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*words: object) -> None:
         raise ZeroDivisionError
 
@@ -309,7 +309,7 @@ def test_what_is_our_own_fault_is_not_disguised(work: Path, monkeypatch: pytest.
 def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(letters / "corpus.jsonl", 3, b"{")
+    damage(letters / "corpus.jsonl", 3, b"{")
     words = ["--datasets", str(letters), "--model", str(tiny_encoder), "--precision", "fp32"]
     assert run("evaluate", words) == 0
     out = capsys.readouterr().out
@@ -317,7 +317,7 @@ def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
     assert f"1 bad row was left out (1 in {letters}/corpus.jsonl): see {named}\n" in out
     assert (work / named).read_text().count("\n") == 1
     # Mended, and evaluated again: nothing tells of bad rows any more.
-    spoil(letters / "corpus.jsonl", 3, b'{"_id": "d2", "text": "mended"}')
+    damage(letters / "corpus.jsonl", 3, b'{"_id": "d2", "text": "mended"}')
     assert run("evaluate", words) == 0
     assert "bad row" not in capsys.readouterr().out
     assert not (work / named).exists()
@@ -331,7 +331,7 @@ def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
         ("--per-device-train-batch-size", "give --batch-size, which counts the queries of a step over all workers"),
     ],
 )
-def test_flags_of_other_trainers_are_answered_with_ours(error_line: ErrorLine, flag: str, expected: str) -> None:
+def test_flags_of_other_trainers_lead_to_a_suggestion(error_line: ErrorLine, flag: str, expected: str) -> None:
     line = error_line("train", flag, *([] if "=" in flag else ["4"]))
     assert expected in line
     assert f"{flag.split('=')[0]}: unknown flag; " in line
@@ -349,7 +349,7 @@ def test_flags_of_other_trainers_are_answered_with_ours(error_line: ErrorLine, f
         (["search", "--dataset", "https://host/data?key=abcdef", "a question"], "there is a value of key in"),
     ],
 )
-def test_only_what_is_stored_is_refused_for_a_secret(error_line: ErrorLine, words: list[str], expected: str) -> None:
+def test_a_secret_is_refused_except_in_a_question(error_line: ErrorLine, words: list[str], expected: str) -> None:
     line = error_line(*words)
     assert expected in line
     assert "abcdef" not in line

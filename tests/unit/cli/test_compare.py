@@ -1,4 +1,4 @@
-"""`compare` from the command line: what it refuses, and runs that MLflow keeps."""
+"""`compare` from the command line: user errors, and runs in MLflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUERIES = [f"q{number}" for number in range(40)]
 
 
 def values(system: str, number: int) -> list[float]:
-    """Of each query; what was trained later is better at all of them."""
+    """Metrics of each query; a later training is better for all queries."""
     gain = 0.05 * number * (system == "after")
     return [(7 * place % 11) / 20 + gain * (1 + place % 3) for place in range(40)]
 
@@ -36,7 +36,7 @@ def values(system: str, number: int) -> list[float]:
         ([".", "--outpt", "x"], "--outpt: unknown flag; did you mean '--output'?"),
     ],
 )
-def test_a_mistake_is_one_line(error_line: ErrorLine, words: list[str], expected: str) -> None:
+def test_user_errors(error_line: ErrorLine, words: list[str], expected: str) -> None:
     assert expected in error_line("compare", *words)
 
 

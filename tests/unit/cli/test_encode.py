@@ -12,7 +12,7 @@ from raytriever.cli.main import run
 from raytriever.encoding.store import EmbeddingStore
 
 
-def test_it_makes_a_store_and_finds_it_again(
+def test_a_store_is_written_and_reused(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32", "--output"]
@@ -40,11 +40,11 @@ def test_it_makes_a_store_and_finds_it_again(
         ("--output own --model ./none", "./none: no such directory"),
     ],
 )
-def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
+def test_user_errors(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
     assert expected in error_line("encode", "--dataset", letters, *flags.split())
 
 
-def test_a_directory_of_something_else_is_left_alone(
+def test_a_directory_of_other_files_is_kept(
     error_line: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path
 ) -> None:
     (work / "own").mkdir()

@@ -1,4 +1,4 @@
-"""The console script, and what help costs."""
+"""Console script, exit codes and imports of `--help`."""
 
 from __future__ import annotations
 

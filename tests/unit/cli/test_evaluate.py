@@ -1,4 +1,4 @@
-"""Mistakes in evaluations: each one line, and nothing is left behind."""
+"""User errors of `evaluate` end in one line and leave no files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_model_without_its_tokenizer(
     assert line == f"{bare}: has no tokenizer; copy tokenizer.json and tokenizer_config.json next to config.json"
 
 
-def test_an_output_that_holds_something_else(error_line: ErrorLine, letters: Path, work: Path) -> None:
+def test_an_output_with_other_files(error_line: ErrorLine, letters: Path, work: Path) -> None:
     (work / "out").mkdir()
     (work / "out" / "results.json").write_text('{"split": "test", "models": {}}')
     line = error_line("evaluate", "--datasets", letters, "--model", "bm25", "--output", "out")
@@ -81,7 +81,7 @@ def test_an_output_that_holds_something_else(error_line: ErrorLine, letters: Pat
     assert line == "--output out: is not empty and holds no evaluation; give another directory"
 
 
-def test_nothing_below_a_threshold_is_shown(
+def test_passages_below_the_threshold_are_hidden(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["what is abc", "--dataset", str(letters), "--model", str(tiny_encoder), "--top", "9"]
@@ -100,14 +100,16 @@ def test_nothing_below_a_threshold_is_shown(
     assert capsys.readouterr().out == "no passage scores 7 or more\n"
 
 
-def test_a_threshold_that_is_no_score(error_line: ErrorLine, letters: Path) -> None:
+def test_a_threshold_that_is_not_a_number(error_line: ErrorLine, letters: Path) -> None:
     assert error_line("search", "x", "--dataset", letters, "--threshold", "nan").startswith(
         "--threshold: nan is out of range"
     )
 
 
 @pytest.mark.slow
-def test_of_the_suite_two_folders_are_measured_and_the_rest_is_told(work: Path, letters: Path, tmp_path: Path) -> None:
+def test_a_suite_measures_existing_folders_and_names_the_missing_ones(
+    work: Path, letters: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "beir"
     for name in ("nfcorpus", "scifact"):
         shutil.copytree(letters, root / name)

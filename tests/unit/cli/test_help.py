@@ -1,4 +1,4 @@
-"""Help and suggestions: one name of the program, one line a common flag, an answer to flags of other programs."""
+"""Help and suggestions: usage lines, common flags, and flags of other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that have no effect beside the others are errors, in each stage, before anything is read."""
+"""Flags without effect are errors in each stage, before any data is read."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def parsed(stage: str, words: str) -> None:
         "--soft-labels --loss infonce --teacher-temperature 2",
     ],
 )
-def test_a_flag_with_effect_is_let_pass(words: str) -> None:
+def test_a_flag_with_effect_is_accepted(words: str) -> None:
     parsed("train", words)
 
 
-def test_a_flag_counts_that_has_an_effect_in_one_stage(tmp_path: Path) -> None:
+def test_a_flag_with_effect_in_one_stage_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "stages.yaml"
     file.write_text("stages:\n- name: a\n  loss: {loss: triplet}\n- name: b\n  loss: {loss: mw}\n")
     parsed("train", f"--config {file} --margin 0.2")
@@ -133,6 +133,6 @@ def test_a_flag_that_the_search_space_varies_is_named(
         assert capsys.readouterr().err.strip() == line
 
 
-def test_what_a_search_varies_may_have_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_varied_setting_may_give_a_flag_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = tune._parser().parse(["--margin", "0.2", "--search-space", "loss"])
     check_explicit_settings(train.resolve_settings(arguments), arguments.explicit_flags, varied=["loss"])

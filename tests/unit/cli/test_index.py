@@ -45,7 +45,7 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
         ("--output .", "cannot read manifest.json"),
     ],
 )
-def test_a_mistake_is_one_line(flags: str, expected: str, error_line: Callable[..., str]) -> None:
+def test_user_errors(flags: str, expected: str, error_line: Callable[..., str]) -> None:
     words = flags.split(" ") if flags else []
     if "" in words:  # an empty query
         words = [*words[: words.index("")], " "]

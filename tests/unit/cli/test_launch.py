@@ -1,4 +1,4 @@
-"""What `launch` refuses, before anything is started."""
+"""User errors of `launch`, before a server starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raytriever.cluster.launch import LaunchedServer
 ErrorLine = Callable[..., str]
 
 
-def _refuse_to_start(*given: object) -> None:
+def _refuse_to_start(*arguments: object) -> None:
     raise AssertionError("a server is started")
 
 
@@ -60,7 +60,7 @@ def test_a_path_is_refused_before_a_port(error_line: ErrorLine) -> None:
     assert line.endswith("the name is too long; give a shorter name")
 
 
-def test_a_port_that_is_taken(error_line: ErrorLine) -> None:
+def test_a_port_in_use(error_line: ErrorLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = error_line("launch", "--mlflow-port", port, "--ray-port", "16379", "--dashboard-port", "18265")

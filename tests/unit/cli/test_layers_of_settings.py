@@ -1,4 +1,4 @@
-"""Defaults, then a recipe, then a file, then flags; and every flag the design names."""
+"""Layers of settings: defaults, recipe, file, flags; and the flags of the design."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def resolved(*words: object) -> Config:
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A recipe unlike every default."""
+    """Return a recipe that differs from every default."""
     settings = TrainingConfig(batch_size=24, max_steps=7, seed=3, warmup_steps=2)
     monkeypatch.setitem(RECIPES, "odd", lambda: Config(training=settings, model=ModelConfig(pooling="cls")))
     return "odd"
 
 
-def test_each_layer_wins_over_those_below(recipe: str, tmp_path: Path) -> None:
+def test_each_layer_overrides_the_layers_below(recipe: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("training: {seed: 4, warmup_steps: 5, learning_rate: 1e-3}\nmodel: {query_prefix: 'query: '}\n")
     config = resolved("--recipe", recipe, "--config", file, "--warmup-steps", 9, "--temperature", 1)
@@ -46,7 +46,7 @@ def test_each_layer_wins_over_those_below(recipe: str, tmp_path: Path) -> None:
     assert resolved("--config", file).model.pooling is None
 
 
-def test_without_a_word_the_recipe_of_the_embedded_data_set_counts(tmp_path: Path) -> None:
+def test_the_default_recipe_is_that_of_pydocs(tmp_path: Path) -> None:
     assert resolved() == RECIPES["pydocs"]()
     assert resolved("--dataset", "elsewhere") == Config(data=DataConfig(dataset="elsewhere"))
     (tmp_path / "empty.yaml").write_text("loss: {}\n")
@@ -117,7 +117,7 @@ def test_every_flag_of_the_design_exists(flag: str) -> None:
     assert "--" + flag in {flag for action in _parser()._actions for flag in action.option_strings}
 
 
-def test_every_setting_has_a_flag_and_words_of_help() -> None:
+def test_every_setting_has_a_flag_and_a_help_text() -> None:
     options = {flag: action for action in _parser()._actions for flag in action.option_strings}
     for section in _sections():
         for field in dataclasses.fields(section.type_):

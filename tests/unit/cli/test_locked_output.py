@@ -1,4 +1,4 @@
-"""A second command for a directory that another command is writing: refused by every stage, before it does anything."""
+"""A directory that another command writes is refused by every stage at its start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STAGES = {
 
 @pytest.fixture
 def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory that another owner writes; here its lock is held by this process, by another open file."""
+    """Directory with a lock, which this process holds by another open file."""
     monkeypatch.setattr(locking, "GRACE_SECONDS", 0.05)
     lock = acquire(work / "mine")
     yield Path("mine")
@@ -43,7 +43,7 @@ def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_that_writes_refuses_it(held: Path, error_line: Callable[..., str], stage: str) -> None:
+def test_every_writing_stage_refuses_a_locked_directory(held: Path, error_line: Callable[..., str], stage: str) -> None:
     name, *more = stage.split()
     line = error_line(name, *more, *STAGES[stage], "--output", held)
     assert line.startswith("mine: in use by ")
@@ -62,18 +62,14 @@ def test_fresh_removes_nothing_of_a_run_that_another_command_writes(
     assert (work / "mine" / "steps.jsonl").read_text() == "a step\n"
 
 
-def test_the_answers_of_annotate_are_locked_for_themselves(
-    held: Path, error_line: Callable[..., str], letters: Path
-) -> None:
+def test_the_answers_of_annotate_have_their_own_lock(held: Path, error_line: Callable[..., str], letters: Path) -> None:
     words = ["--dataset", letters, "--endpoint", "http://localhost:1/v1", "--llm", "judge"]
     line = error_line("annotate", *words, "--output", "other", "--answers", held)
     assert line.startswith("mine: in use by ")
     assert line.endswith("; wait for it with --wait, or give other --answers")
 
 
-def test_what_exists_is_opened_as_an_index_without_a_lock(
-    held: Path, work: Path, error_line: Callable[..., str]
-) -> None:
+def test_an_existing_index_is_opened_without_a_lock(held: Path, work: Path, error_line: Callable[..., str]) -> None:
     (work / "mine").mkdir()
     assert "in use" not in error_line("index", "--output", held)
 
@@ -102,7 +98,7 @@ def test_two_real_commands_for_one_directory(work: Path, letters: Path, error_li
 
 
 @pytest.mark.slow
-def test_waiting_for_the_first_command_finds_its_work_done(work: Path, letters: Path) -> None:
+def test_wait_reuses_the_results_of_the_first_command(work: Path, letters: Path) -> None:
     words = [sys.executable, JOBS / "prepare.py", "--dataset", letters, "--output", "made"]
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while owner_of("made") is None:

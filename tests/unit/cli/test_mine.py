@@ -14,7 +14,7 @@ from raytriever.data.prepare.open import open_dataset
 
 
 def cells(out: str) -> dict[str, list[int]]:
-    """The numbers of the printed table by row."""
+    """Return the numbers of the printed table by row."""
     found = {}
     for line in out.split("\n\n")[0].splitlines()[1:]:
         words = line.split()
@@ -71,11 +71,11 @@ def test_a_table_that_training_reads(
         ("--output t --judge nowhere --max-score 1", "nowhere: has no config.json"),
     ],
 )
-def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
+def test_user_errors(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
     assert expected in error_line("mine", "--dataset", letters, *flags.split())
 
 
-def test_embeddings_that_are_there_are_used_and_others_refused(
+def test_matching_embeddings_are_used_and_others_refused(
     error_line: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ["--dataset", str(letters), "--model", str(tiny_encoder), "--precision", "fp32"]
@@ -103,7 +103,7 @@ def test_embeddings_that_are_there_are_used_and_others_refused(
     assert not (work / "other").exists()
 
 
-def test_when_nothing_is_left_the_counts_say_why(error_line: Callable[..., str], letters: Path) -> None:
+def test_counts_explain_an_empty_table(error_line: Callable[..., str], letters: Path) -> None:
     line = error_line("mine", "--dataset", letters, "--output", "table")
     # No two passages share a word, and a query's own is its positive.
     assert line == (
@@ -111,6 +111,6 @@ def test_when_nothing_is_left_the_counts_say_why(error_line: Callable[..., str],
     )
 
 
-def test_what_is_there_already_is_left(error_line: Callable[..., str], letters: Path, work: Path) -> None:
+def test_an_existing_table_is_kept(error_line: Callable[..., str], letters: Path, work: Path) -> None:
     (work / "table").mkdir()
     assert "table: already exists; give another --output" in error_line("mine", "--output", "table")

@@ -1,4 +1,4 @@
-"""Every stage reports a missing path, and an empty one, before anything heavy is imported."""
+"""Every stage reports a missing or empty path before heavy imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested embeddings from the command line: what is refused when they are trained."""
+"""User errors of `train --matryoshka-dims`."""
 
 from __future__ import annotations
 

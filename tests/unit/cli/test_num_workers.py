@@ -1,4 +1,4 @@
-"""`--num-workers`: a number, or the fewest and the most."""
+"""`--num-workers`: a number, or the smallest and the largest number."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def training(*words: object) -> TrainingConfig:
     ("given", "kept", "ends"),
     [("4", 4, (4, 4)), ("1:4", "1:4", (1, 4)), ("2:2", 2, (2, 2)), ("02:16", "2:16", (2, 16))],
 )
-def test_a_number_or_two_ends(given: str, kept: int | str, ends: tuple[int, int]) -> None:
+def test_a_number_or_a_range(given: str, kept: int | str, ends: tuple[int, int]) -> None:
     found = training("--num-workers", given)
     assert (found.num_workers, found.workers) == (kept, ends)
 
 
 @pytest.mark.parametrize("given", ["0", "4:1", "0:4", "-1", "1.5", "1:", ":4", "1:2:3", "two", "1 : 4", ""])
-def test_what_is_neither_is_one_line(given: str) -> None:
+def test_other_values_are_user_errors(given: str) -> None:
     with pytest.raises(ConfigError, match=r"--num-workers: .*1:4") as caught:
         training(f"--num-workers={given}")
     assert repr(given) in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [True, 0, 1.5, None, [1, 4], "4:1"])
-def test_settings_made_in_python_and_in_files_are_held_to_the_same(given: object, tmp_path: Path) -> None:
+def test_settings_in_python_and_in_files_have_the_same_checks(given: object, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"training: {{num_workers: {'null' if given is None else given}}}\n")
     with pytest.raises(ConfigError, match=r"num_workers: .*1:4"):
         load_curriculum(file)
 
 
-def test_a_file_spells_it_as_the_flag_does_and_keeps_it(tmp_path: Path) -> None:
+def test_a_file_uses_and_keeps_the_form_of_the_flag(tmp_path: Path) -> None:
     # To YAML 1.1 an unquoted 1:4 is sixty-four.
     file = tmp_path / "run.yaml"
     file.write_text("training: {num_workers: 1:4}\n")
@@ -52,7 +52,7 @@ def test_a_file_spells_it_as_the_flag_does_and_keeps_it(tmp_path: Path) -> None:
     assert load_curriculum(file) == curriculum
 
 
-def test_the_batch_divides_by_the_fewest_and_is_shared_by_as_many_as_it_can_be() -> None:
+def test_the_smallest_number_divides_the_batch_and_the_largest_divisor_shares_it() -> None:
     found = training("--num-workers", "2:5", "--batch-size", 8)
     assert [found.sharing(there) for there in range(2, 6)] == [2, 2, 4, 4]
     assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1

@@ -10,7 +10,7 @@ import pytest
 from raytriever.cli.main import run
 
 
-def test_it_tells_what_it_found_and_what_to_do_next(
+def test_it_prints_a_summary_and_the_next_command(
     tiny_dataset: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "own", "--passage-length", "16"]
@@ -38,7 +38,7 @@ def test_it_tells_what_it_found_and_what_to_do_next(
         ("--output own --max-bad-rows 2", "--max-bad-rows"),
     ],
 )
-def test_mistakes_are_one_line(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
+def test_user_errors(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
     assert expected in error_line("prepare", "--dataset", letters, *flags.split())
 
 

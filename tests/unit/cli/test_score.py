@@ -1,4 +1,4 @@
-"""`score` from the command line, by a cross-encoder of random weights, and `train` that refuses what does not fit."""
+"""`score` by a cross-encoder with random weights, and user errors of `train --teacher`."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def test_a_run_names_candidates(letters: Path, teacher: Path, work: Path) -> Non
 
 
 class Interrupted(BaseException):
-    """As a kill: nothing may be cleaned up."""
+    """Stand-in for a kill: no cleanup may run."""
 
 
-def test_an_interrupted_call_is_gone_on_with_to_the_same_bytes(
+def test_an_interrupted_call_resumes_to_the_same_bytes(
     letters: Path, teacher: Path, negatives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ScoreConfig(model=str(teacher), negatives=str(negatives))
@@ -125,7 +125,7 @@ def test_an_interrupted_call_is_gone_on_with_to_the_same_bytes(
         assert Path("parts", name).read_bytes() == Path("whole", name).read_bytes()
 
 
-def test_what_stands_there_is_not_mixed_with_others(
+def test_existing_scores_are_not_mixed_with_others(
     error_line: Callable[..., str], letters: Path, teacher: Path, negatives: Path
 ) -> None:
     words = ["--dataset", letters, "--model", teacher, "--negatives", negatives, "--precision", "fp32", "--output", "s"]
@@ -145,7 +145,7 @@ def test_what_stands_there_is_not_mixed_with_others(
         ({"model": None}, "'model' is null, expected a text"),
     ],
 )
-def test_an_edited_plan_is_refused_before_a_model_is_looked_for(
+def test_an_edited_plan_is_refused_before_a_model_is_resolved(
     error_line: Callable[..., str], letters: Path, edit: dict[str, object], line: str
 ) -> None:
     Path("s").mkdir()
@@ -164,7 +164,7 @@ def _run(depth: int) -> Path:
     return file
 
 
-def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negatives: Path, tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, negatives: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     broken = Path(shutil.copytree(teacher, tmp_path / "broken"))
@@ -195,7 +195,7 @@ def test_scores_that_are_no_numbers_end_it(letters: Path, teacher: Path, negativ
         ("--output s --model TEACHER --negative x", "--negative: unknown flag; did you mean '--negatives'?"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_user_errors(
     error_line: Callable[..., str], letters: Path, teacher: Path, tiny_encoder: Path, flags: str, expected: str
 ) -> None:
     words = flags.replace("TEACHER", str(teacher)).replace("ENCODER", str(tiny_encoder)).split()
@@ -228,7 +228,7 @@ def test_mistakes_are_one_line(
         ("--loss kl --teacher s,t --negatives-per-query 2", "--teacher: 2 for 1 data sets; give one for each"),
     ],
 )
-def test_training_refuses_what_does_not_fit(
+def test_training_refuses_scores_of_other_data(
     error_line: Callable[..., str], letters: Path, tiny_encoder: Path, flags: str, expected: str
 ) -> None:
     assert expected in error_line("train", "--dataset", letters, "--model", tiny_encoder, *flags.split())

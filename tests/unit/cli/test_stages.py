@@ -1,4 +1,4 @@
-"""Stages in a configuration file: what they are laid over, what they may not say, and where a mistake is."""
+"""Stages in a configuration file: their layers, their checks and their errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def resolved(*words: object) -> Curriculum:
     return resolve_settings(_parser().parse([str(word) for word in words]))
 
 
-def test_a_stage_is_laid_over_the_runs_settings_and_not_over_the_stage_before(paper: Path) -> None:
+def test_a_stage_overrides_the_run_and_not_the_stage_before(paper: Path) -> None:
     curriculum = resolved("--config", paper)
     base = Config(
         data=DataConfig(dataset="letters", negatives_per_query=7),
@@ -84,9 +84,7 @@ def test_a_stage_is_laid_over_the_runs_settings_and_not_over_the_stage_before(pa
     assert default_run_name(curriculum) == "letters-minilm-llm-human-seed0"
 
 
-def test_recipe_file_flags_and_stages_lie_over_each_other_in_this_order(
-    paper: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_override_flags_and_flags_override_file_and_recipe(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, "odd", lambda: Config(training=TrainingConfig(patience=3, batch_size=2)))
     words = ["--recipe", "odd", "--config", str(paper), "--temperature", "1", "--loss", "mw", "--seed", "5"]
     curriculum = resolved(*words)
@@ -99,7 +97,7 @@ def test_recipe_file_flags_and_stages_lie_over_each_other_in_this_order(
     assert expected == ["--loss mw: the --config file overrides it in stage llm, human"]
 
 
-def test_of_epochs_and_steps_a_stage_gives_one_in_place_of_the_other(tmp_path: Path) -> None:
+def test_epochs_of_a_stage_replace_steps_and_steps_replace_epochs(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
 
     def lengths(base: dict[str, Any], stage: dict[str, Any], *flags: object) -> tuple[int | None, float | None]:
@@ -136,7 +134,7 @@ def test_a_written_curriculum_is_read_back_equal(paper: Path, tmp_path: Path) ->
     }
 
 
-def test_without_stages_all_is_as_it_was() -> None:
+def test_a_curriculum_without_stages_equals_its_settings() -> None:
     config = RECIPES["pydocs"]()
     assert dump_config(Curriculum(config)) == dump_config(config)
     assert Curriculum(config).hash == config.hash
@@ -223,7 +221,7 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
         ("[{name: a}, {name: b, data: {dataset_weights: '1,2'}}]", "stage 'b': --dataset-weights"),
     ],
 )
-def test_a_mistake_in_a_stage(
+def test_a_user_error_in_a_stage(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, tmp_path: Path, stages: str, expected: str
 ) -> None:
     file = tmp_path / "mine.yaml"
@@ -238,7 +236,7 @@ def test_a_misspelt_list_of_stages(error_line: ErrorLine, tmp_path: Path) -> Non
     assert "unknown section 'stage'; did you mean 'stages'?" in error_line("train", "--config", tmp_path / "mine.yaml")
 
 
-def test_the_measured_split_is_the_runs_own(
+def test_the_evaluated_split_is_that_of_the_run(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path
 ) -> None:
     other = letters.parent / "other"

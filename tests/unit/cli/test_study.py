@@ -1,4 +1,4 @@
-"""`study`: what a person gets wrong, and the paper's size where there is no GPU."""
+"""`study`: user errors, and the full scale without a GPU."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ErrorLine = Callable[..., str]
         ("--output s ood", "unknown study 'ood'; put it first, as in `study ood --output DIR`"),
     ],
 )
-def test_mistakes(error_line: ErrorLine, words: str, expected: str) -> None:
+def test_user_errors(error_line: ErrorLine, words: str, expected: str) -> None:
     assert expected in error_line("study", *words.split())
 
 
-def test_a_directory_of_something_else_is_refused(error_line: ErrorLine, work: Path) -> None:
+def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path) -> None:
     folder = work / "s"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -51,12 +51,12 @@ def test_a_directory_of_something_else_is_refused(error_line: ErrorLine, work: P
     assert "study.json: is torn or changed: it is not JSON" in error_line("study", "mw-in-domain", "--output", "s")
 
 
-def test_a_place_that_cannot_be_written_is_refused(error_line: ErrorLine, work: Path) -> None:
+def test_an_unwritable_output_is_refused(error_line: ErrorLine, work: Path) -> None:
     (work / "file").write_text("")
     assert "a part of the path is a file" in error_line("study", "mw-in-domain", "--output", "file/s")
 
 
-def test_the_papers_size_is_told_and_not_begun_without_a_gpu(
+def test_the_full_scale_prints_its_cost_and_needs_a_gpu(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine.torch.cuda, "is_available", lambda: False)
@@ -69,7 +69,7 @@ def test_the_papers_size_is_told_and_not_begun_without_a_gpu(
     assert not list(work.iterdir())
 
 
-def test_data_that_is_not_there_is_told_before_the_first_arm(
+def test_missing_data_is_reported_before_the_first_arm(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine.torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""`--truncate-dim` from the command line: stores and indexes of two widths are never taken for each other."""
+"""`--truncate-dim` from the command line: stores and indexes of different widths are never confused."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_width_is_held_to_the_encoder(error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str) -> None:
+def test_a_width_is_checked_against_the_encoder(
+    error_line: ErrorLine, letters: Path, tiny_encoder: Path, stage: str
+) -> None:
     data = {"evaluate": ["--datasets", letters], "export": []}.get(stage, ["--dataset", letters])
     words = [*STAGES[stage].split(), *data, "--model", tiny_encoder, "--truncate-dim"]
     assert "--truncate-dim: 33 is out of range, embeddings of" in error_line(stage, *words, "33")
     assert "--truncate-dim: 0 is out of range; give a value at least 1" in error_line(stage, *words, "0")
 
 
-def test_stores_and_indexes_of_two_widths_are_told_apart(
+def test_stores_and_indexes_of_two_widths_are_distinct(
     error_line: ErrorLine, letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = ["--dataset", str(letters), "--model", str(tiny_encoder)]
@@ -59,7 +61,7 @@ def test_search_reads_the_first_components(
 
 
 @pytest.mark.slow
-def test_evaluate_tells_the_width(letters: Path, tiny_encoder: Path, work: Path) -> None:
+def test_evaluate_prints_the_width(letters: Path, tiny_encoder: Path, work: Path) -> None:
     words = ["--datasets", str(letters), "--model", str(tiny_encoder), "--truncate-dim", "4", "--output", "out"]
     assert run("evaluate", words) == 0
     results = json.loads((work / "out" / "results.json").read_text())

@@ -24,6 +24,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -117,11 +118,17 @@ def _cell(text: str) -> str:
 
 
 def api() -> Iterator[str]:
-    """Yield a mkdocstrings directive for each public name."""
+    """Yield a mkdocstrings directive for each public name, those of the public modules after their own text."""
     import raytriever
 
-    for name in getattr(raytriever, "__all__", ()):
-        yield f"::: raytriever.{name}\n"
+    for name in raytriever.__all__:
+        value = getattr(raytriever, name)
+        if not isinstance(value, ModuleType):
+            yield f"::: raytriever.{name}\n"
+            continue
+        yield f"## raytriever.{name}\n\n{value.__doc__.partition(chr(10))[0]}\n"
+        for member in value.__all__:
+            yield f"::: raytriever.{name}.{member}\n"
 
 
 def layers() -> Iterator[str]:

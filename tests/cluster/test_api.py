@@ -42,6 +42,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_encoder: Path) -> None:
     (tmp_path / "story.py").write_text(STORY)
     environment = os.environ | {
@@ -55,7 +56,7 @@ def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_enco
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import compress
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -12,6 +13,9 @@ from numpy import ndarray
 
 from raytriever.data.dataset import Positives, RetrievalDataset
 from raytriever.data.keys import KeyIndex, key_of, keys_of
+from raytriever.data.prepare.open import fetch_dataset, open_dataset
+from raytriever.data.prepare.pipeline import in_processes
+from raytriever.data.prepare.prepared import splits_of
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact.search import tie_order
 from raytriever.mining.bm25 import Bm25Index
@@ -32,6 +36,20 @@ _PASSAGES = 1 << 17
 # Groups of equal texts of the last columns, by digest: mining during training groups the same columns every round.
 _GROUP_CACHE_SIZE = 4
 _group_cache: dict[str, ndarray] = {}
+
+
+def open_with_all_splits(name: str, split: str, max_bad_rows: float, report: Callable[[str], None]) -> RetrievalDataset:
+    """Open a data set with the judgements of all its splits, because a positive of any split is no negative.
+
+    Args:
+        name: path, URI or name of the data set.
+        split: split that must exist.
+        max_bad_rows: largest share of bad rows in each file, 0 to 1.
+        report: receives warnings and progress lines.
+    """
+    dataset = open_dataset(name, [split], max_bad_rows=max_bad_rows, run=in_processes, report=report)
+    path = str(dataset.place)
+    return open_dataset(path, [split, *splits_of(fetch_dataset(path) or Path(path))])
 
 
 class MiningInputs:

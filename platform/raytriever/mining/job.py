@@ -8,11 +8,7 @@ from pathlib import Path
 
 import torch
 
-from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import write_negatives
-from raytriever.data.prepare.open import fetch_dataset, open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.prepare.prepared import splits_of
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
@@ -20,6 +16,7 @@ from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
+from raytriever.mining.inputs import open_with_all_splits
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
@@ -79,7 +76,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
-    dataset = _open(job, report)
+    dataset = open_with_all_splits(job.dataset, job.split, job.max_bad_rows, report)
     check_data(dataset, job.split, job.mining)
     if "bm25" in job.mining.methods and (warning := Analysis.of(dataset.passages()).warning):
         report(warning)
@@ -115,13 +112,6 @@ def format_counts(mined: MiningResult) -> str:
     rows = ["candidates", *(name for name in (*REASONS[1:], REPEATED) if name in reasons), "kept"]
     cells = [[name, *(f"{counts.get(name, 0):,}" for counts in mined.counts.values())] for name in rows]
     return text_table([["", *mined.counts], *cells], left=0)
-
-
-def _open(job: MiningJob, report: Callable[[str], None]) -> RetrievalDataset:
-    """Open the data set with the judgements of all its splits: a positive of any split must not become a negative."""
-    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
-    path = str(dataset.place)
-    return open_dataset(path, [job.split, *splits_of(fetch_dataset(path) or Path(path))])
 
 
 def _summary(mined: MiningResult) -> str:

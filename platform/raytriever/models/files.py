@@ -139,14 +139,14 @@ def check_tokenizer_files(directory: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """Type of a tensor in a safetensors file, such as `F32`, and its shape."""
 
     kind: str
     shape: tuple[int, ...]
 
 
-def stored_tensors(directory: Path) -> dict[str, Stored]:
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
 
     Raises:
@@ -159,14 +159,14 @@ def stored_tensors(directory: Path) -> dict[str, Stored]:
             str(directory),
             "merge them into their model with merge_and_unload() of peft, save it, and give that directory",
         )
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredTensor] = {}
     for file in _weight_files(directory):
         if not file.is_file():
             raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), _REMEDY)
         with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 one = tensors.get_slice(name)
-                stored[name] = Stored(str(one.get_dtype()), tuple(one.get_shape()))
+                stored[name] = StoredTensor(str(one.get_dtype()), tuple(one.get_shape()))
     return stored
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from raytriever.errors import ModelError
-from raytriever.models.files import FLOATS, Stored, check_config, first_line
+from raytriever.models.files import FLOATS, StoredTensor, check_config, first_line
 
 log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -82,7 +82,7 @@ def load_config(directory: Path, remedy: str) -> Any:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
-def check_sizes(model: nn.Module, stored: Mapping[str, Stored], directory: Path) -> None:
+def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:
     """Check that the stored tensors fit a model, before memory is allocated for it.
 
     Args:

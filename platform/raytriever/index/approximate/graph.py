@@ -116,7 +116,7 @@ def walk_all(
     """
     threads = max(1, min(threads, len(queries), numba.config.NUMBA_NUM_THREADS))
     numba.set_num_threads(threads)
-    found, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
+    results, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
     _walk_all(
         read_only(queries),
         read_only(documents),
@@ -126,15 +126,15 @@ def walk_all(
         graph.entry,
         max(beam, k),
         threads,
-        found,
+        results,
         visited,
     )
-    return found, visited
+    return results, visited
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
 def _walk_all(  # type: ignore[no-untyped-def]
-    queries, documents, halves, neighbours, degrees, entry, beam, threads, found, visited
+    queries, documents, halves, neighbours, degrees, entry, beam, threads, results, visited
 ):
     for thread in prange(threads):
         seen = np.empty((len(documents) + 63) // 64, np.uint64)
@@ -142,8 +142,8 @@ def _walk_all(  # type: ignore[no-untyped-def]
         for query in range(thread, len(queries), threads):
             size, scored = walk(queries[query], documents, halves, neighbours, degrees, entry, seen, pool)
             visited[query] = scored
-            for column in range(min(size, found.shape[1])):
-                found[query, column] = row_of(pool[column])
+            for column in range(min(size, results.shape[1])):
+                results[query, column] = row_of(pool[column])
 
 
 @numba.njit(cache=True, error_model="numpy")

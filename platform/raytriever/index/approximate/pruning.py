@@ -118,7 +118,7 @@ def _add_reverse(  # type: ignore[no-untyped-def]
 @numba.njit(cache=True, error_model="numpy")
 def exclude(documents, excluded):  # type: ignore[no-untyped-def]
     """Return the documents that are not excluded, in their order."""
-    kept = np.empty_like(documents)
+    remaining = np.empty_like(documents)
     count = 0
     for document in documents:
         is_excluded = False
@@ -127,6 +127,6 @@ def exclude(documents, excluded):  # type: ignore[no-untyped-def]
                 is_excluded = True
                 break
         if not is_excluded:
-            kept[count] = document
+            remaining[count] = document
             count += 1
-    return kept[:count]
+    return remaining[:count]

@@ -21,12 +21,10 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import fetch_dataset, open_dataset
-from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.prepare.prepared import splits_of
 from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.mining.config import ScoreConfig
+from raytriever.mining.inputs import open_with_all_splits
 from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision
@@ -241,7 +239,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
     commit = commit_of(job.config.model, job.config.revision or _recorded_revision(output, job.config.model))
     directory = resolve_model(job.config.model, commit or job.config.revision)
     teacher = CrossEncoder(directory, device, precision, job.config.max_length)
-    dataset = _open(job, report)
+    dataset = open_with_all_splits(job.dataset, job.split, job.max_bad_rows, report)
     pairs = collect_pairs(dataset, job.split, job.config)
     plan = ScorePlan(
         model=job.config.model,
@@ -281,13 +279,6 @@ def _recorded_revision(output: Path, model: str) -> str | None:
     """Return the commit of the hub model that an interrupted call used."""
     plan = read_plan(output)
     return plan.get("revision") if plan.get("model") == model else None
-
-
-def _open(job: ScoringJob, report: Callable[[str], None]) -> RetrievalDataset:
-    """Open the data set with the judgements of all its splits, because a table is checked against all of them."""
-    dataset = open_dataset(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
-    path = str(dataset.place)
-    return open_dataset(path, [job.split, *splits_of(fetch_dataset(path) or Path(path))])
 
 
 def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:

@@ -1,6 +1,6 @@
-"""One way to declare a setting: a dataclass field that carries its help text, its choices and its range.
+"""Declaration of settings: a dataclass field with its help text, choices and range.
 
-The command line, the configuration files and the validation all read the same declaration, so they cannot drift.
+The command line, the configuration files and the validation read the same declaration, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def option(
     form: str | None = None,
     needs: str | tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with what a user is told about it.
+    """Return a dataclass field that declares a setting.
 
     Args:
-        default: its value when nothing is said.
-        help: one sentence, with the unit where there is one.
-        choices: the only strings allowed.
-        minimum: the smallest number allowed.
-        above: a number that must be exceeded.
-        maximum: the largest number allowed.
-        reads: makes the value of what a flag or a file gives; raises ValueError saying what would be right.
-        form: how the value is written, for a setting that is read so.
-        needs: the other settings without which this one has no effect; see `NEEDS`. One of several is enough.
+        default: default value.
+        help: one sentence for `--help`, with the unit if there is one.
+        choices: allowed strings.
+        minimum: smallest allowed number.
+        above: lower bound that the number must exceed.
+        maximum: largest allowed number.
+        reads: function that makes the value from a flag or a file; its ValueError says what to give.
+        form: form of the value for `--help`, for a setting with `reads`.
+        needs: settings without which this one has no effect; see `NEEDS`. One of several is enough.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
@@ -53,27 +53,27 @@ def option(
 
 
 def flag_of(field_name: str) -> str:
-    """The command-line spelling of a field: `batch_size` is `--batch-size`."""
+    """Return the command-line spelling of a field: `batch_size` is `--batch-size`."""
     return "--" + field_name.replace("_", "-")
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """`did you mean 'mw'?` when something known is close, else the known names."""
+    """Return `did you mean 'mw'?` if a known name is similar, else the known names."""
     names = sorted(known)
     close = get_close_matches(wrong, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
 
-def read_option(field: dataclasses.Field[Any], given: Any, where: str) -> Any:
-    """The value of a setting that has a form of its own; raises `ConfigError` where it is not written so."""
+def read_option(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
+    """Return the value of a setting that has a form of its own; raises `ConfigError` for another form."""
     try:
-        return field.metadata["reads"](given)
+        return field.metadata["reads"](value)
     except ValueError as error:
-        raise ConfigError(f"{given!r} is invalid", where, str(error)) from error
+        raise ConfigError(f"{value!r} is invalid", where, str(error)) from error
 
 
 def check_options(config: Any) -> None:
-    """Hold every field of a dataclass instance to its declaration; raises `ConfigError` naming the flag."""
+    """Compare every field of a dataclass instance with its declaration; raises `ConfigError` with the flag."""
     for field in dataclasses.fields(config):
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
@@ -100,13 +100,13 @@ def check_options(config: Any) -> None:
                 raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.17g}")
 
 
-# How a setting names what it needs: `lora_rank` is given; `!max_steps` is not given; `loss=kl|mw` has one of these
-# values (one of its parts, if it is a list); `loss!=triplet` has another value.
+# Forms of a need: `lora_rank` is set; `!max_steps` is not set; `loss=kl|mw` has one of these values (a list contains
+# one of them); `loss!=triplet` has another value.
 NEEDS = re.compile(r"(!?)(\w+)(?:(!?=)([\w|.-]+))?")
 
 
 def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
-    """Return what each setting of some dataclasses needs, for those that need something."""
+    """Return the needs of each setting of some dataclasses that has any."""
     return {
         field.name: field.metadata["needs"]
         for kind in kinds
@@ -118,12 +118,12 @@ def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
 def without_effect(
     settings: Mapping[str, Any], given: Iterable[str], needs: Mapping[str, Sequence[str]]
 ) -> dict[str, ConfigError]:
-    """Return an error for each given setting that has no effect beside the others.
+    """Return an error for each explicit setting that has no effect with the others.
 
     Args:
-        settings: the value of every setting, by name.
-        given: names of those that were given; an empty value, which asks for nothing, is let pass.
-        needs: the needs of a setting, by its name; see `NEEDS`.
+        settings: value of every setting, by name.
+        given: names of the explicit settings; empty values pass.
+        needs: needs of each setting, by name; see `NEEDS`.
     """
     errors = {}
     for name in given:
@@ -138,12 +138,12 @@ def without_effect(
 
 
 def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) -> None:
-    """Refuse a setting that differs from its default and has no effect beside the others; raises `ConfigError`.
+    """Raise `ConfigError` for a setting that differs from its default and has no effect with the others.
 
     Args:
-        config: the dataclass instance whose settings are compared with their defaults.
-        others: further ones that its settings may need.
-        only: names of the settings that are looked at; all of them when None.
+        config: dataclass instance whose settings are compared with their defaults.
+        others: further instances whose settings these may need.
+        only: names of the settings to check; None for all.
     """
     settings = {name: value for each in (*others, config) for name, value in vars(each).items()}
     changed = [field.name for field in dataclasses.fields(config) if settings[field.name] != field.default]
@@ -153,15 +153,17 @@ def check_changed(config: Any, *others: Any, only: Iterable[str] | None = None) 
 
 
 def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
-    """Why a need is not met and what would meet it; None where it is met."""
+    """Return the reason why a need is not met, and a remedy; None if it is met."""
     match = NEEDS.fullmatch(need)
     assert match is not None, need
     negated, name, sign, values = match.groups()
     value, flag = settings.get(name), flag_of(name)
-    held = value not in (None, "", False, 0, [])
-    present = f"with {flag} {value}" if held and value is not True else f"with {flag}" if held else f"without {flag}"
+    is_set = value not in (None, "", False, 0, [])
+    present = (
+        f"with {flag} {value}" if is_set and value is not True else f"with {flag}" if is_set else f"without {flag}"
+    )
     if not sign:
-        return None if held != bool(negated) else (present, "" if negated else flag)
+        return None if is_set != bool(negated) else (present, "" if negated else flag)
     parts = {part.strip() for part in str(value).split(",")}
     if bool(parts & set(values.split("|"))) == (sign == "="):
         return None

@@ -53,7 +53,7 @@ _WORDS = {
 
 
 class _Mismatch(ValueError):
-    """A value is not what is expected; the text names its place, what it is and what is expected."""
+    """A value differs from the expected type; the text has its location, the value and the expectation."""
 
 
 def read_json(
@@ -183,7 +183,7 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
 
 
 def _depth(text: bytes) -> int:
-    """Return the deepest nesting of brackets, or less where it cannot be more than `_MOST_DEPTH`."""
+    """Return the deepest nesting of brackets, or a lower bound if it cannot exceed `_MOST_DEPTH`."""
     if text.count(b"[") + text.count(b"{") <= _MOST_DEPTH:
         return 0
     depth = deepest = 0
@@ -214,7 +214,7 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
 
 
 def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
-    """Return a value of one of JSON's own types; a whole number counts as a number, `true` and `false` never do."""
+    """Return a value of a JSON type. An integer counts as a number; `true` and `false` do not."""
     kind = type(None) if kind is None else kind
     fits = type(value) is kind or (kind is float and type(value) is int)
     if kind is dict and fits and (other := [key for key in value if type(key) is not str]):
@@ -227,8 +227,7 @@ def _plain(value: Any, kind: Any, path: tuple[str, ...]) -> Any:
 
 
 def _first_of(value: object, kinds: Sequence[Any], path: tuple[str, ...]) -> object:
-    """Return the value as the first type of a union that it fits; where it fits none, what the one of its own kind
-    says."""
+    """Return the value as the first type of a union that it fits; else raise the mismatch of the type of its kind."""
     reasons = []
     for kind in kinds:
         try:
@@ -254,7 +253,7 @@ def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
 
 @lru_cache
 def _fields(kind: Any) -> tuple[frozenset[str], dict[str, Any]]:
-    """Return the keys that must be there, and the type of each."""
+    """Return the required keys, and the type of each key."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
@@ -282,7 +281,7 @@ def _plain_loader() -> Any:
     import yaml
 
     class Plain(yaml.SafeLoader):
-        """Plain values only."""
+        """Loader of plain values only."""
 
     def integer(loader: Any, node: Any) -> Any:
         return node.value if ":" in node.value else loader.construct_yaml_int(node)
@@ -293,7 +292,7 @@ def _plain_loader() -> Any:
 
 @dataclasses.dataclass
 class _Node:
-    """A list or mapping of YAML whose end has not come: its values with aliases written out, and its keys by line."""
+    """Open list or mapping of YAML: the number of its values with aliases expanded, and its keys by line."""
 
     anchor: str | None
     is_mapping: bool
@@ -304,7 +303,7 @@ class _Node:
 
 
 def _check_events(events: Any) -> None:
-    """Raise `_Mismatch` where YAML is nested too deep, has too many values with aliases written out, or a key twice.
+    """Raise `_Mismatch` for YAML that is nested too deep, has too many values with aliases expanded, or a key twice.
 
     Only the events are read, so that no value exists yet: eight lines of aliases may stand for billions of values.
     """
@@ -337,7 +336,7 @@ def _check_events(events: Any) -> None:
 
 
 def _count(parent: _Node, event: Any, values: int, height: int, line: int) -> None:
-    """Add a whole child to its list or mapping."""
+    """Add a complete child to its list or mapping."""
     parent.values += values
     parent.height = max(parent.height, height + 1)
     if parent.values > _MOST_YAML_VALUES:

@@ -1,9 +1,9 @@
-"""The embedded data set: the documentation of one's own Python, as questions and answers.
+"""Embedded data set: the documentation of the installed Python packages, as questions and answers.
 
 1. Every source file of the standard library and of the installed packages is read; nothing is imported.
-2. A docstring's first sentence is the query; qualified name, signature and the rest are its one passage.
-3. Equal sentences and equal passages count once, so that no sentence stands in two splits; a sentence that
-   its own passage repeats would be a question about nothing but copying, and is left out.
+2. The first sentence of a docstring is the query; qualified name, signature and the rest are its only passage.
+3. Equal sentences and equal passages count once, so no sentence is in two splits. A sentence that its own passage
+   repeats is left out, because copying would answer it.
 4. A hash of the qualified name decides the split; all passages are the corpus.
 5. The result is a folder in BEIR layout in the cache, named by a key of all installed versions.
 """
@@ -34,7 +34,7 @@ _TEST_BELOW, _DEV_BELOW = 0.035, 0.07
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """A query and its passage."""
+    """Query and its passage."""
 
     name: str
     query: str
@@ -42,14 +42,14 @@ class Pair:
 
     @property
     def split(self) -> str:
-        """Where the hash of the name puts it."""
+        """Split by the hash of the name."""
         share = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
         return "test" if share < _TEST_BELOW else "dev" if share < _DEV_BELOW else "train"
 
 
 @activity("reading the docstrings of this Python")
 def pydocs_folder(cache: Path | None = None) -> Path:
-    """Return the folder of the data set for this environment, built if the cache has no whole one."""
+    """Return the folder of the data set for this environment; build it if the cache has no complete one."""
     cache = cache or cache_folder()
     versions = installed_versions()
     key = hashlib.sha256(json.dumps([BUILDER_VERSION, *versions]).encode()).hexdigest()
@@ -91,7 +91,7 @@ def pairs_of(roots: list[Path]) -> Iterator[Pair]:
 
 
 def distinct(pairs: Iterator[Pair]) -> list[Pair]:
-    """One pair a name, a sentence and a passage: of several, the one with the shortest name."""
+    """Return one pair for each name, sentence and passage: of several, the one with the shortest name."""
     seen: set[tuple[str, str]] = set()
     kept = []
     for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):
@@ -107,8 +107,7 @@ def distinct(pairs: Iterator[Pair]) -> list[Pair]:
 
 
 def write_pairs(pairs: list[Pair], folder: Path) -> None:
-    """Write the pairs in BEIR layout. A query's id differs from its passage's: BEIR drops documents whose id
-    is the query's."""
+    """Write the pairs in BEIR layout. Query and passage have different ids: BEIR drops documents with equal ids."""
     with (folder / "corpus.jsonl").open("w", encoding="utf-8", newline="\n") as corpus:
         corpus.writelines(_line(_id=p.name, title=p.name, text=p.passage) for p in pairs)
     with (folder / "queries.jsonl").open("w", encoding="utf-8", newline="\n") as queries:

@@ -1,8 +1,8 @@
 """Docstrings of a source file, found without importing it, each as a question and an answer.
 
-1. A regular expression finds where classes and functions begin; their indentation tells what is inside what.
-2. Where a docstring follows, the header and the docstring alone are parsed with `ast`: a body costs nothing, and
-   parsing a whole environment takes seconds, not minutes.
+1. A regular expression finds the beginnings of classes and functions; their indentation gives the nesting.
+2. If a docstring follows, only the header and the docstring are parsed with `ast`. Bodies are not parsed, so a whole
+   environment takes seconds, not minutes.
 3. The first sentence is the question, the rest of the docstring the answer. Markup (reStructuredText roles, back
    quotes, underlines, doctest prompts) is removed."""
 
@@ -26,7 +26,7 @@ _DEFAULT_CHARACTERS = 24
 
 @dataclass(frozen=True)
 class Documented:
-    """A public class or function: its name within the module (`Series.map`), its signature, its docstring."""
+    """Public class or function: its name within the module (`Series.map`), its signature, its docstring."""
 
     name: str
     signature: str
@@ -61,14 +61,14 @@ def documented(source: str) -> Iterator[Documented]:
 
 
 def _is_interface(enclosing: list[tuple[int, str, str]]) -> bool:
-    """Return True if no name is private and nothing but classes is around: what is inside a function is its own."""
+    """Return True if no name is private and only classes enclose it: definitions inside functions are private."""
     return not any(name.startswith("_") for _, _, name in enclosing) and all(
         kind == "class" for _, kind, _ in enclosing[:-1]
     )
 
 
 def signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-    """`name(a, b=1, *c)`: no annotations and no `self`; a class with its bases."""
+    """Return the signature as `name(a, b=1, *c)`, without annotations and `self`; a class with its bases."""
     if isinstance(node, ast.ClassDef):
         return f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)})".replace("()", "")
     arguments = node.args
@@ -95,7 +95,7 @@ def _argument(name: str, default: ast.expr | None) -> str:
 
 
 def _parse(snippet: str, indented: bool) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
-    """Return the definition a snippet begins with; None where the regular expressions were fooled."""
+    """Return the definition at the beginning of a snippet; None if the regular expressions were wrong."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # other people's invalid escapes
@@ -174,7 +174,7 @@ def flat(text: str) -> str:
 
 
 def without(text: str, sentence: str) -> str:
-    """Return the text with every verbatim repetition of the sentence taken out, whatever its case and last stop."""
+    """Return the text without verbatim repetitions of the sentence, in any case and with or without the full stop."""
     bare = sentence.rstrip(".!? ")
     if bare.lower() not in text.lower():
         return " ".join(text.split())
@@ -182,5 +182,5 @@ def without(text: str, sentence: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Letters and digits in lower case, blanks between: two texts alike in it are the same to a reader."""
+    """Return letters and digits in lower case, separated by blanks: equal results are equal texts for a reader."""
     return " ".join(re.findall(r"[^\W_]+", text.lower()))

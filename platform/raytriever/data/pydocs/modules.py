@@ -41,7 +41,7 @@ def source_roots() -> list[Path]:
 
 
 def modules_of(root: Path) -> Iterator[tuple[str, Path]]:
-    """Dotted name and file of each module that is part of an interface, in the order of their names."""
+    """Yield dotted name and file of each module that is part of an interface, in the order of their names."""
     for here, folders, files in walk(root):
         folders[:] = sorted(name for name in folders if _is_package(name))
         inside = Path(here).relative_to(root).parts
@@ -67,13 +67,13 @@ def is_public(name: str) -> bool:
 
 
 class PublicNames:
-    """Collects what packages and their `api` modules import, then names what is defined elsewhere."""
+    """Public names: the imports of packages and of their `api` modules, for definitions of other modules."""
 
     def __init__(self) -> None:
         self._importers: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
 
     def read(self, exporter: str, package: str, source: str) -> None:
-        """Take in the source of the module `exporter`, whose relative imports count from `package`."""
+        """Add the source of the module `exporter`, whose relative imports start at `package`."""
         for dots, module, several, one in _IMPORT.findall(source):
             parts = package.split(".")
             if dots:

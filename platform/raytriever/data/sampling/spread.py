@@ -91,7 +91,7 @@ def place_all(offsets, documents, size, items, begins, head, batch, batches):  #
 
 @numba.njit(cache=True)
 def _search(offsets, documents, item, begin, keys, links, room, batches, steps):  # type: ignore[no-untyped-def]
-    """The first batch from `begin` on with room and none of the item's documents; `batches` if there is none."""
+    """Return the first batch from `begin` with room and none of the item's documents; `batches` if there is none."""
     at = begin
     for _ in range(ROUNDS):
         before = at
@@ -116,7 +116,7 @@ def _search(offsets, documents, item, begin, keys, links, room, batches, steps):
 
 @numba.njit(cache=True)
 def _slot(keys, key):  # type: ignore[no-untyped-def]
-    """Where the key stands, or the empty slot where it would."""
+    """Return the slot of the key, or the empty slot for it."""
     mask = len(keys) - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
@@ -127,7 +127,7 @@ def _slot(keys, key):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _insert(keys, links, document, at, batches):  # type: ignore[no-untyped-def]
-    """Note that a batch holds a document; 1 if it did not before."""
+    """Record that a batch holds a document; return 1 if it did not before."""
     key = document * np.int64(batches + 1) + at
     slot = _slot(keys, key)
     if keys[slot] >= 0:
@@ -138,7 +138,7 @@ def _insert(keys, links, document, at, batches):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _next(keys, links, document, at, batches, steps):  # type: ignore[no-untyped-def]
-    """The first batch from `at` on that does not hold the document."""
+    """Return the first batch from `at` that does not hold the document."""
     base = document * np.int64(batches + 1)
     root = at
     slot = _slot(keys, base + root)
@@ -156,7 +156,7 @@ def _next(keys, links, document, at, batches, steps):  # type: ignore[no-untyped
 def _settle(  # type: ignore[no-untyped-def]
     offsets, documents, size, items, head, batch, batches, fill, taken, held, left, pairs, steps
 ):
-    """Place what was left over: where a place is free, by an exchange with an item of another batch, or anyhow."""
+    """Place the items left over: in a free slot, by an exchange with an item of another batch, or in any batch."""
     budget = steps[0] + EXCHANGES * (pairs + len(items))
     open_documents, own_documents = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     unplaced = np.empty(len(left), np.int64)
@@ -213,7 +213,7 @@ def _mark(offsets, documents, items, head, taken, batch, at, fill, marks, mark, 
 
 @numba.njit(cache=True)
 def _meets(offsets, documents, item, marks, mark):  # type: ignore[no-untyped-def]
-    """Whether a document of the item is marked."""
+    """Return True if a document of the item is marked."""
     for place in range(offsets[item], offsets[item + 1]):  # noqa: SIM110 - numba knows no generators
         if marks[documents[place]] == mark:
             return True
@@ -224,7 +224,10 @@ def _meets(offsets, documents, item, marks, mark):  # type: ignore[no-untyped-de
 def _exchange(  # type: ignore[no-untyped-def]
     offsets, documents, items, head, taken, batch, at, fill, open_documents, own_documents, mark, steps
 ):
-    """A place of batch `at` whose item fits the open batch, and but for which the marked item fits here; or -1."""
+    """Return a slot of batch `at` for an exchange, or -1.
+
+    Its item fits the open batch, and without it the marked item fits batch `at`.
+    """
     only, found = -1, -1
     for place in range(at * batch, at * batch + fill):
         number = taken[place]
@@ -243,7 +246,7 @@ def _exchange(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def choose_apart(offsets, documents, size, items, count):  # type: ignore[no-untyped-def]
-    """`count` of the items, chosen from the last on so that no two share a document where that can be.
+    """Choose `count` of the items, from the last one, so that no two share a document if possible.
 
     Returns:
         For each item whether it was chosen.
@@ -270,7 +273,7 @@ def choose_apart(offsets, documents, size, items, count):  # type: ignore[no-unt
 
 @numba.njit(cache=True)
 def count_shared(offsets, documents, size, items, batch):  # type: ignore[no-untyped-def]
-    """How many items share a document with an earlier one of their batch."""
+    """Return the number of items that share a document with an earlier one of their batch."""
     seen = np.full(size, -1, np.int64)
     shared = 0
     for place, item in enumerate(items):
@@ -283,15 +286,15 @@ def count_shared(offsets, documents, size, items, batch):  # type: ignore[no-unt
 
 
 class Spread:
-    """A stream (`order.Stream`): the epochs of another, rearranged for one batch size.
+    """Stream (`order.Stream`) that rearranges the epochs of another for one batch size.
 
-    An epoch smaller than a batch is left as it is: each batch holds some query twice.
+    An epoch smaller than a batch does not change: each batch contains some query twice.
 
     Args:
-        stream: what is rearranged.
-        batch_size: places of a window.
-        positives: the relevant documents of each example.
-        seed: another seed, another arrangement.
+        stream: stream to rearrange.
+        batch_size: number of slots of a window.
+        positives: relevant documents of each example.
+        seed: seed of the arrangement.
     """
 
     def __init__(self, stream: Stream, batch_size: int, positives: Positives, seed: int) -> None:
@@ -303,11 +306,11 @@ class Spread:
 
     @property
     def size(self) -> int:
-        """The places of an epoch."""
+        """Number of slots of an epoch."""
         return self._stream.size
 
     def _arranged(self, number: int) -> Epoch:
-        """See `order.Stream`; two epochs are kept."""
+        """Return an epoch; see `order.Stream`. Two epochs are cached."""
         epoch = self._stream.epoch(number)
         if self.size < self._batch:
             return epoch
@@ -333,19 +336,19 @@ class Spread:
         return found
 
     def _part(self, number: int) -> ndarray:
-        """Which places of the stream's epoch are put into its last, straddling window."""
+        """Return the slots of the stream's epoch that go into its last window, which the next epoch completes."""
         count = (number + 1) * self.size % self._batch
         return choose_apart(self._offsets, self._documents, self._distinct, self._stream.epoch(number).examples, count)
 
     def _head(self, number: int) -> Int64[ndarray, " places"]:
-        """Return the examples of the epoch before in the first window of this one, in their order."""
+        """Return the examples of the previous epoch in the first window of this one, in their order."""
         count = number * self.size % self._batch
         if not count:
             return np.zeros(0, dtype=np.int64)
         return self._stream.epoch(number - 1).examples[self._parted(number - 1)]
 
     def _choosers(self, examples: ndarray, windows: int, number: int) -> tuple[ndarray, ndarray]:
-        """Return the order in which examples choose, and the window each begins at."""
+        """Return the order in which examples choose, and the first window that each tries."""
         starts, counts = self._offsets[examples], np.diff(self._offsets)[examples]
         inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         documents = self._documents[np.repeat(starts, counts) + inner]
@@ -362,7 +365,7 @@ class Spread:
 
 
 def shared(order: Order, positives: Positives, steps: range) -> int:
-    """How many queries of these steps share a positive with an earlier one of their batch, whatever the order."""
+    """Return the number of queries of these steps that share a positive with an earlier one of their batch."""
     if not steps:
         return 0
     items = np.concatenate([order.batch(step) for step in steps])
@@ -370,6 +373,9 @@ def shared(order: Order, positives: Positives, steps: range) -> int:
 
 
 def _compact(positives: Positives) -> tuple[ndarray, ndarray, int]:
-    """Offsets, documents numbered without gaps (marks cost the positives then, not the corpus), and how many."""
+    """Return the offsets, the documents numbered without gaps, and their number.
+
+    Without gaps, the memory of marks grows with the positives, not with the corpus.
+    """
     distinct, documents = np.unique(positives.documents, return_inverse=True)
     return positives.offsets, documents.astype(np.int64), len(distinct)

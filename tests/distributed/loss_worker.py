@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from raytriever.errors import LossInputError
-from raytriever.losses.config import LOSS_NAMES, SOFTENED, LossConfig
+from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
 from raytriever.training.parallel.process_group import GroupWorkers
@@ -61,7 +61,11 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
         ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step, teacher
     )
     out: dict[str, torch.Tensor] = {}
-    for name in (*LOSS_NAMES, *(f"{name}{NESTED}" for name in LOSS_NAMES), *(f"{name}{SOFT}" for name in SOFTENED)):
+    for name in (
+        *LOSS_NAMES,
+        *(f"{name}{NESTED}" for name in LOSS_NAMES),
+        *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES),
+    ):
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
         plain = name.removesuffix(NESTED).removesuffix(SOFT)

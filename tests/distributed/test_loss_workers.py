@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.losses.config import LOSS_NAMES, SOFTENED
+from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES
 
 SIZES = (1, 2, 4)
 Results = dict[tuple[int, int], dict[str, torch.Tensor]]
@@ -31,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize(
-    "name", [*LOSS_NAMES, *(f"{name} nested" for name in LOSS_NAMES), *(f"{name} soft" for name in SOFTENED)]
+    "name", [*LOSS_NAMES, *(f"{name} nested" for name in LOSS_NAMES), *(f"{name} soft" for name in SOFT_LABEL_LOSSES)]
 )
 def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: Results) -> None:
     expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}

@@ -147,7 +147,7 @@ def test_few_misordered_queries_are_warned_of() -> None:
     assert auc_interval(up, down, np.arange(100), np.arange(100)).note is None
 
 
-def test_what_has_no_interval_is_told() -> None:
+def test_a_missing_interval_is_reported() -> None:
     some = np.array([1.0, 2.0])
     with pytest.raises(MetricInputError, match="a pool without scores"):
         auc_interval(some[:0], some)

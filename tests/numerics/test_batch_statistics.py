@@ -1,4 +1,4 @@
-"""What is told of a batch beside its loss: the AUC and the drift, literally, at any number of workers."""
+"""Statistics of a batch, AUC and drift, against their literal form with any number of workers."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def literal_auc(step: int = 1) -> float:
     return sum((g > b) + (g == b) / 2 for g in good for b in bad) / len(good) / len(bad)
 
 
-def told(size: int, statistic: Callable[[Candidates, Workers], torch.Tensor]) -> list[float]:
-    """What each of `size` workers is told."""
+def statistic_of_workers(size: int, statistic: Callable[[Candidates, Workers], torch.Tensor]) -> list[float]:
+    """Return the statistic of each of `size` workers."""
     table, meeting = [None] * size, Barrier(size, timeout=30)
 
     def work(rank: int) -> float:
@@ -86,7 +86,7 @@ def told(size: int, statistic: Callable[[Candidates, Workers], torch.Tensor]) ->
 def test_the_auc_is_that_of_the_queries_looked_at(size: int, most: int, step: int) -> None:
     expected = literal_auc(step)
     assert 0.1 < expected < 0.9
-    for answer in told(size, lambda candidates, workers: batch_auc(candidates, workers, most)):
+    for answer in statistic_of_workers(size, lambda candidates, workers: batch_auc(candidates, workers, most)):
         assert answer == pytest.approx(expected, abs=1e-12)
 
 
@@ -96,7 +96,7 @@ def test_the_mmd_is_between_the_centres(size: int) -> None:
     positives = torch.stack([passages[int(d)] for row in ids.positives for d in set(row.tolist()) if d >= 0])
     expected = float((queries.mean(0) - positives.mean(0)).square().sum())
     assert expected > 0.01
-    for answer in told(size, query_positive_mmd):
+    for answer in statistic_of_workers(size, query_positive_mmd):
         assert answer == pytest.approx(expected, abs=1e-12)
 
 

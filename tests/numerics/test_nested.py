@@ -82,18 +82,18 @@ def test_the_whole_width_alone_is_the_loss_without_nesting_to_the_bit(name: str)
 def test_statistics_of_each_width_are_those_of_cut_embeddings(name: str) -> None:
     batch = batch_of(4, True)
     settings = config(name, distribution_weight=0.3)
-    told = build_loss(settings, True)(batch.queries, batch.passages, batch.ids)
-    total = 0.3 * float(told.statistics["distribution_distance"])
+    output = build_loss(settings, True)(batch.queries, batch.passages, batch.ids)
+    total = 0.3 * float(output.statistics["distribution_distance"])
     for width in WIDTHS:
         parts = (cut(x.detach(), width, True) for x in (batch.queries, batch.passages))
         plain = build_loss(config(name, ""))(*parts, batch.ids)
         after = "" if width == 6 else f"_at_{width}"
         for statistic in ("batch_auc", "query_positive_distance", "query_positive_mmd"):
-            torch.testing.assert_close(told.statistics[statistic + after], plain.statistics[statistic])
-        torch.testing.assert_close(told.statistics[f"loss_at_{width}"], plain.value)
+            torch.testing.assert_close(output.statistics[statistic + after], plain.statistics[statistic])
+        torch.testing.assert_close(output.statistics[f"loss_at_{width}"], plain.value)
         total += float(plain.value)
-    assert told.value.item() == pytest.approx(total, rel=1e-6)
-    assert all(not number.requires_grad and number.ndim == 0 for number in told.statistics.values())
+    assert output.value.item() == pytest.approx(total, rel=1e-6)
+    assert all(not number.requires_grad and number.ndim == 0 for number in output.statistics.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

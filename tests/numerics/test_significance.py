@@ -142,7 +142,7 @@ def test_marks_as_in_the_papers_tables_after_holm() -> None:
     assert found["up"].difference == pytest.approx(0.1)
 
 
-def test_what_cannot_be_paired_is_told() -> None:
+def test_unpaired_scores_are_reported() -> None:
     one, three = np.array([0.1]), np.array([0.1, 0.2, np.nan])
     with pytest.raises(MetricInputError, match="at least two"):
         paired_t_test(one, one)

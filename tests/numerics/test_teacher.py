@@ -122,14 +122,16 @@ def test_a_batch_that_nobody_was_asked_about_has_the_loss_of_infonce(name: str) 
     assert all(torch.equal(one, other) for one, other in zip(ours, infonce, strict=True))
 
 
-def test_what_is_told_of_teacher_and_student() -> None:
+def test_statistics_of_teacher_and_student() -> None:
     batch = group_of([0.5, 0.3, 0.3, 0.9], [5.0, 1.0, 4.0, float("nan")])
-    told = build_loss(LossConfig("kl"))(batch.queries, batch.passages, batch.ids).statistics
-    assert float(told["teacher_missing"]) == pytest.approx(0.25)
-    assert float(told["teacher_agreement"]) == pytest.approx(2.5 / 3)  # of three pairs two are right, one is tied
+    statistics = build_loss(LossConfig("kl"))(batch.queries, batch.passages, batch.ids).statistics
+    assert float(statistics["teacher_missing"]) == pytest.approx(0.25)
+    assert float(statistics["teacher_agreement"]) == pytest.approx(2.5 / 3)  # of three pairs two are right, one is tied
     turned = with_scores(batch, -batch.ids.teacher.scores)
-    told = build_loss(LossConfig("infonce", soft_labels=True))(batch.queries, batch.passages, turned.ids).statistics
-    assert float(told["teacher_agreement"]) == pytest.approx(0.5 / 3)
+    statistics = build_loss(LossConfig("infonce", soft_labels=True))(
+        batch.queries, batch.passages, turned.ids
+    ).statistics
+    assert float(statistics["teacher_agreement"]) == pytest.approx(0.5 / 3)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in SOFT_LABEL_LOSSES])

@@ -116,7 +116,7 @@ def test_anywhere_else_it_comes_at_once(number: int) -> None:
         signal.raise_signal(number)
 
 
-def test_who_asks_is_told_until_another_block_begins() -> None:
+def test_an_interruption_is_reported_until_another_block_begins() -> None:
     with interruptible():
         check_interrupted()
         with pytest.raises(KeyboardInterrupt):

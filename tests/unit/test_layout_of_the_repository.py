@@ -44,6 +44,6 @@ def test_a_module_opens_with_its_idea_and_is_short(module: Path) -> None:
     assert text.count("\n") <= LONGEST
 
 
-def test_the_version_is_told_once() -> None:
+def test_the_version_is_stated_once() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert raytriever.__version__ == project["version"]

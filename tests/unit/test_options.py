@@ -27,7 +27,7 @@ def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"batch_size": 0}, "--batch-size: 0 is out of range; give a value at least 1"),
         ({"batch_size": 2**32}, "--batch-size: 4294967296 is out of range; give a value at most 4294967295"),
@@ -39,10 +39,10 @@ def test_what_is_allowed_passes(settings: dict[str, Any]) -> None:
         ({"name": "zzz"}, "--name: unknown value 'zzz'; choose from cls, mean"),
     ],
 )
-def test_what_is_not_is_told_by_its_flag(settings: dict[str, Any], told: str) -> None:
+def test_an_invalid_value_is_reported_by_its_flag(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_options(Settings(**settings))
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 def test_names() -> None:

@@ -89,17 +89,17 @@ def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda file: file.unlink(), "missing, though"),
         (lambda file: file.write_text("on"), "torn: 2 bytes of 3"),
         (lambda file: file.write_text("two"), "changed: its SHA-256"),
     ],
 )
-def test_damage_is_told_by_file(tmp_path: Path, damage, told: str) -> None:
+def test_damage_is_reported_by_file(tmp_path: Path, damage, message: str) -> None:
     commit(tmp_path / "run")
     damage(tmp_path / "run" / "inner" / "a.txt")
-    with pytest.raises(StorageError, match=rf"inner/a\.txt: {told}"):
+    with pytest.raises(StorageError, match=rf"inner/a\.txt: {message}"):
         read_manifest(tmp_path / "run")
 
 
@@ -130,8 +130,8 @@ def test_a_manifest_names_only_files_within(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_that_nothing_can_be_made_in() -> None:
-    told = "/proc/nowhere/out: no folder can be made there; give a path you may write"
-    with pytest.raises(StorageError, match=told), one_writer(Path("/proc/nowhere/out")):
+    message = "/proc/nowhere/out: no folder can be made there; give a path you may write"
+    with pytest.raises(StorageError, match=message), one_writer(Path("/proc/nowhere/out")):
         pass
 
 

@@ -79,7 +79,7 @@ def test_every_print_goes_through_one_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "code", "told"),
+    ("redirection", "code", "message"),
     [
         (">/dev/full", 2, "error: standard output: no space left on the disk"),
         (">&-", 0, ""),
@@ -89,14 +89,14 @@ def test_every_print_goes_through_one_module() -> None:
     ],
 )
 @pytest.mark.parametrize("words", ["--help", "search --help"])
-def test_standard_streams_that_fail(redirection: str, code: int, told: str, words: str) -> None:
+def test_standard_streams_that_fail(redirection: str, code: int, message: str, words: str) -> None:
     program = "import time; time.sleep(0.3); from raytriever.cli.main import entry; entry()"
     line = f'"$0" -c "$1" {words} {redirection}'
     done = subprocess.run(
         ["bash", "-c", line, sys.executable, program], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == code, done.stderr
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert done.stderr.count("\n") <= 1

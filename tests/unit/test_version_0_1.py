@@ -19,7 +19,7 @@ from raytriever.cli.train import _parser, resolve_settings
 from raytriever.config import Curriculum
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import quietly
+from raytriever.data.prepare.pipeline import ignore_line
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.systems import evaluate_retriever
@@ -128,8 +128,8 @@ def test_a_sweep_is_finished(files: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_negatives_table_is_read(files: Path) -> None:
-    opened, _ = open_run(settings("--negatives-table", "table"), quietly)
-    table = find_negatives(opened.stages[0], bm25_of, quietly)
+    opened, _ = open_run(settings("--negatives-table", "table"), ignore_line)
+    table = find_negatives(opened.stages[0], bm25_of, ignore_line)
     assert table is not None
     assert len(table) == 80
 
@@ -137,11 +137,11 @@ def test_a_negatives_table_is_read(files: Path) -> None:
 def test_training_continues_from_a_checkpoint(files: Path) -> None:
     curriculum = settings("--max-steps", str(STEPS))
     assert open_run_directory(Path("interrupted"), curriculum, fresh=False).state == "interrupted"
-    opened, _ = open_run(curriculum, quietly)
+    opened, _ = open_run(curriculum, ignore_line)
     config = curriculum.base
     retriever = load_retriever(config.model)
     prepare_for_training(retriever, config.model, config.training.seed)
-    negatives = find_negatives(opened.stages[0], bm25_of, quietly)
+    negatives = find_negatives(opened.stages[0], bm25_of, ignore_line)
     places = [dataset.place for dataset in opened.stages[0].material.datasets]
     reading = tokenisation_of(retriever), config.training.batch_size, config.training.seed
     material = TrainingData.open(places, config.data, *reading)

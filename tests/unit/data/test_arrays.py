@@ -53,14 +53,14 @@ def test_a_bad_object_costs_itself_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [1, 2, 5, 20])
-def test_an_array_cut_off_is_told_with_its_last_row(tmp_path: Path, end: int) -> None:
+def test_a_truncated_array_is_reported_with_its_last_row(tmp_path: Path, end: int) -> None:
     content = json.dumps([{"a": "x" * 30}, {"b": "y" * 30}]).encode()
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(content[:-end]))
     with pytest.raises(DataError, match=rf"a\.json\.gz: the JSON array is cut off after row {2 if end == 1 else 1}"):
         rows(tmp_path / "a.json.gz")
 
 
-def test_what_is_no_array_is_told(tmp_path: Path) -> None:
+def test_a_file_without_an_array_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}')
     with pytest.raises(DataError, match=r"begins with '\{\"a\": 1\}', not with a JSON array"):
         rows(tmp_path / "a.json")

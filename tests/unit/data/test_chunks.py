@@ -139,12 +139,12 @@ def test_a_text_of_ten_megabytes_is_one_row(tmp_path: Path) -> None:
         (b'{"_id": "a", "text": "x", "title": 3}', '"title" is int, not a string'),
     ],
 )
-def test_one_bad_row_stands_aside_alone(tmp_path: Path, row: bytes, reason: str) -> None:
+def test_one_bad_row_is_quarantined_alone(tmp_path: Path, row: bytes, reason: str) -> None:
     part = part_of(write(tmp_path / "a.jsonl", [document(1, "a"), row, document(3, "b")]))
     assert texts(part) == ["a", "b"]
-    ((number, told),) = bad(part)
+    ((number, message),) = bad(part)
     assert number == 2
-    assert told.startswith(reason)
+    assert message.startswith(reason)
 
 
 def test_whole_numbers_serve_as_ids(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_whole_numbers_serve_as_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: b"text\n", lambda raw: raw[:40] + b"x" * 40])
 @pytest.mark.parametrize("kind", ["json", "array", "tsv"])
-def test_a_broken_gzip_is_told_by_file(tmp_path: Path, damage: Any, kind: Kind) -> None:
+def test_a_broken_gzip_is_reported_by_file(tmp_path: Path, damage: Any, kind: Kind) -> None:
     rows = [document(n, f"text {n}") for n in range(1000)]
     content = b"[" + b",".join(rows) + b"]" if kind == "array" else b"query-id\tcorpus-id\tscore\n" + b"\n".join(rows)
     file = tmp_path / "a.gz"
@@ -163,7 +163,7 @@ def test_a_broken_gzip_is_told_by_file(tmp_path: Path, damage: Any, kind: Kind) 
         list(read_chunks(part_of(file, kind), 0))
 
 
-def test_a_gzip_broken_late_gives_what_stands_before(tmp_path: Path) -> None:
+def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     rows = [document(n, f"{n * n * 7919} " * 40) for n in range(3000)]
     file.write_bytes(gzip.compress(b"\n".join(rows))[:-100])
@@ -176,7 +176,7 @@ def test_a_gzip_broken_late_gives_what_stands_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("json", "no row in it, the file is empty; give one JSON object a line"),
         ("array", "no row in it, the file is empty; give an array of JSON objects"),
@@ -184,11 +184,11 @@ def test_a_gzip_broken_late_gives_what_stands_before(tmp_path: Path) -> None:
         ("tsv", " row 1: the header is '' (the file is empty); it must be query-id<TAB>corpus-id<TAB>score"),
     ],
 )
-def test_a_file_of_no_bytes_is_empty(tmp_path: Path, kind: Kind, told: str) -> None:
+def test_a_file_of_no_bytes_is_empty(tmp_path: Path, kind: Kind, message: str) -> None:
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(DataError) as caught:
         list(read_chunks(part_of(tmp_path / "a", kind), 0))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_of_blank_lines_has_no_row(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_one_example_a_query_with_positives() -> None:
     assert examples.positives.of(1).tolist() == [2, 5, 7]
 
 
-def test_the_positive_is_drawn_anew_each_epoch_and_all_come_up() -> None:
+def test_the_positive_is_drawn_again_each_epoch_and_all_occur() -> None:
     examples = Examples.of(DATASET, "train", seed=0)
     drawn = np.array([examples.drawn_positives(*every(examples, epoch), 1)[:, 0] for epoch in range(300)])
     assert set(drawn[:, 0]) == {1}

@@ -130,7 +130,7 @@ def test_a_folder_and_a_file_of_the_hub(hub: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("hf://datasets/org/none", "the hub has no such data set, or you may not read it; check its name"),
         ("hf://datasets/org/tiny@v9", "the data set has no revision 'v9'"),
@@ -138,10 +138,10 @@ def test_a_folder_and_a_file_of_the_hub(hub: str) -> None:
         ("hf://org/tiny", "not an address on the hub; write hf://datasets/ORG/NAME"),
     ],
 )
-def test_what_the_hub_has_not_is_one_line(hub: str, name: str, told: str) -> None:
+def test_a_missing_data_set_of_the_hub_is_one_line(hub: str, name: str, reported: str) -> None:
     with pytest.raises(DataError) as caught:
         Source.open(name)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

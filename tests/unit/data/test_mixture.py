@@ -148,7 +148,7 @@ def test_weights_are_read_exactly(text: str, weights: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("1", "'1' is 1 for 2 data sets; give one for each"),
         ("1,0", "'0' is no weight"),
@@ -158,8 +158,8 @@ def test_weights_are_read_exactly(text: str, weights: tuple[int, ...]) -> None:
         ("1,x", "'x' is no weight"),
     ],
 )
-def test_wrong_weights_are_told(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match="--dataset-weights: " + told):
+def test_wrong_weights_are_reported(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="--dataset-weights: " + message):
         parse_weights(text, [3, 3])
     with pytest.raises(ConfigError, match="without training examples"):
         parse_weights("1,1", [3, 0])

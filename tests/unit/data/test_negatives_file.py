@@ -74,7 +74,7 @@ def test_a_single_file_of_others_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"origin": None}, "no column 'origin'; there are query, document, rank, score, round"),
         ({"query": ["q\u20280", "q9"]}, "1 of 2 rows name an unknown query, the first 'q9'"),
@@ -89,11 +89,11 @@ def test_a_single_file_of_others_is_read(tmp_path: Path) -> None:
         ({"rank": [0, -1]}, "rank -1 is out of range"),
     ],
 )
-def test_a_wrong_file_is_told(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_wrong_file_is_reported(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     pq.write_table(columns(**changes), tmp_path / "t.parquet")
     with pytest.raises(DataError) as error:
         read_negatives(tmp_path / "t.parquet", dataset())
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "t.parquet" in str(error.value)
 
 
@@ -125,7 +125,7 @@ def test_extension_columns_are_refused(tmp_path: Path, registered: bool, column:
             pa.unregister_extension_type("made.known")
 
 
-def test_broken_and_missing_files_are_told(tmp_path: Path) -> None:
+def test_broken_and_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no negatives table"):
         read_negatives(tmp_path / "none", dataset())
     (tmp_path / "t.parquet").write_bytes(b"")

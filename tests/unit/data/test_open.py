@@ -124,7 +124,7 @@ def test_an_unknown_name_says_what_would_be_right(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("file", "row", "content", "told"),
+    ("file", "row", "content", "message"),
     [
         ("corpus.jsonl", 5, b"{", "not JSON"),
         ("corpus.jsonl", 5, b'{"_id": "d4", "text": "\xff"}', "byte 0xff at column 24 is not UTF-8"),
@@ -142,7 +142,7 @@ def test_an_unknown_name_says_what_would_be_right(folder: Path, monkeypatch: pyt
     ],
 )
 def test_one_bad_row_is_quarantined_alone(
-    folder: Path, tmp_path: Path, file: str, row: int, content: bytes, told: str
+    folder: Path, tmp_path: Path, file: str, row: int, content: bytes, message: str
 ) -> None:
     edit(folder / file, lambda lines: lines.__setitem__(row - 1, content))
     for split in ("train", "test"):  # where nothing else names what is spoilt here
@@ -153,10 +153,10 @@ def test_one_bad_row_is_quarantined_alone(
     (entry,) = dataset.quarantine.entries
     assert json.loads(dataset.quarantine.write(tmp_path / "run").path.read_text()) == entry
     assert (entry["file"], entry["row"]) == (str(folder / file), row)
-    assert entry["reason"].startswith(told)
+    assert entry["reason"].startswith(message)
     with pytest.raises(DataError) as caught:
         open_dataset(folder, ["test"], max_bad_rows=0)
-    assert str(caught.value).startswith(f"{folder / file} row {row}: {told}")
+    assert str(caught.value).startswith(f"{folder / file} row {row}: {message}")
     assert "; 1 of " in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -214,7 +214,7 @@ def test_the_packs_open_without_a_bad_row(data_packs: Path) -> None:
 
 
 @pytest.mark.data
-def test_a_pack_cut_off_is_told_by_file(data_packs: Path, tmp_path: Path) -> None:
+def test_a_truncated_pack_is_reported_by_file(data_packs: Path, tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl.gz").write_bytes((data_packs / "adi" / "corpus.jsonl.gz").read_bytes()[:-100])
     write(tmp_path / "queries.jsonl", [{"_id": "q", "text": "query"}])
     (tmp_path / "qrels").mkdir()

@@ -24,7 +24,7 @@ def test_a_mix_is_read_and_adds_up_to_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("bm24=1", "--negatives-mix: unknown origin 'bm24'; did you mean 'bm25'?"),
         ("bm25", "the share of 'bm25' is ''; give a number above 0"),
@@ -36,10 +36,10 @@ def test_a_mix_is_read_and_adds_up_to_one() -> None:
         ("bm25=1,bm25=2", "'bm25' is named twice"),
     ],
 )
-def test_a_wrong_mix_is_told(text: str, told: str) -> None:
+def test_a_wrong_mix_is_reported(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_mix(text)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @example([0.0, 0.0, 0.0, 0.0, 1.0], [False] * 5, 1, 1 - 2**-53)

@@ -37,7 +37,7 @@ def test_batches_are_about_as_large_as_asked(tmp_path: Path) -> None:
     assert [number for one in found for number in one.rows_of("documents")] == list(range(1, 5001))
 
 
-def test_a_bad_row_stands_aside_alone(tmp_path: Path) -> None:
+def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
     raw = pa.array([b"good", b"\xffbad", None, b"good", b" "], pa.binary())
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
     file = write(tmp_path / "a.parquet", _id=["1", "2", "3", "4", "5"], text=text)

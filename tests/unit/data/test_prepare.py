@@ -36,7 +36,7 @@ def files_of(place: Path) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in read_manifest(place)["files"].items()}
 
 
-def told() -> tuple[list[str], Callable[[str], None]]:
+def recorder() -> tuple[list[str], Callable[[str], None]]:
     lines: list[str] = []
     return lines, lines.append
 
@@ -51,7 +51,7 @@ def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokeni
 
 
 def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:
-    lines, say = told()
+    lines, say = recorder()
     first = prepare(Request(str(small), words), report=say)
 
     def never(*arguments: object) -> Runner:
@@ -63,7 +63,7 @@ def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation
     assert lines[0].endswith(" of beir data")
 
 
-def test_changed_content_or_settings_are_prepared_anew(small: Path, words: Tokenisation) -> None:
+def test_changed_content_or_settings_are_prepared_again(small: Path, words: Tokenisation) -> None:
     places = [prepare(Request(str(small), words)), prepare(Request(str(small), replace(words, query_prefix="q: ")))]
     places.append(prepare(Request(str(small))))
     add(small / "corpus.jsonl", _id="d40", text="one more")
@@ -121,7 +121,7 @@ def test_a_file_without_a_byte_stops(small: Path, name: str) -> None:
         open_dataset(small, ["test"])
 
 
-def test_rows_that_kill_the_tokenizer_stand_aside_alone(
+def test_rows_that_crash_the_tokenizer_are_quarantined_alone(
     small: Path, words_json: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(SUPPORT), *sys.path])
@@ -175,10 +175,10 @@ def flip(place: Path, pattern: str) -> Path:
 @pytest.mark.parametrize("pattern", ["documents/*.arrow", "documents/*.tokens.npy", "queries/*.offsets.npy"])
 def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path: Path, pattern: str) -> None:
     request = Request(str(small), words)
-    # In the cache it is made again, which is told; where the user wanted it, it is complained of.
+    # In the cache it is made again with a report; at a path of the user it is an error.
     good = files_of(place := prepare(request))
     flip(place, pattern)
-    lines, say = told()
+    lines, say = recorder()
     assert files_of(prepare(request, report=say)) == good
     assert "its SHA-256 is not the manifest's; preparing again" in lines[0]
     own = prepare(request, output=tmp_path / "own")

@@ -23,7 +23,7 @@ def test_rows_end_at_newlines_only_and_keep_their_numbers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: b"text\n", lambda raw: raw[:40] + b"x" * 40])
-def test_a_broken_gzip_is_told_by_file(tmp_path: Path, damage) -> None:
+def test_a_broken_gzip_is_reported_by_file(tmp_path: Path, damage) -> None:
     file = tmp_path / "a.jsonl.gz"
     file.write_bytes(damage(gzip.compress(b"".join(b"row %d\n" % n for n in range(1000)))))
     with pytest.raises(DataError, match=r"a\.jsonl\.gz: the gzip is broken after row \d+ .*copy or compress it again"):

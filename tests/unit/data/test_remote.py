@@ -60,8 +60,8 @@ def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, t
 def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, objects: dict, tmp_path: Path, name: str) -> None:
     manifest = json.loads(objects["sets/own/manifest.json"])
     entry = next(iter(manifest["files"].values()))
-    for told in ({"files": {name: entry}}, {"meta": {**manifest["meta"], "name": name}}):
-        objects["sets/own/manifest.json"] = json.dumps({**manifest, **told}).encode()
+    for message in ({"files": {name: entry}}, {"meta": {**manifest["meta"], "name": name}}):
+        objects["sets/own/manifest.json"] = json.dumps({**manifest, **message}).encode()
         with pytest.raises(StorageError, match="which is none below it"):
             fetch_dataset(uri)
     assert not (tmp_path / "node").exists()
@@ -84,13 +84,13 @@ def test_a_file_is_copied_no_further_than_its_size(uri: str, objects: dict, tmp_
         "s3://bucket/own?session_token=hush-hush",
     ],
 )
-def test_no_secret_stands_in_an_address(uri: str) -> None:
+def test_no_secret_is_in_an_address(uri: str) -> None:
     with pytest.raises(DataError, match="in its address; leave it out, and set it in the environment") as caught:
         open_dataset(uri, ["train"])
     assert "hush" not in str(caught.value)
 
 
-def test_other_places_are_left_to_whoever_reads_sources(uri: str, objects: dict, small: Path) -> None:
+def test_other_locations_are_left_to_the_reader_of_sources(uri: str, objects: dict, small: Path) -> None:
     assert fetch_dataset(str(small)) is None
     objects["sets/own/manifest.json"] = b'{"files": {}, "meta": {"kind": "model"}}'
     assert fetch_dataset(uri) is None

@@ -9,7 +9,7 @@ from raytriever.data.statistics import describe
 from raytriever.storage import read_manifest
 
 
-def test_what_is_told_is_what_is_there(small: Path, words: Tokenisation, tmp_path: Path) -> None:
+def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
     with (small / "qrels" / "test.tsv").open("a") as stream:
         stream.write("q38\td0\t2\nq39\td0\t0\nq0\td1\t0\n")
     with (small / "corpus.jsonl").open("a") as stream:

@@ -102,7 +102,7 @@ def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"score": [0.5, float("nan")]}, "1 of 2 scores are not finite, the first of query 'q1' and document 'd2'"),
         ({"score": [0.5, 1e300]}, "1 of 2 scores are not finite"),
@@ -116,10 +116,10 @@ def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
         ({name: pa.array([], pa.string()) for name in ("query", "document")} | {"score": NOTHING}, "holds no score"),
     ],
 )
-def test_what_cannot_be_scores_is_refused(tmp_path: Path, columns: dict[str, object], told: str) -> None:
+def test_invalid_scores_are_refused(tmp_path: Path, columns: dict[str, object], message: str) -> None:
     with pytest.raises(DataError) as error:
         read_scores(parquet(tmp_path / "scores.parquet", **columns), DATASET)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(str(tmp_path))
 
 

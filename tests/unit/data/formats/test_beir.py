@@ -92,7 +92,7 @@ def test_judgements_as_json_lines(tmp_path: Path, read, write) -> None:
         ("d0", "llm", 1),
         ("d1", "human", 0),
     ]
-    assert found.bad == [f"score {told!r} is not an integer" for told in ("True", "0.5", "None")]
+    assert found.bad == [f"score {message!r} is not an integer" for message in ("True", "0.5", "None")]
 
 
 def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> None:
@@ -103,12 +103,14 @@ def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> N
     assert len(read(tmp_path / "set").records.documents) == 5
 
 
-def test_what_a_folder_lacks_is_told(tmp_path: Path, read, write) -> None:
+def test_missing_files_of_a_folder_are_reported(tmp_path: Path, read, write) -> None:
     write("corpus.jsonl", CORPUS)
     qrels(tmp_path / "set" / "qrels" / "test.tsv", ["q1\td1\t1"])
-    told = r"no queries\.jsonl or queries\.jsonl\.gz in it; it holds corpus\.jsonl, qrels; give a folder in BEIR layout"
+    message = (
+        r"no queries\.jsonl or queries\.jsonl\.gz in it; it holds corpus\.jsonl, qrels; give a folder in BEIR layout"
+    )
     for format in (None, "beir"):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             read(tmp_path / "set", format)
 
 

@@ -53,7 +53,7 @@ def test_contexts(read, write, name: str) -> None:
     assert not found.bad
 
 
-def test_dev_is_told_by_the_name(tmp_path: Path, read, write) -> None:
+def test_the_name_decides_dev(tmp_path: Path, read, write) -> None:
     write("biencoder-nq-train.json.gz", [ROW])
     write("biencoder-nq-dev.json.gz", [ROW])
     assert read(tmp_path / "set").plan.splits == ("dev", "train")

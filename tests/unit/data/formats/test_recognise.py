@@ -61,16 +61,17 @@ def test_a_bad_first_row_costs_itself_alone(tmp_path: Path, read) -> None:
     assert found.positives() == [("a", "b", 0)]
 
 
-def test_an_unknown_folder_is_told_with_what_is_known(tmp_path: Path, write) -> None:
+def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, write) -> None:
     write("train.jsonl", [{"prompt": "a", "chosen": "b"}])
     with pytest.raises(DataError) as caught:
         recognise(Source.open(tmp_path / "set"))
-    told = str(caught.value)
+    message = str(caught.value)
     assert (
-        "in no known format; it holds train (the fields chosen, prompt); known formats are beir: corpus.jsonl" in told
+        "in no known format; it holds train (the fields chosen, prompt); known formats are beir: corpus.jsonl"
+        in message
     )
-    assert "\n" not in told
-    assert all(name in told for name in FORMATS if name != "ir_datasets")
+    assert "\n" not in message
+    assert all(name in message for name in FORMATS if name != "ir_datasets")
     with pytest.raises(DataError, match=r"not in the format dpr; it holds train \(the fields chosen, prompt\)"):
         recognise(Source.open(tmp_path / "set"), "dpr")
     (tmp_path / "set" / "train.jsonl").rename(tmp_path / "set" / "train.txt")
@@ -78,11 +79,11 @@ def test_an_unknown_folder_is_told_with_what_is_known(tmp_path: Path, write) -> 
         recognise(Source.open(tmp_path / "set"))
 
 
-def test_several_formats_are_told_until_one_is_named(tmp_path: Path, write, read) -> None:
+def test_several_formats_are_reported_until_one_is_named(tmp_path: Path, write, read) -> None:
     write("a.jsonl", [LISTS])
     write("b.jsonl", [PAIR])
-    told = r"not in one format; it holds a \(flagembedding\), b \(sentence-transformers\); give one of the files"
-    with pytest.raises(DataError, match=told):
+    message = r"not in one format; it holds a \(flagembedding\), b \(sentence-transformers\); give one of the files"
+    with pytest.raises(DataError, match=message):
         recognise(Source.open(tmp_path / "set"))
     assert read(tmp_path / "set", "flagembedding").positives() == [("a", "b", 0)]
     write("c.jsonl", [{"some": "thing"}])
@@ -91,7 +92,7 @@ def test_several_formats_are_told_until_one_is_named(tmp_path: Path, write, read
         recognise(Source.open(tmp_path / "set"))
 
 
-def test_several_data_sets_in_one_folder_are_told(tmp_path: Path, write) -> None:
+def test_several_data_sets_in_one_folder_are_reported(tmp_path: Path, write) -> None:
     write("pair/train-00000-of-00001.parquet", [PAIR])
     write("triplet/train-00000-of-00001.parquet", [PAIR | {"negative": "c"}])
     with pytest.raises(DataError, match=r"holds several data sets, in pair, triplet; give one of these folders"):
@@ -99,7 +100,7 @@ def test_several_data_sets_in_one_folder_are_told(tmp_path: Path, write) -> None
     assert recognise(Source.open(tmp_path / "set" / "pair")).format == "sentence-transformers"
 
 
-def test_files_broken_as_a_whole_are_told(tmp_path: Path) -> None:
+def test_files_broken_as_a_whole_are_reported(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(b"")
     with pytest.raises(DataError, match=r"train\.jsonl: no row in it, the file is empty"):
         recognise(Source.open(tmp_path))
@@ -109,13 +110,13 @@ def test_files_broken_as_a_whole_are_told(tmp_path: Path) -> None:
         recognise(Source.open(tmp_path))
 
 
-def test_an_unknown_format_is_told() -> None:
+def test_an_unknown_format_is_reported() -> None:
     with pytest.raises(DataError, match=r"unknown format 'bier'; did you mean 'beir'\?"):
         recognise(Source("x", "/x", ()), "bier")
 
 
 @pytest.mark.data
-def test_a_pack_cut_off_is_told_by_file(data_packs: Path, tmp_path: Path, read) -> None:
+def test_a_truncated_pack_is_reported_by_file(data_packs: Path, tmp_path: Path, read) -> None:
     (tmp_path / "queries.jsonl.gz").write_bytes((data_packs / "adi" / "queries.jsonl.gz").read_bytes())
     (tmp_path / "corpus.jsonl.gz").write_bytes((data_packs / "adi" / "corpus.jsonl.gz").read_bytes()[:-100])
     (tmp_path / "qrels").mkdir()

@@ -51,10 +51,10 @@ def test_scored_pairs(read, write, columns: tuple[str, str, str], score: str) ->
     assert [(text, origin) for _, text, origin, _ in found.negatives()] == [("text 1", "gold"), ("text 3", "gold")]
     assert [row.score for row in found.records.negatives] == [0.49, 0.0]
     assert [row.rank for row in found.records.judgements] == [0] * 6
-    told = "neither a grade from 0 nor within 0 and 1: divide by its largest"
+    message = "neither a grade from 0 nor within 0 and 1: divide by its largest"
     assert found.bad == [
-        f'"{score}" is -1, {told}',
-        f'"{score}" is 4.2, {told}',
+        f'"{score}" is -1, {message}',
+        f'"{score}" is 4.2, {message}',
         f'"{score}" is NoneType, not a number',
         f'"{score}" is str, not a number',
         f'"{score}" is bool, not a number',

@@ -197,12 +197,12 @@ class BackgroundJob(Callback, ABC):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first worker, which alone talks to the process that does the work."""
+        """True on the first worker, which alone communicates with the process that does the work."""
         return self.workers.rank == 0
 
     @property
     def is_running(self) -> bool:
-        """Whether a job is running."""
+        """True while a job is running."""
         return self._stage is not None
 
     def start(self, progression: Progression) -> Progression:

@@ -111,7 +111,7 @@ class Straggler:
 
     @property
     def is_relevant(self) -> bool:
-        """Whether the difference is large enough to be logged."""
+        """True where the difference is large enough to be logged."""
         return self.share > EXCESS and self.seconds > LEAST_SECONDS
 
 

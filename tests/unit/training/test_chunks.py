@@ -50,7 +50,7 @@ def test_the_last_part_is_not_left_with_a_rest() -> None:
 
 
 def test_bad_chunks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="0 sequences are no chunk"):
+    with pytest.raises(ConfigError, match="a chunk of 0 sequences is empty"):
         Chunk(0)
     with pytest.raises(ConfigError, match="a chunk of 65 is more than the 64 texts"):
         Chunk(65).check(64)

@@ -101,7 +101,7 @@ def test_an_unknown_strategy_is_refused(tiny_encoder: Path) -> None:
 
 def test_only_what_is_sharded_is_offloaded(tiny_encoder: Path) -> None:
     model = objective(tiny_encoder, None)
-    with pytest.raises(ConfigError, match="--strategy: ddp shards no optimiser"):
+    with pytest.raises(ConfigError, match="--strategy: ddp does not shard the optimizer"):
         build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0, offload=True)
 
 

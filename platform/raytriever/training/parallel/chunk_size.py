@@ -28,7 +28,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process could still allocate on a device; on a processor, what it shares with all others."""
+    """Return the bytes that this process can still allocate on a device; CPU memory is shared with other processes."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -41,7 +41,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def activations(forward: Callable[[], object]) -> int:
-    """Bytes that a forward keeps for its backward, parameters included, each storage once."""
+    """Return the bytes that a forward pass keeps for its backward pass, parameters included, each storage once."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -55,28 +55,28 @@ def activations(forward: Callable[[], object]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or a processor."""
+    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 FILE = "chunks.json"
-# Of what is free: the rest is for what a layer computes and drops again, the losses' panels and the allocator's waste.
+# Of the free memory; the rest is for temporary tensors of a layer and of the loss, and for fragmentation.
 SHARE = 0.7
 PROBE = 2
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that the chunk depends on.
+    """Values that the chunk depends on.
 
     Args:
-        model: what kind, and its parameters.
+        model: its class and number of parameters.
         length: of the longest text, in tokens.
         precision: `fp32` or `bf16`.
         device: its name and its memory.
-        strategy: that shards gradients and moments, or does not.
+        strategy: of training, which may shard gradients and moments.
         workers: in the group.
     """
 
@@ -89,7 +89,7 @@ class Circumstances:
 
     @property
     def key(self) -> str:
-        """One line."""
+        """The values as one line."""
         return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
 
 
@@ -101,22 +101,22 @@ def find_chunk(
     circumstances: Circumstances,
     reserve: int = 0,
 ) -> int | None:
-    """How many texts one worker should encode at a time; nothing where all of them fit, and caching would only cost.
+    """Return the number of texts that one worker encodes at a time; None where all of them fit.
 
     Args:
         encode: embeddings of that many texts of the longest length, differentiable.
         parameters: trained ones behind it.
         texts: of a worker's share of a batch, both sides.
         device: of this worker.
-        circumstances: under which the answer is remembered.
-        reserve: bytes that training will hold besides: gradients and moments, where there are none yet.
+        circumstances: key under which the result is stored.
+        reserve: bytes of gradients and moments that training will allocate later.
 
     Raises:
         ConfigError: not even one text fits.
     """
     file = cache_folder() / FILE
     chunk, of = _remembered(file).get(circumstances.key, (0, 0))
-    # What all texts were is a limit from below only.
+    # Where all texts fitted, the stored number is only a lower bound.
     if not chunk or (chunk == of and texts > of):
         chunk = _estimate(encode, texts, free_memory(device) - reserve)
         chunk = _first_that_fits(encode, parameters, chunk, device, reserve)
@@ -125,13 +125,13 @@ def find_chunk(
 
 
 def agreed(chunk: int | None, texts: int, workers: Workers, device: torch.device) -> int | None:
-    """The smallest chunk that any worker found."""
+    """Return the smallest chunk of all workers."""
     smallest = -int(workers.maximum(torch.tensor(-(chunk or texts), device=device)))
     return None if smallest >= texts else smallest
 
 
 def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
-    """`encode` of `find_chunk`: texts of the longest length, encoded by the tower of the passages."""
+    """Return `encode` of `find_chunk`: it encodes texts of the longest length with the tower of the passages."""
 
     def encode(texts: int) -> Tensor:
         state = DropoutState.now(device)
@@ -174,7 +174,7 @@ def _fits(
 ) -> bool:
     ballast = None
     try:
-        # Pages of a processor that nobody writes to take nothing: there the estimate alone keeps room.
+        # On a CPU, pages that are never written take no memory: there only the estimate keeps the reserve.
         ballast = torch.empty(reserve, dtype=torch.uint8, device=device) if device.type == "cuda" else None
         torch.autograd.grad(encode(chunk).sum(), parameters, allow_unused=True)
     except Exception as error:
@@ -189,36 +189,35 @@ def _fits(
 
 
 def _remembered(file: Path) -> dict[str, tuple[int, int]]:
-    """What was found before; a file that cannot be read remembers nothing."""
+    """Return the stored results; none where the file cannot be read."""
     with suppress(OSError, StorageError):
         found = read_json(file, dict[str, list[int]], "remove it")
         return {key: (pair[0], pair[1]) for key, pair in found.items() if len(pair) == 2}
     return {}
 
 
-# Bytes a trained parameter: its gradient where it is synchronised, where parts add up, and where autograd leaves it;
-# AdamW's two moments.
+# Bytes per trained parameter: three copies of its gradient (synchronized, summed over parts, of autograd), and the two
+# moments of AdamW.
 _GRADIENTS, _MOMENTS = 12, 8
 
 
 def chunk_of(
     settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
 ) -> Chunk | None:
-    """The chunk of gradient caching, None for none; every worker calls it, before the optimiser has any state.
+    """Return the chunk of gradient caching, None for none; all workers call it, before the optimizer has any state.
 
-    Nothing is searched for on a processor: its memory is shared with everything else and paged, and a trial there
-    takes as long as a step.
+    On a CPU no chunk is searched for: its memory is shared and paged, and a trial takes as long as a step.
 
     Args:
         settings: of training.
         texts: of a worker's share of a batch, both sides.
-        retriever: on `device`, made ready for training.
+        retriever: on `device`, prepared for training.
         precision: of the encoder.
         device: of this worker.
         workers: the group.
 
     Raises:
-        ConfigError: the chunk asked for is larger than the share, or not even one text fits.
+        ConfigError: the configured chunk is larger than the share, or not even one text fits.
     """
     if settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None:
         chunk = Chunk(settings.grad_cache_chunk, settings.grad_cache_tokens)
@@ -227,14 +226,14 @@ def chunk_of(
     if device.type == "cpu":
         return None
     found = search(settings, texts, retriever, precision, device, workers)
-    # As many tokens as fitted: of shorter texts there may be more at a time.
+    # In tokens: of shorter texts more fit at a time.
     return None if found is None else Chunk(tokens=found * longest(retriever))
 
 
 def search(
     settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
 ) -> int | None:
-    """How many texts of the greatest length fit on every worker, None where all do; see `chunk_of`."""
+    """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
     trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
     length = longest(retriever)
     weights = sum(parameter.numel() for parameter in retriever.parameters())
@@ -258,12 +257,12 @@ def search(
 
 
 def longest(retriever: Retriever) -> int:
-    """Tokens of the longest text of either side."""
+    """Return the tokens of the longest text of either side."""
     return max(retriever.description.query_length, retriever.description.passage_length)
 
 
 def _bytes(settings: TrainingConfig, workers: int) -> float:
-    """What a trained parameter takes on a worker beside itself; gradients are sharded only once a step is over."""
+    """Return the bytes per trained parameter of gradients and moments; gradients are sharded only after a step."""
     sharded = settings.strategy in ("zero1", "zero2", "zero3")
     moments = 0 if settings.offload_optimizer else _MOMENTS / (workers if sharded else 1)
     return _GRADIENTS + moments

@@ -31,7 +31,7 @@ from raytriever.models.retriever import Side
 
 @dataclass(frozen=True)
 class Chunk:
-    """How much is encoded at a time, on either side.
+    """Size of a chunk, which is encoded at once, on either side.
 
     Args:
         sequences: texts of a part, at most.
@@ -44,7 +44,7 @@ class Chunk:
     def __post_init__(self) -> None:
         for name, value, flag in (("sequences", self.sequences, "chunk"), ("tokens", self.tokens, "tokens")):
             if value is not None and value < 1:
-                raise ConfigError(f"{value} {name} are no chunk", f"--grad-cache-{flag}", "give at least 1")
+                raise ConfigError(f"a chunk of {value} {name} is empty", f"--grad-cache-{flag}", "give at least 1")
 
     def check(self, texts: int) -> None:
         """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
@@ -56,7 +56,7 @@ class Chunk:
             )
 
     def holds(self, parts: Sequence[TokenBatch]) -> int:
-        """How many of the last parts it holds together, at least 1."""
+        """Return the number of last parts that fit into one chunk together, at least 1."""
         sequences = tokens = 0
         for count, part in enumerate(reversed(parts)):
             sequences, tokens = sequences + len(part["input_ids"]), tokens + part["input_ids"].numel()
@@ -67,7 +67,7 @@ class Chunk:
 
 
 def cut(texts: Buckets, chunk: Chunk) -> Buckets:
-    """The same texts in parts no larger than `chunk`, as equal in size as their lengths allow.
+    """Return the texts in parts no larger than `chunk`, as equal in size as their lengths allow.
 
     Workers may end with different numbers of parts: no strategy communicates within a part.
     """
@@ -84,7 +84,7 @@ def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
 
 
 def _spans(lengths: list[int], tokens: int | None) -> Iterator[tuple[int, int]]:
-    """Neighbours whose number times their longest is at most `tokens`."""
+    """Yield ranges of texts whose number times their longest length is at most `tokens`."""
     start, longest = 0, 0
     for place, length in enumerate(lengths):
         longest = max(longest, length)
@@ -100,7 +100,7 @@ def _lengths(part: TokenBatch) -> list[int]:
 
 
 def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
-    """Some rows, without the padding that only other rows needed."""
+    """Return some rows, without the padding of other rows."""
     padded_left = not bool(part["attention_mask"][:, 0].all())
     columns = slice(-length, None) if padded_left else slice(0, length)
     return {name: tensor[start:end, columns] for name, tensor in part.items()}
@@ -108,7 +108,7 @@ def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
 
 @dataclass(frozen=True)
 class DropoutState:
-    """The generators that dropout draws from: the processor's, and the device's own."""
+    """State of the random generators of dropout: of the CPU, and of the device."""
 
     device: torch.device
     on_cpu: Tensor
@@ -116,12 +116,12 @@ class DropoutState:
 
     @classmethod
     def now(cls, device: torch.device) -> DropoutState:
-        """As they stand."""
+        """Return the current state."""
         on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls(device, torch.get_rng_state(), on_device)
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the state."""
         torch.set_rng_state(self.on_cpu)
         if self.on_device is not None:
             torch.cuda.set_rng_state(self.on_device, self.device)
@@ -140,7 +140,7 @@ def cached_loss(
     loss: Sequence[nn.Parameter],
     keep: int = 1,
 ) -> LossOutput:
-    """The loss of a batch whose parts are encoded one at a time.
+    """Return the loss of a batch whose parts are encoded one at a time.
 
     Args:
         queries: parts of one side.
@@ -183,7 +183,7 @@ def cached_loss(
 
 
 class _Total:
-    """The gradient of some parameters, summed over the parts."""
+    """Sum of the gradients of some parameters over the parts."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -191,7 +191,7 @@ class _Total:
         self.gradients: list[Tensor | None] = [None] * len(parameters)
 
     def add(self, embeddings: Tensor, gradient: Tensor) -> None:
-        """Carry a part's gradient back; a tower that did not encode it gets none."""
+        """Add the gradient of a part; a tower that did not encode it gets none."""
         found: Iterable[Tensor | None] = torch.autograd.grad(embeddings, self._parameters, gradient, allow_unused=True)
         for place, one in enumerate(found):
             held = self.gradients[place]
@@ -214,7 +214,7 @@ def _deliver(value: Tensor, parameters: Sequence[nn.Parameter], gradients: Seque
 
 
 class _Delivery(torch.autograd.Function):
-    """A value with a gradient that is known already."""
+    """Value whose gradient is known."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:

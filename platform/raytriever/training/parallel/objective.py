@@ -1,4 +1,4 @@
-"""Encoder and loss as one module: all that has parameters, so that a strategy synchronises and shards all of it."""
+"""Encoder and loss as one module, so that a strategy synchronizes and shards all parameters."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Batch(Protocol):
 
     @property
     def queries(self) -> Buckets:
-        """Tokens of its queries."""
+        """Tokens of the queries."""
 
     @property
     def passages(self) -> Buckets:
-        """Tokens of its passages."""
+        """Tokens of the passages."""
 
     @property
     def ids(self) -> BatchIds:
-        """Who they are."""
+        """Ids of queries and passages."""
 
 
 class Objective(nn.Module):
-    """The global batch's loss, from one worker's share of it.
+    """Loss of the global batch, from one worker's share of it.
 
     Args:
         retriever: encodes queries and passages.
         loss: reduces the score matrix of the global batch.
         precision: `fp32` or `bf16`, of the encoder; weights, embeddings and loss are float32.
-        chunk: what is encoded at a time, the rest by gradient caching; without it the whole batch's activations are
-            kept.
+        chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the
+            whole batch.
     """
 
     def __init__(self, retriever: Retriever, loss: Loss, precision: str, chunk: Chunk | None = None) -> None:
@@ -50,7 +50,7 @@ class Objective(nn.Module):
         self.retriever, self.loss, self.precision, self.chunk = retriever, loss, precision, chunk
 
     def forward(self, batch: Batch, workers: Workers) -> LossOutput:
-        """The loss, differentiable; the step is the same whether gradients are cached or not."""
+        """Return the differentiable loss, equal with and without gradient caching."""
         queries, passages = batch.queries, batch.passages
         if self.chunk is not None:
             queries, passages = cut(queries, self.chunk), cut(passages, self.chunk)

@@ -1,4 +1,4 @@
-"""The data-parallel group as the losses see it, on torch.distributed (gloo and nccl).
+"""Data-parallel group for the losses, on torch.distributed (gloo and nccl).
 
 The differentiable all-gather is a forward all-gather and a backward sum of the gradients back to each row's
 owner. With every worker's loss written as `size` times its own rows' share, the strategy's averaging then
@@ -29,23 +29,23 @@ class GroupWorkers:
         self.size = distributed.get_world_size(group)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All workers' rows in order of rank, gradients returned summed to their owner."""
+        """Return all workers' rows in order of rank; gradients return to their owner as a sum."""
         gathered: Tensor = _Gather.apply(rows, self)
         return gathered
 
     def gather_values(self, rows: Tensor) -> Tensor:
-        """All workers' rows in order of rank, without gradient."""
+        """Return all workers' rows in order of rank, without gradient."""
         rows = rows.detach().contiguous()
         gathered = rows.new_empty(self.size * len(rows), *rows.shape[1:])
         _all_gather(gathered, rows, group=self._group)
         return gathered
 
     def sum(self, value: Tensor) -> Tensor:
-        """The elementwise sum over the workers."""
+        """Return the elementwise sum over the workers."""
         return self._reduce(value, distributed.ReduceOp.SUM)
 
     def maximum(self, value: Tensor) -> Tensor:
-        """The elementwise maximum over the workers."""
+        """Return the elementwise maximum over the workers."""
         return self._reduce(value, distributed.ReduceOp.MAX)
 
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:

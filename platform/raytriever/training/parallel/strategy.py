@@ -35,16 +35,16 @@ from raytriever.training.parallel.zero_state import restore_sharded, sharded_sta
 
 
 class TrainingError(UserError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class NotFiniteError(TrainingError):
-    """A step's loss or gradient is not finite."""
+    """The loss or the gradient of a step is not finite."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a step did.
+    """Result of a step.
 
     Args:
         output: the global batch's loss before the update.
@@ -56,10 +56,10 @@ class Update:
 
 
 class Strategy(Protocol):
-    """One model on all workers of a group; every worker makes every call, in the same order."""
+    """Data-parallel training of one model; all workers make every call in the same order."""
 
     def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
-        """Loss, gradient, clipping, update; the gradient is synchronised once, cached or not.
+        """Compute loss and gradient, clip it and update the weights. The gradient is synchronized once, cached or not.
 
         Args:
             batch: this worker's share, on its device.
@@ -71,25 +71,26 @@ class Strategy(Protocol):
         """
 
     def measure(self, batch: Batch) -> LossOutput:
-        """The loss alone, without gradient; whether dropout is drawn is the module's mode."""
+        """Return the loss without gradient; the mode of the module decides on dropout."""
 
     def state(self) -> Iterable[Slice]:
-        """What this worker writes of weights and moments: all workers' slices together hold each value once.
+        """Return the slices of weights and moments that this worker writes; all workers' slices hold each value once.
 
         The slices are valid until the next step, which overwrites them.
         """
 
     def load_state(self, slices: Iterable[Slice]) -> None:
-        """Put weights and moments back, from the slices of all workers that wrote, however many and of whatever
-        strategy they were; every worker is given all, those of one name together.
+        """Load weights and moments from the slices of all workers, written by any number of workers and any strategy.
+
+        Every worker reads all slices; slices of one name follow each other.
 
         Raises:
-            StorageError: the state is not of this model, or not whole.
+            StorageError: the state is of another model, or incomplete.
         """
 
 
 def current_workers() -> Workers:
-    """The process group of this process, or a group of one where there is none."""
+    """Return the process group of this process, or a group of one."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         return GroupWorkers()
     return ALONE
@@ -104,7 +105,7 @@ def build_strategy(
     max_grad_norm: float,
     offload: bool = False,
 ) -> Strategy:
-    """The strategy of a name; objective and optimiser belong to it from here on.
+    """Return the strategy of a name, which takes over objective and optimizer.
 
     Args:
         name: one of `STRATEGIES`.
@@ -113,7 +114,7 @@ def build_strategy(
         workers: the data-parallel group.
         device: of this worker.
         max_grad_norm: gradients are scaled down to this norm.
-        offload: whether the optimiser works in the processor's memory; of `zero1` to `zero3`.
+        offload: whether the optimizer's state is in CPU memory; only `zero1` to `zero3`.
 
     Raises:
         ConfigError: there is no such strategy, it cannot offload, or its package is not installed.
@@ -121,7 +122,9 @@ def build_strategy(
     if name not in STRATEGIES:
         raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
     if offload and name in ("ddp", "zero0"):
-        raise ConfigError(f"{name} shards no optimiser that could be offloaded", "--strategy", "use zero1, 2 or 3")
+        raise ConfigError(
+            f"{name} does not shard the optimizer, so it cannot offload it", "--strategy", "use zero1, 2 or 3"
+        )
     if name == "ddp":
         return Replicas(objective, optimizer, workers, device, max_grad_norm)
 
@@ -159,8 +162,8 @@ class Replicas:
         self._module: nn.Module = objective
         if workers.size > 1 and any(parameter.requires_grad for parameter in objective.parameters()):
             devices = [device.index] if device.type == "cuda" else None
-            # Buffers are constants here; sending them at every step would only cost time.
-            # Gradients are views of what is sent, which saves a copy of the model's size there and back.
+            # Buffers are constant, so they need not be sent at every step. Gradients as views of the buckets save a
+            # copy of the size of the model.
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(objective, device_ids=devices, **settings)
 
@@ -183,7 +186,7 @@ class Replicas:
         return output
 
     def state(self) -> Iterable[Slice]:
-        """See `Strategy.state`: every worker holds all, the first one writes it."""
+        """See `Strategy.state`: every worker has the whole state, and the first one writes it."""
         return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
 
     def load_state(self, slices: Iterable[Slice]) -> None:
@@ -191,7 +194,7 @@ class Replicas:
         restore_replicated(slices, self._objective, self._optimizer)
 
 
-# Values sent at a time; DeepSpeed's default of ten times as many reserves 2 GB of float32.
+# Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
 _BUCKET = 50_000_000
 
 
@@ -205,7 +208,7 @@ class Zero:
         workers: the data-parallel group.
         device: of this worker.
         max_grad_norm: gradients are scaled down to this norm.
-        offload: whether the optimiser's state stays in the processor's memory.
+        offload: whether the optimizer's state is in CPU memory.
 
     Raises:
         ConfigError: DeepSpeed is not installed.
@@ -226,14 +229,14 @@ class Zero:
         self._max_grad_norm = max_grad_norm
         zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": _BUCKET, "allgather_bucket_size": _BUCKET}
         if stage == 3:
-            zero["stage3_param_persistence_threshold"] = 0  # none stays gathered between steps
+            zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
         if offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
         self._engine = self._deepspeed.initialize(
             model=objective,
             optimizer=optimizer,
             config={
-                "train_micro_batch_size_per_gpu": 1,  # asked for; nothing here is counted in it
+                "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed; not used
                 "gradient_accumulation_steps": 1,
                 "gradient_clipping": max_grad_norm if stage else 0.0,
                 "zero_optimization": zero,
@@ -243,7 +246,7 @@ class Zero:
             },
         )[0]
         if stage == 3:
-            # The hooks that gather and free every module's parameters: here they would do so for every part.
+            # Its hooks would gather and free the parameters of every module for every chunk.
             self._engine.optimizer.parameter_offload.destroy()
 
     def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
@@ -256,7 +259,7 @@ class Zero:
             finite_or_refused(value, 0.0, number)
             self._engine.backward(output.value)
         if self._stage:
-            # Where the norm is not finite, the sharded optimiser leaves its parameters alone.
+            # Where the norm is not finite, the sharded optimizer does not change its parameters.
             self._engine.step()
             norm = float(self._engine.get_global_grad_norm())
             finite_or_refused(value, norm, number)
@@ -288,7 +291,7 @@ class Zero:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Gather sharded parameters once and keep them, however many parts are encoded."""
+        """Gather sharded parameters once for all chunks of a step."""
         if self._stage < 3:
             yield
             return
@@ -297,7 +300,7 @@ class Zero:
 
 
 def _deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, on the device that is wanted, with a process group even where there is one worker."""
+    """Return DeepSpeed for a device, with a process group also for one worker."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed picks its device by it
     try:

@@ -1,8 +1,8 @@
-"""The slices of a state that DeepSpeed (0.19) has sharded, and the way back.
+"""Slices of a state that DeepSpeed (0.19) has sharded: writing and reading.
 
-Stages 1 and 2 lay all parameters of a group end to end and give each worker a stretch of that: a parameter's
-`_hp_mapping` says which part of it lies there. Stage 3 gives each worker an equal slice of each parameter, padded.
-The optimiser sees neither: its moments belong to the float32 tensors of those stretches. DeepSpeed's own checkpoints
+Stages 1 and 2 concatenate all parameters of a group and give each worker a range of them: the `_hp_mapping` of a
+parameter has the position of its slice. Stage 3 gives each worker an equal slice of each parameter, padded.
+The moments of the optimizer belong to the float32 tensors of these ranges. DeepSpeed's own checkpoints
 are pickled and tied to the number of workers, and are not used.
 """
 
@@ -19,11 +19,11 @@ from raytriever.training.parallel.model_state import STEP, Slice, restore, shape
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a worker keeps its slice of a parameter.
+class _Position:
+    """Position of a worker's slice of a parameter.
 
     Args:
-        flat: the float32 tensor that the optimiser updates.
+        flat: the float32 tensor that the optimizer updates.
         offset: of the slice in it.
         start: of the slice in the parameter.
         length: of the slice.
@@ -35,12 +35,12 @@ class _Place:
     length: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """The slice in the flat tensor or in a moment of it."""
+        """Return the slice of the flat tensor or of one of its moments."""
         return flat.detach()[self.offset : self.offset + self.length]
 
 
 def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> Iterator[Slice]:
-    """This worker's slices."""
+    """Yield this worker's slices."""
     for name, parameter in module.named_parameters():
         shape = shape_of(parameter)
         place = _place(stage, parameter, optimizer, rank)
@@ -58,7 +58,7 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
 
 @torch.no_grad()
 def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, optimizer: Any, rank: int) -> None:
-    """Put a state back; every worker is given all slices and keeps its own."""
+    """Load a state; every worker reads all slices and keeps its own."""
 
     def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
         if not kind:
@@ -79,8 +79,8 @@ def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, opti
     restore(slices, module, put)
 
 
-def _place(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Place | None:
-    """Where this worker keeps its slice; nothing where it has none or the parameter is not trained."""
+def _place(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Position | None:
+    """Return the position of this worker's slice; None where it has none or the parameter is not trained."""
     if not parameter.requires_grad:
         return None
     if stage < 3:
@@ -89,20 +89,20 @@ def _place(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _P
             return None
         flat = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
         inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
-        return _Place(flat, inside.start, outside.start, inside.numel)
+        return _Position(flat, inside.start, outside.start, inside.numel)
     group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start, length = _share(parameter, padded, rank)
-    return _Place(optimizer.fp32_partitioned_groups_flat[group], offset, start, length) if length else None
+    return _Position(optimizer.fp32_partitioned_groups_flat[group], offset, start, length) if length else None
 
 
 def _share(parameter: Any, padded: int, rank: int) -> tuple[int, int]:
-    """Start and length of a worker's slice of a stage 3 parameter, without the padding of the last ones."""
+    """Return start and length of a worker's slice of a stage 3 parameter, without padding."""
     start = rank * padded
     return start, max(0, min(padded, parameter.ds_numel - start))
 
 
 def _frozen(stage: int, name: str, parameter: Any, rank: int) -> Iterator[Slice]:
-    """A parameter that is not trained: whole everywhere, and under stage 3 sharded as all are."""
+    """Yield the slice of a parameter that is not trained: whole on every worker, sharded only at stage 3."""
     if stage < 3:
         if rank == 0:
             yield Slice(name, parameter.detach().flatten(), 0, shape_of(parameter))

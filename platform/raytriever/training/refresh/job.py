@@ -296,7 +296,7 @@ class TableReader:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread is still reading."""
+        """True while the thread is reading."""
         return self._thread.is_alive()
 
     def join(self) -> None:

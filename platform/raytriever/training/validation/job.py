@@ -185,7 +185,7 @@ class ValidationJob(BackgroundJob):
 
     @property
     def _is_deciding(self) -> bool:
-        """Whether validations decide which checkpoint is best and when training stops."""
+        """True where validations decide which checkpoint is best and when training stops."""
         return self._settings.best_metric != DEV_LOSS
 
     def _judge(self, progression: Progression) -> Progression:

@@ -44,7 +44,7 @@ def test_a_whole_state_is_restored() -> None:
         (without("bias:step"), "bias has the moments exp_avg, exp_avg_sq, expected all or none"),
         (lambda s: [*s, Slice("weight:further", torch.zeros(6), 0, (2, 3))], "expected all or none"),
         (lambda s: [*s, Slice("other:step", torch.zeros(1), 0, ())], r"is of another model: other is"),
-        (changed("weight", torch.zeros(6, dtype=torch.int64), (2, 3)), "other values than floating-point numbers"),
+        (changed("weight", torch.zeros(6, dtype=torch.int64), (2, 3)), "values that are no floating-point numbers"),
         (changed("weight", torch.zeros(6), (1 << 40, 1 << 20)), f"weight has 6 of its {1 << 60} values"),
         (changed("bias:exp_avg", torch.zeros(3), (2,)), "bias:exp_avg has 3 of its 2 values"),
         (changed("bias", torch.zeros(2), (1, 2)), "is of another model"),

@@ -41,7 +41,7 @@ def test_who_is_slow_is_named_once_with_its_host_until_it_is_over() -> None:
         "Worker 1 on n1 is slow",
         "Worker 0 on n0 is slow",
     ]
-    assert "0.5 s a step, 50%, more than their median over 20 steps" in notices[0]
+    assert "0.5 s per step (50%) more than the median of the others over 20 steps" in notices[0]
     assert [one["slowest_worker"] for one in told] == [1, 1, 1, 1, 1, 0]
     assert told[0]["straggler_seconds"] == pytest.approx(0.5)
 

@@ -38,7 +38,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Annotation:
-    """What was found for a query, documents by position; `failed` says why nothing could be, where it could not."""
+    """Annotation of a query, with documents by position; `failed` is the reason if there is none."""
 
     relevant: Sequence[int] = ()
     answer: str = ""
@@ -50,9 +50,9 @@ class Annotator(Asker):
     """Takes queries through the steps."""
 
     async def run(
-        self, questions: Iterator[tuple[int, Question]], told: Callable[[int, Annotation], None]
+        self, questions: Iterator[tuple[int, Question]], on_result: Callable[[int, Annotation], None]
     ) -> UserError | BudgetReached | None:
-        """Annotate all questions, and tell each as it ends; `told` may raise a `UserError` to end it all.
+        """Annotate all questions, and call `on_result` after each; it may raise a `UserError` to stop the job.
 
         Returns:
             What ended the job before its time, when everything under way was answered and written; else None.
@@ -64,7 +64,7 @@ class Annotator(Asker):
                 if ended:
                     return
                 try:
-                    told(number, await self.annotate(question))
+                    on_result(number, await self.annotate(question))
                 except (UserError, BudgetReached) as reason:
                     ended.append(reason)
                     if self.service is not None and not isinstance(reason, BudgetReached):
@@ -73,7 +73,7 @@ class Annotator(Asker):
         async with asyncio.TaskGroup() as group:
             for _ in range(_BEGUN * self.in_flight):
                 group.create_task(work())
-        # A service that fails is the reason even where the budget ran out beside it.
+        # A failing service is the reason, even if the budget ran out at the same time.
         return next((reason for reason in ended if isinstance(reason, UserError)), ended[0] if ended else None)
 
     async def annotate(self, question: Question) -> Annotation:
@@ -114,7 +114,7 @@ def portions(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequence
 
 
 def check_failures(counts: Counts, ended: int, share: float, whole: bool = False) -> UserError | None:
-    """What to say where more than a share of the queries ended without an annotation, once there are enough of them."""
+    """Return an error if more than a share of the queries has no annotation, once there are enough of them."""
     if counts.failed <= share * ended or (ended < _ENOUGH and not whole):
         return None
     return ServiceError(

@@ -1,4 +1,4 @@
-"""What a job has cost and may still cost: tokens, prices, and a budget that no request may break.
+"""Cost of a job so far and to come: tokens, prices, and a budget that no request may exceed.
 
 Before a request is sent the most it can cost is set aside; when it is answered, what it did cost takes that place. So
 a budget is not exceeded by what was under way, but for the difference between tokens guessed and counted. The budget
@@ -35,7 +35,7 @@ class Tokens:
 
 @dataclass
 class Gauge:
-    """How many bytes of a prompt make a token, as far as answers have told."""
+    """Bytes of a prompt per token, measured on the answers so far."""
 
     read_bytes: int = 0
     read_tokens: int = 0
@@ -53,7 +53,7 @@ class Gauge:
 
 @dataclass
 class Spending:
-    """What was spent, what is set aside, and the budget.
+    """Spent and reserved costs, and the budget.
 
     Args:
         config: prices and budgets.
@@ -70,11 +70,11 @@ class Spending:
 
     @property
     def cost(self) -> float:
-        """What the job has cost so far."""
+        """Cost of the job so far."""
         return self.spent.cost(self.config)
 
     async def set_aside(self, prompt_bytes: int, max_tokens: int) -> Tokens:
-        """Set aside what a request can cost, once it fits beside those under way.
+        """Reserve the largest cost of a request, once it fits next to the requests in flight.
 
         Raises:
             BudgetReached: it does not fit though none is under way.

@@ -54,7 +54,7 @@ def find_candidates(
         retrievers: `bm25`, `dense`, or the place of a run.
         model, precision: the encoder of `dense`.
         embeddings: its embeddings of the passages; made or found in the cache where None.
-        say: hears what takes long.
+        say: called with a line for each step that takes long.
 
     Raises:
         UserError: a run, an encoder or embeddings that cannot be used.

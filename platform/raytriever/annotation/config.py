@@ -11,7 +11,7 @@ from raytriever.options import option
 from raytriever.paths import CANDIDATES, PROMPTS
 
 BM25, DENSE = "bm25", "dense"
-# What follows the base of an endpoint; whoever pastes the whole address means the base.
+# What follows the base of an endpoint; a pasted full address means the base.
 CHAT = "/chat/completions"
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class AnnotationConfig:
-    """Who finds the candidates, what a language model is asked of them, and what becomes of its answers."""
+    """Retrievers of candidates, questions to the language model, and the use of its answers."""
 
     candidates: str = option(
         BM25,
@@ -60,13 +60,13 @@ class AnnotationConfig:
 
     @property
     def retrievers(self) -> tuple[str, ...]:
-        """Who finds candidates, in the order given."""
+        """Retrievers of candidates, in the given order."""
         return tuple(name for part in self.candidates.split(",") if (name := part.strip()))
 
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """Which language model is asked where, how patiently, and for how much money."""
+    """Language model, its service, timeouts and retries, and the budget."""
 
     endpoint: str = option("", "address of an OpenAI-compatible service, such as http://localhost:8000/v1")
     llm: str = option("", "name of the model at the service")
@@ -118,7 +118,7 @@ def check_service(config: ServiceConfig) -> None:
         )
     if not config.llm.strip():
         raise ConfigError("is missing", "--llm", "give the model's name as the service knows it")
-    # What stands here may be the key itself, given by mistake: it is not told.
+    # This value may be the key itself, by mistake, so no message shows it.
     if not _VARIABLE.fullmatch(config.key_variable):
         raise ConfigError("is no name of an environment variable", "--key-variable", "give the name, never the key")
     if config.budget is not None and not (config.price_in or config.price_out):

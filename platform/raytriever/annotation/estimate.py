@@ -1,4 +1,4 @@
-"""What a job will cost before anything is asked: what the log does not hold, in requests, tokens and money.
+"""Estimate of a job before any request: all that the log does not hold, in requests, tokens and money.
 
 The requests for relevance are known to the letter. What follows depends on their answers, so two figures are given:
 `likely` takes half of the candidates for relevant and answers of the usual length, `at most` all of them, and every
@@ -39,13 +39,13 @@ class Sum:
         self.written += written
 
     def tokens(self, gauge: Gauge) -> Tokens:
-        """What it comes to."""
+        """Total cost."""
         return Tokens(gauge.tokens(self.prompt_bytes) if self.requests else 0, self.written)
 
 
 @dataclass
 class Estimate:
-    """What is still to be paid; `from_log` answers are there already."""
+    """Requests that are still to be paid; `from_log` answers exist already."""
 
     likely: Sum = field(default_factory=Sum)
     most: Sum = field(default_factory=Sum)
@@ -68,7 +68,7 @@ class Estimate:
 
 
 async def estimate(annotator: Annotator, questions: Iterable[Question]) -> Estimate:
-    """What questions will still cost; the annotator is one without a service."""
+    """Estimate the cost of the remaining questions; the annotator has no service."""
     found = Estimate()
     for question in questions:
         await _add(found, annotator, question)
@@ -96,10 +96,10 @@ async def _add(found: Estimate, annotator: Annotator, question: Question) -> Non
         return
     answer: str | None = None
     if known:
-        told = await _asked(annotator, ANSWER, question.text, relevant, read_answer)
-        if told is None:
+        reply = await _asked(annotator, ANSWER, question.text, relevant, read_answer)
+        if reply is None:
             return
-        answer = told if isinstance(told, str) else None
+        answer = reply if isinstance(reply, str) else None
         if answer is not None:
             done = await _asked(annotator, UTILITY, question.text, relevant, numbers_of(UTILITY, len(relevant)), answer)
             if not isinstance(done, NotAnswered):
@@ -119,7 +119,7 @@ async def _add(found: Estimate, annotator: Annotator, question: Question) -> Non
 async def _asked(
     annotator: Annotator, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
 ) -> T | NotAnswered | None:
-    """What the log answers; None where that is malformed for good."""
+    """Return the answer of the log; None if it stays malformed."""
     try:
         return await annotator.ask(stage, query, passages, read, answer)
     except NotAnswered as missing:

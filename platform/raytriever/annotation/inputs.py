@@ -1,4 +1,4 @@
-"""What a job opens: the data set with all its splits, the queries to annotate, the key, and what was paid before."""
+"""Inputs of a job: the data set with all its splits, the queries to annotate, the key, and earlier costs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> l
 
 
 def paid_before(log: AnswerLog, llm: str) -> tuple[dict[str, Tokens], Gauge]:
-    """What each job paid, and how many bytes of a prompt are a token of a model, as far as it has answered."""
+    """Return the tokens that each job paid, and the bytes of a prompt per token of a model, measured on its answers."""
     paid: dict[str, Tokens] = {}
     gauge = Gauge()
     for entry in log.entries():

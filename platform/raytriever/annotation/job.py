@@ -30,7 +30,7 @@ from raytriever.storage import cache_folder, check_writable
 
 @dataclass(frozen=True)
 class AnnotationJob:
-    """What is annotated, by whom, and where the answers are kept.
+    """Data to annotate, the model, and the path of the answers.
 
     Args:
         dataset: path, URI or name.
@@ -99,7 +99,7 @@ async def ask(work: Work, key: str | None, say: Callable[[str], None]) -> dict[s
     counts = asking.counts
     with Progress("annotation", len(work.queries), "question") as progress:
 
-        def told(number: int, annotation: Annotation) -> None:
+        def on_result(number: int, annotation: Annotation) -> None:
             work.found[number] = annotation
             notes = {"cost": spending.cost} if job.service.price_in or job.service.price_out else {}
             progress.advance(1, **notes, malformed=counts.malformed, retries=sum(service.retried.values()))
@@ -107,7 +107,7 @@ async def ask(work: Work, key: str | None, say: Callable[[str], None]) -> dict[s
                 raise hopeless
 
         async with service:
-            ended = await asking.run(work.questions(), told)
+            ended = await asking.run(work.questions(), on_result)
     if isinstance(ended, BudgetReached):
         raise _out_of_budget(work)
     if ended is not None:
@@ -174,17 +174,17 @@ def write(work: Work, output: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Annotated:
-    """What came of a job.
+    """Result of a job.
 
     Args:
-        told: the meta of the manifest.
-        human: whether people judged anything relevant in the split.
-        counts: what happened on the way.
+        meta: meta of the manifest.
+        human: people judged a document of the split relevant.
+        counts: counts of answers and failures.
         retried: requests sent again, by what failed.
         quarantined: a line on bad rows, if any were left out.
     """
 
-    told: dict[str, Any]
+    meta: dict[str, Any]
     human: bool
     counts: Counts
     retried: dict[str, int]
@@ -198,7 +198,7 @@ def run_annotation(
     another job that holds the answers.
 
     Returns:
-        The estimate, and what came of it.
+        The estimate, and the result; None for a dry run.
 
     Raises:
         UserError: something a user can mend. Nothing is written then but answers, which the same command goes on from.
@@ -231,12 +231,12 @@ def run_annotation(
         if known and expected.most.requests:
             asyncio.run(_check(job, key))
         retried = asyncio.run(ask(work, key, say))
-        told = write(work, output)
+        meta = write(work, output)
     finally:
         log.close()
     bad = str(dataset.quarantine) if dataset.quarantine.total else None
     human = job.split in dataset.judgements and bool((dataset.judgements[job.split].scores > 0).any())
-    return table, Annotated(told, human, work.annotator.counts, retried, bad)
+    return table, Annotated(meta, human, work.annotator.counts, retried, bad)
 
 
 def _prepare(
@@ -280,21 +280,21 @@ async def _check(job: AnnotationJob, key: str | None) -> None:
 
 def summary(done: Annotated, priced: bool) -> str:
     """The funnel from candidates to positives, what went wrong with its first example, and what it cost."""
-    told, counts = done.told, done.counts
-    queries = told["queries"]
+    meta, counts = done.meta, done.counts
+    queries = meta["queries"]
     rows = {
-        "candidates": told["candidates"],
-        "relevant to the query": told["relevant"],
-        "useful for the answer: positives": told["positives"] + told["judged_irrelevant"],
+        "candidates": meta["candidates"],
+        "relevant to the query": meta["relevant"],
+        "useful for the answer: positives": meta["positives"] + meta["judged_irrelevant"],
     }
     lines = [f"{'':<34}{'in all':>12}{'a query':>10}"]
     lines += [f"{name:<34}{count:>12,}{count / queries:>10.1f}" for name, count in rows.items()]
-    lines += ["", f"{queries:,} queries; {told['without_positives']:,} of them have no positive"]
-    lines[-1] += f", {told['without_candidates']:,} had no candidate, {told['failed']:,} failed"
-    if told["agreed"]:
-        lines.append(f"{told['agreed']:,} positives people had named too")
-    if told["judged_irrelevant"]:
-        lines.append(f"{told['judged_irrelevant']:,} positives left out: people had judged them 0")
+    lines += ["", f"{queries:,} queries; {meta['without_positives']:,} of them have no positive"]
+    lines[-1] += f", {meta['without_candidates']:,} had no candidate, {meta['failed']:,} failed"
+    if meta["agreed"]:
+        lines.append(f"{meta['agreed']:,} positives people had named too")
+    if meta["judged_irrelevant"]:
+        lines.append(f"{meta['judged_irrelevant']:,} positives left out: people had judged them 0")
     if counts.malformed:
         lines.append(f"{counts.malformed:,} malformed answers; the first: {counts.first_malformed}")
     if counts.failed:
@@ -303,9 +303,9 @@ def summary(done: Annotated, priced: bool) -> str:
         kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(done.retried.items()))
         lines.append(f"{sum(done.retried.values()):,} requests sent again: {kinds}")
     lines.append(f"{counts.asked:,} answers paid for now, {counts.from_log:,} found in the log")
-    cost = f", cost {told['cost']:,.4g}" if priced else ""
+    cost = f", cost {meta['cost']:,.4g}" if priced else ""
     guessed = f" ({counts.uncounted:,} answers came without a count: guessed)" if counts.uncounted else ""
-    lines.append(f"{told['tokens_read']:,} tokens read, {told['tokens_written']:,} written{cost}, in all runs{guessed}")
+    lines.append(f"{meta['tokens_read']:,} tokens read, {meta['tokens_written']:,} written{cost}, in all runs{guessed}")
     if done.quarantined:
         lines.append(done.quarantined)
     return "\n".join(lines)

@@ -1,10 +1,10 @@
-"""Annotations as a data set in BEIR layout (docs/reference/formats.md), which every job reads as it stands.
+"""Annotations as a data set in BEIR layout (docs/reference/formats.md), which every job can read.
 
-The corpus, the queries, their answers and the judgements of all splits are the data set's own. Beside them, in the
-split that was annotated, stand the model's positives with source `llm` and their ranks. A pair that people had judged
-relevant and the model names too has one row, of the source that `agreed` says; one that people had judged 0 stays
-judged 0. `annotations.jsonl` tells what the model said of each query; no job reads it. Hard negatives that the data
-set brought along, but for those that a judgement of 0 tells of, stand as a table in `negatives/`.
+The corpus, the queries, their answers and the judgements of all splits are those of the data set. The annotated split
+also has the model's positives with source `llm` and their ranks. A pair that both people and the model call relevant
+has one row, with the source that `agreed` names. A pair that people judged 0 stays judged 0. `annotations.jsonl` holds
+the model's answers for each query, and no job reads it. Hard negatives of the data set that have no judgement are
+written as a table in `negatives/`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def write_annotated(
             _write_judgements(aside / "qrels", name, table, dataset)
         with open(aside / ANNOTATIONS, "w", encoding="utf-8") as file:
             for query, found in annotations.items():
-                _row(file, _told(dataset, query, found, candidates[query]))
+                _row(file, _annotation_row(dataset, query, found, candidates[query]))
         counts["negatives"] = _write_negatives(aside / NEGATIVES, dataset)
         meta |= counts
     return counts
@@ -131,15 +131,15 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
 
 
 def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
-    """A table of the hard negatives that no judgement of 0 tells of, where there are any; answers how many."""
+    """Write a table of the hard negatives that have no judgement, if there are any; return their number."""
     rows = dataset.negatives
     if rows is None:
         return 0
     size = len(dataset.documents)
-    told = [each.queries * size + each.documents for each in dataset.judgements.values()]
+    judged = [each.queries * size + each.documents for each in dataset.judgements.values()]
     keep = (
-        ~np.isin(rows.queries * size + rows.documents, np.concatenate(told))
-        if told
+        ~np.isin(rows.queries * size + rows.documents, np.concatenate(judged))
+        if judged
         else np.ones(len(rows.queries), bool)
     )
     if not keep.any():
@@ -150,13 +150,15 @@ def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
     return len(table)
 
 
-def _told(dataset: RetrievalDataset, query: int, found: Annotation, candidates: Sequence[int]) -> dict[str, Any]:
+def _annotation_row(
+    dataset: RetrievalDataset, query: int, found: Annotation, candidates: Sequence[int]
+) -> dict[str, Any]:
     ids = dataset.documents.ids
-    told: dict[str, Any] = {"query": dataset.queries.ids[query], "candidates": [ids[each] for each in candidates]}
+    row: dict[str, Any] = {"query": dataset.queries.ids[query], "candidates": [ids[each] for each in candidates]}
     if found.failed:
-        return {**told, "failed": found.failed}
+        return {**row, "failed": found.failed}
     relevant, useful = ([ids[each] for each in places] for places in (found.relevant, found.useful))
-    return {**told, "relevant": relevant, "answer": found.answer, "useful": useful}
+    return {**row, "relevant": relevant, "answer": found.answer, "useful": useful}
 
 
 def _row(file: TextIO, row: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 @dataclass
 class Counts:
-    """What happened on the way."""
+    """Counts of answers and failures."""
 
     asked: int = 0
     from_log: int = 0
@@ -81,7 +81,7 @@ class Counts:
 
 
 class NotAnswered(Exception):
-    """What the log does not hold, where nothing may be asked."""
+    """Question that the log does not answer, when no request may be sent."""
 
     def __init__(self, stage: str, messages: list[Message]) -> None:
         super().__init__(stage)

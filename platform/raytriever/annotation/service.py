@@ -41,7 +41,7 @@ class Passing(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model answered.
+    """Answer of a model.
 
     Args:
         content: the text; empty where there is none.
@@ -73,13 +73,13 @@ def read_reply(body: bytes) -> Reply:
 
 
 def error_message(body: bytes) -> str:
-    """What an error's body says, in the forms that services have for it."""
+    """Return the message in the body of an error, in the forms that services use."""
     try:
         found = json.loads(body)
         error = found.get("error", found.get("detail", found.get("message", found)))
         if isinstance(error, dict):
-            told = [str(error[name]) for name in ("message", "code", "param") if error.get(name)]
-            return " ".join(told) or json.dumps(error)
+            parts = [str(error[name]) for name in ("message", "code", "param") if error.get(name)]
+            return " ".join(parts) or json.dumps(error)
         return error if isinstance(error, str) else json.dumps(error)
     except (ValueError, AttributeError, RecursionError):
         return body[:400].decode(errors="replace")
@@ -112,7 +112,7 @@ _SAID_OF_STRUCTURE = ("response_format", "json_schema", "json_object", "structur
 
 
 class Dialect:
-    """What the service was found to take so far; `version` counts what was given up."""
+    """Parameters that the service accepts, as far as known; `version` counts the dropped ones."""
 
     def __init__(self, llm: str, temperature: float, max_tokens: int) -> None:
         self.version = 0
@@ -316,7 +316,7 @@ class Service:
         )
 
     def _shown(self, text: str) -> str:
-        """What may be shown of a text of the service."""
+        """Return the part of a service's text that may be shown."""
         if self._key:
             text = text.replace(self._key, HIDDEN)
         return " ".join(masked(text).split())[:200]

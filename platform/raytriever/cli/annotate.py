@@ -70,7 +70,7 @@ def main(words: list[str]) -> None:
     show(summary(annotated, bool(service.price_in or service.price_out)))
     groups = "human-first" if annotation.agreed == "human" and annotated.human else "llm"
     words = ["--dataset", str(output), "--positives", groups, "--positives-order", "ranked"]
-    if annotated.told["negatives"]:
+    if annotated.meta["negatives"]:
         words += ["--negatives-table", str(output / "negatives"), "--negatives-per-query", "5"]
     show(f"\nContinue with:\n  {quote_command('python', 'jobs/train.py', *words)}")
 

@@ -43,7 +43,7 @@ model.similarity(queries, passages)
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made of.
+    """Facts for a model card.
 
     Args:
         name: of the model.
@@ -113,7 +113,7 @@ def _what(facts: CardFacts) -> str:
 
 
 def _cut_behind(how: Description) -> bool:
-    """Whether sentence-transformers gives embeddings shorter than one: it cuts them behind its normalisation."""
+    """Return True if sentence-transformers returns embeddings shorter than one: it cuts them after normalisation."""
     return how.truncate_dim is not None and how.similarity == "cosine"
 
 

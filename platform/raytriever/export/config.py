@@ -36,7 +36,7 @@ def read_repository(given: str) -> str:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """What is made of a model, and what is said of it."""
+    """Formats of an export, and facts for its card."""
 
     formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(

@@ -2,7 +2,7 @@
 
 Inputs are `input_ids` and `attention_mask`, `[texts, tokens]` int64, both free. Outputs are `last_hidden_state`
 `[texts, tokens, hidden]`, which sentence-transformers' ONNX and OpenVINO backends pool themselves, and
-`sentence_embedding` `[texts, width]`, pooled, cut and normalised as the tower does it, for whoever wants no more;
+`sentence_embedding` `[texts, width]`, pooled, cut and normalised as the tower does it, for users who need no more;
 float32. Files are named as those backends look for them. The exporter is torch's own, by `torch.export`: the older one,
 by tracing, answers wrongly at other lengths than it has seen.
 """
@@ -28,14 +28,14 @@ from raytriever.models.encoder import Encoder, TokenBatch
 
 INPUTS = ("input_ids", "attention_mask")
 STATES, EMBEDDING = "last_hidden_state", "sentence_embedding"
-# Where each format stands within a tower's directory.
+# Path of each format within a tower's directory.
 FILES: Mapping[str, Path] = {"onnx": Path("onnx/model.onnx"), "openvino": Path("openvino/openvino_model.xml")}
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
 _OPSET = 18
-_BYTES = 1_800_000_000  # an ONNX file of 2 GB or more keeps its weights beside itself
+_BYTES = 1_800_000_000  # an ONNX file of 2 GB or more keeps its weights in a second file
 
 
 class _Graph(nn.Module):
@@ -78,7 +78,7 @@ def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path)
 
     with TemporaryDirectory() as scratch:
         _write_onnx(tower, example, Path(scratch) / "model.onnx")
-        # Not halved: whoever wants fp16 asks the runtime for it.
+        # Weights stay float32. A runtime converts them to fp16 on request.
         openvino.save_model(openvino.convert_model(Path(scratch) / "model.onnx"), path, compress_to_fp16=False)
     return path
 
@@ -129,7 +129,7 @@ def _openvino(path: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the exporter and its libraries say of themselves is for those who write them."""
+    """Silence the exporter and its libraries, whose messages are for their developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

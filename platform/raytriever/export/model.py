@@ -1,9 +1,9 @@
 """A model handed over: one committed directory with weights, graphs for other runtimes, and a card.
 
 1. Load in float32, adapters merged; write as sentence-transformers' directory.
-2. Write each tower as a graph, and hold the graph to the tower: texts of many lengths, drawn from the vocabulary, must
-   get the same embeddings. A graph that fails leaves nothing behind.
-3. Write the card out of what stands beside the model.
+2. Write each tower as a graph, and test it against the tower: texts of many lengths, drawn from the vocabulary, must
+   get the same embeddings. If a graph fails, nothing is written.
+3. Write the card from the files next to the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BATCHES = 6
 
 @dataclass(frozen=True)
 class Parity:
-    """How near a graph comes to its tower.
+    """Comparison of a graph with its tower.
 
     Args:
         form: `onnx` or `openvino`.
@@ -131,7 +131,7 @@ _AGAIN = "restore the run directory, or name its model/ alone"
 
 
 def _towers(folder: Path) -> list[tuple[Side, str]]:
-    """Which towers a written model has, and in which folders."""
+    """Return the towers of a written model and their folders."""
     router = folder / "router_config.json"
     if not router.is_file():
         return [("passage", "")]
@@ -197,7 +197,7 @@ def _run_of(model: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _results(folder: Path, model: str) -> dict[str, Any]:
-    """What an evaluation found for one model.
+    """Read an evaluation's results for one model.
 
     Raises:
         StorageError: it is none, or of other models.

@@ -99,7 +99,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
 
 
 def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
-    """How the model of each run is called in tables, by the run's place and the model's own name."""
+    """Return the name of each run's model in tables, by the run's index and the model's own name."""
     names: dict[tuple[int, str], str] = {}
     seen: dict[str, Any] = {}
     own = Counter(name for run in runs for name in ([run.name] if run.trained else run.figures))
@@ -210,7 +210,7 @@ def _values(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dic
 
 
 def _shown(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:
-    """The page sets models beside the first one, unless told otherwise."""
+    """Choose the queries of each data set, with the baseline as first model: the page compares with it by default."""
     shown = {}
     for dataset, whole in queries.items():
         models = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))

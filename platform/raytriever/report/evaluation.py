@@ -1,4 +1,4 @@
-"""The pictures and the page of an evaluation, from what stands in its directory alone."""
+"""Pictures and page of an evaluation, from the files of its directory only."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
 
 
 def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """What was wanted of thresholds and what they achieved where they were checked, a picture a data set."""
+    """Draw wanted and checked values of thresholds, one picture per data set."""
     pictures = []
     for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
         own = [row for row in rows if row["dataset"] == dataset and row["checked"] is not None]
@@ -129,7 +129,7 @@ def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list
 
 
 def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
-    """What a page shows of `per_query/`, by data set.
+    """Return the queries that a page shows, by data set.
 
     Raises:
         StorageError: a file is not what an evaluation writes.

@@ -45,7 +45,7 @@ Line = tuple[str, Any]
 
 @contextmanager
 def picture(path: Path, width: float = WIDTH, height: float = HEIGHT) -> Iterator[Figure]:
-    """An empty figure of so many inches; what the block draws is written to `path` as PNG, and beside it as SVG.
+    """Yield an empty figure, `width` by `height` inches, and write it to `path` as PNG, and next to it as SVG.
 
     Raises:
         StorageError: the disk is full or forbidden.
@@ -93,7 +93,7 @@ def save_gains(path: Path, gains: Mapping[str, Mapping[str, float]], metric: str
     As Figure 4 of *Optimizing What Matters*, lying: names of data sets stay readable however many there are.
 
     Args:
-        path: of the PNG; the SVG stands beside it.
+        path: path of the PNG; the SVG is written next to it.
         gains: by model and data set, in units of the metric; a data set a model has no value for has no bar.
         metric, baseline: their names.
     """
@@ -134,10 +134,10 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str) -> None:
 
 
 def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What each threshold was chosen for (a tick) and what it achieved where it was checked, with its interval.
+    """Draw the wanted value of each threshold (a tick) and the value on the checking split with its interval.
 
     Args:
-        path: of the PNG; the SVG stands beside it.
+        path: path of the PNG; the SVG is written next to it.
         rows: of `evaluation.pooled_scores.calibration_rows`, one data set's, each with what was checked.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
@@ -177,7 +177,7 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
     What was tried stands at equal distances: on a scale of its own 0, 0.001 and 0.1 would lie on each other.
 
     Args:
-        path: of the PNG; the SVG stands beside it.
+        path: path of the PNG; the SVG is written next to it.
         panels: by title, and in each the curves by name; a title may be empty.
         across: what is varied.
         value: what is drawn.
@@ -209,6 +209,6 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
             axes.set(xlabel=across, title=title)
             axes.set_xticks(range(len(tried)), [f"{x:g}" for x in tried], rotation=45 if len(tried) > 5 else 0)
         figure.axes[0].set_ylabel(value)
-        handles, names_told = figure.axes[0].get_legend_handles_labels()
+        handles, labels = figure.axes[0].get_legend_handles_labels()
         if handles:
-            figure.legend(handles, names_told, loc="outside lower center", ncols=min(3, len(handles)))
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)))

@@ -57,7 +57,7 @@ NOT_SETTINGS = ("hash",)
 
 
 def read_directory(folder: Path, name: str) -> FinishedRun:
-    """What a directory holds, under a name.
+    """Read the finished run of a directory, and give it a name.
 
     Raises:
         ConfigError: it holds no finished run.
@@ -205,7 +205,7 @@ class MlflowRuns:
         return FinishedRun(name, figures, datasets, dict(run.data.params), curves, queries, trained="after" in figures)
 
     def _queries(self, run_id: str) -> dict[str, dict[str, Any]]:
-        """What stands in a run's artifacts for every query; nothing of a run that kept none."""
+        """Read the results per query from a run's artifacts; empty if the run has none."""
         with self._telling("does not give the artifacts of a run"):
             if not any(one.path == PER_QUERY for one in self._client.list_artifacts(run_id)):
                 return {}

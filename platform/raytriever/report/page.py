@@ -63,7 +63,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page tells, in this order.
+    """Content of a page, in this order.
 
     Args:
         title: its heading.

@@ -1,4 +1,4 @@
-"""Which queries a page carries: for every metric and model the worst, for every two models those they differ most on.
+"""Choice of the queries on a page: the worst of each metric and model, and those on which two models differ most.
 
 A page that held all queries of a large data set would not open. Each of those lists gives its first queries in turn
 until `MOST` are chosen, so that every list is right as far as the page shows it.
@@ -21,7 +21,7 @@ SHOWN = 25  # of a list
 
 
 def chosen_queries(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What the script of a page needs of one data set's `per_query/DATASET.json`.
+    """Select the queries of one data set for the script of a page, from `per_query/DATASET.json`.
 
     Args:
         found: `{"queries", "texts", "models": {NAME: {"metrics": {metric: [value]}, "top": [[[id, title, text, score,

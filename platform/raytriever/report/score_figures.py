@@ -41,7 +41,7 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
     Each curve has its 95 % band, which holds the whole curve at once.
 
     Args:
-        path: of the PNG; the SVG stands beside it.
+        path: path of the PNG; the SVG is written next to it.
         systems: by name; one whose pools are not both filled has no curve and is left out.
         title: above the picture.
     """
@@ -72,7 +72,7 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
 
 
 def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
-    """How far the scores of positives and of the best non-positives lie apart, one panel a system, below each other."""
+    """Draw histograms of the scores of positives and of the best non-positives, one panel per system."""
     filled = _filled(systems)
     with picture(path, WIDTH, 0.9 + PANEL * max(1, len(filled))) as figure:
         for row, (name, pools) in enumerate(filled.items()):
@@ -93,7 +93,7 @@ def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str =
 
 
 def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
-    """What share of the pairs that score so is relevant, with Wilson's 95 % bounds, one panel a system.
+    """Draw the share of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
 
     A score that means the same for all queries gives a steep rise from 0 to 1: a threshold there parts relevant from
     other documents. Bins are of equal width; those of fewer than five scores are not drawn.

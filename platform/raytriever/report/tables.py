@@ -140,7 +140,7 @@ def _column(models: Values, dataset: str, metric: str, significance: Rows, best:
     for row in significance:
         if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
             cell = cells[row["model"]]
-            hint = "; ".join(filter(None, [cell.hint, _told(row)]))
+            hint = "; ".join(filter(None, [cell.hint, _hint(row)]))
             cells[row["model"]] = replace(cell, mark=cell.mark + str(row["mark"] or ""), hint=hint)
     return cells
 
@@ -184,13 +184,13 @@ def _probability(value: float | None) -> Cell:
     return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _hint(row: Mapping[str, Any]) -> str:
     difference, p = _figure(row["difference"], signed=True).text, _probability(row["p_holm"]).text
     return f"{difference} against {row['against']}, p after Holm {p}"
 
 
 def _notes(models: Values, significance: Rows, best: Best) -> str:
-    """What marks and bold figures mean, for below a table."""
+    """Explain marks and bold figures, for below a table."""
     ahead = ""
     if len(models) > 1:
         ahead = (
@@ -201,7 +201,7 @@ def _notes(models: Values, significance: Rows, best: Best) -> str:
 
 
 def _meaning(rows: Rows) -> str:
-    """What the marks stand for, and against which model."""
+    """Explain the marks and the model that they compare with."""
     pairs = {}
     for row in rows:
         for marks in (FIRST_MARKS, SECOND_MARKS):

@@ -44,8 +44,8 @@ def test_unreachable_precision_is_reported() -> None:
 
 
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
-def test_what_cannot_be_wanted_is_told(wanted: float) -> None:
-    with pytest.raises(MetricInputError, match="want a precision or recall"):
+def test_refuse_aims_out_of_range(wanted: float) -> None:
+    with pytest.raises(MetricInputError, match="give a precision or recall"):
         choose_threshold(np.ones(2), np.zeros(2), "recall", wanted)
 
 

@@ -135,5 +135,5 @@ def test_missing_training_queries_and_damaged_graphs_are_refused(tmp_path: Path)
     with pytest.raises(StorageError, match="has the shape 2 x 1, expected 3 x any"):
         Graph.load(tmp_path, 3)
     np.save(tmp_path / "neighbours.npy", np.array([[7], [0]], np.int32))
-    with pytest.raises(StorageError, match="no graph of 2 documents"):
+    with pytest.raises(StorageError, match="not a graph of 2 documents"):
         Graph.load(tmp_path, 2)

@@ -60,14 +60,14 @@ def test_the_example_of_the_readme(tmp_path: Path, tiny_dataset: Path, tiny_enco
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["run"] == told["again"]
-    assert told["run"]["after"]["auc"] > told["run"]["before"]["auc"]
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["run"] == outcome["again"]
+    assert outcome["run"]["after"]["auc"] > outcome["run"]["before"]["auc"]
     # The run measures its model as `evaluate` does.
     for name, system in {"bm25": "bm25", "encoder": "before", "mine": "after"}.items():
-        assert told["metrics"][name]["letters"] == pytest.approx(told["run"][system], abs=1e-6)
-    assert len(told["hits"]) == 5
-    assert (told["negatives"], told["page"], told["rows"]) == (288, True, 3)
-    assert "output runs/mine: holds a run with other settings" in told["refused"]
+        assert outcome["metrics"][name]["letters"] == pytest.approx(outcome["run"][system], abs=1e-6)
+    assert len(outcome["hits"]) == 5
+    assert (outcome["negatives"], outcome["page"], outcome["rows"]) == (288, True, 3)
+    assert "output runs/mine: holds a run with other settings" in outcome["refused"]
     assert (tmp_path / "runs" / "mine" / "report.html").is_file()
     assert (tmp_path / "results" / "results.json").is_file()

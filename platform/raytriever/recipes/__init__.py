@@ -20,12 +20,12 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
-    """Return the settings that others are laid over: a recipe's, those of the quickstart for `pydocs`, or the defaults.
+    """Return the lowest layer of settings: a recipe, the quickstart if the data set is `pydocs`, or the defaults.
 
     Args:
         recipe: its name, if any.
         dataset: the data set that was given, if any.
-        has_file: whether a file of settings is laid over them, which then says everything itself.
+        has_file: True if a configuration file overrides them; the quickstart is then not used.
 
     Raises:
         ConfigError: there is no such recipe.

@@ -153,7 +153,7 @@ def test_a_missing_interval_is_reported() -> None:
         auc_interval(some[:0], some)
     with pytest.raises(MetricInputError, match="queries of one pool only"):
         auc_interval(some, some, np.array([0, 1]))
-    with pytest.raises(MetricInputError, match="scores of negatives: scores that do not each name a query"):
+    with pytest.raises(MetricInputError, match="scores of negatives: some scores have no query"):
         auc_interval(some, some, np.array([0, 1]), np.array([0]))
     with pytest.raises(MetricInputError, match="a confidence of 95"):
         auc_interval(some, some, confidence=95)

@@ -1,7 +1,7 @@
-"""The model card (Mitchell et al., 2019): what a model is, what it learnt from, what it is worth, and where it ends.
+"""Model card (Mitchell et al., 2019): description, training data, results and limits of a model.
 
-A README with the metadata the hub reads, made of what stands on disk and of nothing else: a run's `config.yaml` and
-`metrics.json`, and an evaluation's `results.json`. What nobody measured is not said.
+The card is a README with the metadata that the hub reads. Its facts come only from files: `config.yaml` and
+`metrics.json` of a run, and `results.json` of an evaluation. A figure that was not measured does not appear.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _TRAINED = {"bm25": "BM25", "before": "before training", "after": "this model"}
 
 USE = """## Intended use
-Finding passages for questions like those of the data it was trained and measured on, in search and in retrieval for
-language models. Scores are {similarity}s; whether they can be compared across queries, and held to a threshold, is what
-the AUC and the thresholds below say, where they are given. On other kinds of text, other languages or longer passages
-than {length} tokens, which are cut, it has not been measured: measure it there first. What the training data misses or
-distorts, the ranking misses or distorts too; a high score says that texts are alike in the model's eyes, not that a
-passage is true.
+The model finds passages that answer questions, in search and in retrieval for language models. The questions should be
+like those of its training and test data. Scores are {similarity}s. The AUC and the thresholds below, if present, show
+how well one threshold serves all queries. The model was not measured on other kinds of text or on other languages:
+measure it there first. Passages longer than {length} tokens are cut. The ranking repeats the gaps and errors of the
+training data. A high score means that the model finds two texts similar. It does not mean that a passage is true.
 """
-READ = """## Reading it
+READ = """## How to load the model
 ```python
 from sentence_transformers import SentenceTransformer
 
@@ -46,14 +45,15 @@ class CardFacts:
     """Facts for a model card.
 
     Args:
-        name: of the model.
-        description: how it reads texts.
-        width: of its embeddings.
+        name: name of the model.
+        description: pooling, similarity, lengths and prefixes of the model.
+        width: number of components of an embedding.
         licence: an SPDX identifier of the hub, or None.
-        config: the settings of the run that made it; empty where no run of ours did.
-        trained: that run's `metrics.json`; empty where there is none.
-        results: of an evaluation, metrics by data set, with `about` and `calibration` rows of this model; may be empty.
-        graphs: a line a written format.
+        config: settings of the run that trained the model; empty if no run of raytriever did.
+        trained: `metrics.json` of that run; empty if there is none.
+        results: metrics of an evaluation by data set, with `about` and the `calibration` rows of this model; may be
+            empty.
+        graphs: one line per exported format.
     """
 
     name: str
@@ -67,7 +67,7 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    """The text of a model's `README.md`, its metadata in front as the hub reads them."""
+    """Return the text of a model's `README.md`. The metadata for the hub come first."""
     from huggingface_hub import ModelCardData
 
     base = facts.config.get("model", {}).get("model")
@@ -79,42 +79,45 @@ def model_card(facts: CardFacts) -> str:
         license=facts.licence,
         base_model=base if base and _HUB_NAME.fullmatch(base) else None,
         model_name=facts.name,
-        eval_results=_measured(facts) or None,
+        eval_results=_hub_results(facts) or None,
     )
     parts = [
-        f"# {facts.name}\n\n{_what(facts)}\n",
-        READ.format(name=facts.name, length=", normalize_embeddings=True" if _cut_behind(facts.description) else ""),
+        f"# {facts.name}\n\n{_description(facts)}\n",
+        READ.format(
+            name=facts.name,
+            length=", normalize_embeddings=True" if _is_cut_after_normalisation(facts.description) else "",
+        ),
         USE.format(similarity=facts.description.similarity.replace("dot", "dot product"), length=_length(facts)),
         *_training(facts),
-        *_worth(facts),
+        *_results(facts),
     ]
     if facts.graphs:
         parts.append("## Other runtimes\n" + "".join(f"- {line}\n" for line in facts.graphs))
     return f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(parts)
 
 
-def _what(facts: CardFacts) -> str:
-    how = facts.description
-    towers = (
-        "One encoder reads queries and passages" if how.towers == "shared" else "Queries and passages have encoders"
-    )
+def _description(facts: CardFacts) -> str:
+    description = facts.description
+    is_shared = description.towers == "shared"
+    towers = "One encoder reads queries and passages" if is_shared else "Queries and passages have separate encoders"
+    similarity = "cosine similarity" if description.similarity == "cosine" else f"{description.similarity} products"
     prefixes = [
         f"{side} begin with `{text}`"
-        for side, text in (("queries", how.query_prefix), ("passages", how.passage_prefix))
+        for side, text in (("queries", description.query_prefix), ("passages", description.passage_prefix))
         if text
     ]
     lines = [
-        f"A dense retriever: texts become vectors of {facts.width} components, and a query is near its answers.",
-        f"{towers}{'' if how.towers == 'shared' else ' of their own'}, {how.pooling} pooling, {how.similarity}"
-        f"{' similarity' if how.similarity == 'cosine' else ' products'}; queries are cut at {how.query_length} tokens,"
-        f" passages at {how.passage_length}{''.join(', ' + line for line in prefixes)}.",
+        f"A dense retriever: it maps texts to vectors of {facts.width} components,"
+        " and a query to a vector near its answers.",
+        f"{towers}, {description.pooling} pooling, {similarity}; queries are cut at {description.query_length} tokens,"
+        f" passages at {description.passage_length}{''.join(', ' + line for line in prefixes)}.",
     ]
     return "\n".join(lines)
 
 
-def _cut_behind(how: Description) -> bool:
-    """Return True if sentence-transformers returns embeddings shorter than one: it cuts them after normalisation."""
-    return how.truncate_dim is not None and how.similarity == "cosine"
+def _is_cut_after_normalisation(description: Description) -> bool:
+    """Return whether sentence-transformers cuts embeddings after normalisation, so that their norm is below one."""
+    return description.truncate_dim is not None and description.similarity == "cosine"
 
 
 def _length(facts: CardFacts) -> int:
@@ -135,24 +138,25 @@ def _training(facts: CardFacts) -> list[str]:
     ]
 
 
-def _worth(facts: CardFacts) -> list[str]:
+def _results(facts: CardFacts) -> list[str]:
     parts = []
     if facts.trained:
         rows = {_TRAINED[name]: facts.trained[name] for name in _TRAINED if facts.trained.get(name)}
-        title = f"`{facts.trained['dataset']}`, split `{facts.trained['split']}`, when it was trained"
+        title = f"`{facts.trained['dataset']}`, split `{facts.trained['split']}`, measured at the end of training"
         parts.append(f"## Results\n{title}:\n\n{_table(rows)}")
     models = facts.results.get("models", {})
     if models:
         head = "" if facts.trained else "## Results\n"
         splits = {about["split"] for about in facts.results.get("about", {}).values()}
         parts.append(
-            f"{head}Measured afterwards, split {', '.join(f'`{one}`' for one in sorted(splits))}:\n\n{_table(models)}"
+            f"{head}Measured after training,"
+            f" split {', '.join(f'`{one}`' for one in sorted(splits))}:\n\n{_table(models)}"
         )
     rows = facts.results.get("calibration", [])
     if rows:
         parts.append(
-            "## Thresholds\nA score from which on a passage is taken, chosen on one split for all queries and checked"
-            f" on the other:\n\n{calibration_table(rows)}"
+            "## Thresholds\nA passage with at least this score counts as relevant. Each threshold was chosen on one"
+            f" split for all queries and checked on the other:\n\n{calibration_table(rows)}"
         )
     return parts
 
@@ -167,15 +171,15 @@ def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
     return markdown_table([["", *names], *lines])
 
 
-def _measured(facts: CardFacts) -> list[Any]:
-    """The figures in the hub's form."""
+def _hub_results(facts: CardFacts) -> list[Any]:
+    """Return the metrics in the form of the hub."""
     from huggingface_hub import EvalResult
 
-    found: dict[str, tuple[str, Mapping[str, float | None]]] = {}
+    measured: dict[str, tuple[str, Mapping[str, float | None]]] = {}
     if facts.trained.get("after"):
-        found[facts.trained["dataset"]] = (facts.trained["split"], facts.trained["after"])
+        measured[facts.trained["dataset"]] = (facts.trained["split"], facts.trained["after"])
     for name, row in facts.results.get("models", {}).items():
-        found[name] = (facts.results["about"][name]["split"], row)
+        measured[name] = (facts.results["about"][name]["split"], row)
     return [
         EvalResult(
             task_type="information-retrieval",
@@ -186,7 +190,7 @@ def _measured(facts: CardFacts) -> list[Any]:
             metric_type=metric,
             metric_value=round(value, 5),
         )
-        for name, (split, row) in found.items()
+        for name, (split, row) in measured.items()
         for metric, value in row.items()
         if value is not None
     ]

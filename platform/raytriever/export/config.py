@@ -1,4 +1,4 @@
-"""The settings of handing a model over. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of an export. This module imports nothing heavy: the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,44 @@ from raytriever.paths import EVALUATION
 FORMATS = ("onnx", "openvino")
 
 
-def read_formats(given: str) -> str:
-    """Formats between commas, each known and named once."""
-    names = [name.strip() for name in given.split(",")]
+def read_formats(text: str) -> str:
+    """Return the formats of a comma-separated list without repetitions.
+
+    Raises:
+        ValueError: a format is unknown.
+    """
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FORMATS:
-            raise ValueError(f"choose from {', '.join(FORMATS)}, with commas between")
+            raise ValueError(f"choose from {', '.join(FORMATS)}, separated by commas")
     return ",".join(dict.fromkeys(names))
 
 
-def read_licence(given: str) -> str:
-    """Return the identifier of a licence, if it has the form of one."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}", given):
+def read_licence(text: str) -> str:
+    """Return the identifier of a licence.
+
+    Raises:
+        ValueError: it has not the form of an SPDX identifier.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}", text):
         raise ValueError("give an SPDX identifier such as apache-2.0")
-    return given
+    return text
 
 
-def read_repository(given: str) -> str:
-    """Return the name of a repository on the hub, if it has the form of one."""
-    if len(given) > 96 or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", given, re.ASCII):
+def read_repository(text: str) -> str:
+    """Return the name of a repository on the hub.
+
+    Raises:
+        ValueError: it has not the form OWNER/NAME.
+    """
+    if len(text) > 96 or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
         raise ValueError("give the name of a repository as OWNER/NAME")
-    return given
+    return text
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Formats of an export, and facts for its card."""
+    """Formats of an export, facts for its model card, and the repository for the upload."""
 
     formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(
@@ -59,6 +71,6 @@ class ExportConfig:
     )
 
     @property
-    def named(self) -> tuple[str, ...]:
-        """The formats that were asked for."""
+    def format_names(self) -> tuple[str, ...]:
+        """The requested formats."""
         return tuple(self.formats.split(",")) if self.formats else ()

@@ -1,10 +1,10 @@
-"""A tower as a graph that other runtimes run: ONNX, and OpenVINO's own form of it.
+"""Export of a tower as a graph for other runtimes: ONNX and OpenVINO.
 
-Inputs are `input_ids` and `attention_mask`, `[texts, tokens]` int64, both free. Outputs are `last_hidden_state`
-`[texts, tokens, hidden]`, which sentence-transformers' ONNX and OpenVINO backends pool themselves, and
-`sentence_embedding` `[texts, width]`, pooled, cut and normalised as the tower does it, for users who need no more;
-float32. Files are named as those backends look for them. The exporter is torch's own, by `torch.export`: the older one,
-by tracing, answers wrongly at other lengths than it has seen.
+The inputs are `input_ids` and `attention_mask`, int64 `[texts, tokens]`; both sizes are dynamic. The outputs are
+float32. The ONNX and OpenVINO backends of sentence-transformers pool `last_hidden_state`,
+`[texts, tokens, hidden]`, themselves. `sentence_embedding`, `[texts, width]`, is pooled, cut and normalised as in the
+tower. The files have the names that these backends expect. The exporter uses `torch.export`: the older one, by
+tracing, gives wrong embeddings at lengths that its example did not have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BYTES = 1_800_000_000  # an ONNX file of 2 GB or more keeps its weights in a se
 
 
 class _Graph(nn.Module):
-    """A tower with its two outputs."""
+    """Tower with two outputs: the hidden states and the embedding."""
 
     def __init__(self, tower: Encoder) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Graph(nn.Module):
 
 
 def check_packages(form: str) -> None:
-    """Refuse a format whose packages are not installed; raises `ConfigError`."""
+    """Raise `ConfigError` if a package that a format needs is not installed."""
     missing = [name for name in PACKAGES[form] if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{form} needs {', '.join(missing)}", "--formats", "pip install 'raytriever[export]'")
@@ -62,12 +62,12 @@ def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path)
 
     Args:
         tower: float32, on the CPU, in evaluation mode.
-        example: a batch of at least two texts and two tokens; its sizes are not kept.
+        example: a batch of at least two texts and two tokens; the graph accepts other sizes too.
         form: `onnx` or `openvino`.
-        directory: of the tower; the file stands at `FILES[form]` in it.
+        directory: directory of the tower; the file is written to `FILES[form]` in it.
 
     Returns:
-        The file.
+        The path of the file.
     """
     path = directory / FILES[form]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,31 +84,31 @@ def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path)
 
 
 def _write_onnx(tower: Encoder, example: TokenBatch, path: Path) -> None:
-    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             _Graph(tower).eval(),
             tuple(example[name] for name in INPUTS),
             input_names=INPUTS,
             output_names=(STATES, EMBEDDING),
-            dynamic_shapes=dict.fromkeys(INPUTS, free),
+            dynamic_shapes=dict.fromkeys(INPUTS, dynamic),
             opset_version=_OPSET,
             dynamo=True,
             verbose=False,
         )
-    assert program is not None  # it is None for the older exporter alone
+    assert program is not None  # only the older exporter returns None
     weights = sum(weight.numel() * weight.element_size() for weight in tower.parameters())
     program.save(path, external_data=weights > _BYTES)
 
 
 class GraphRunner:
-    """A written graph on the CPU in float32, to be compared with the tower it came from."""
+    """Runner of an exported graph on the CPU in float32."""
 
     def __init__(self, path: Path, form: str) -> None:
         self._run = _onnx(path) if form == "onnx" else _openvino(path)
 
     def encode(self, tokens: TokenBatch) -> Float32[ndarray, "texts width"]:
-        """Embeddings of one padded batch."""
+        """Return the embeddings of one padded batch."""
         return self._run({name: tokens[name].numpy() for name in INPUTS})
 
 
@@ -122,14 +122,14 @@ def _onnx(path: Path) -> Any:
 def _openvino(path: Path) -> Any:
     import openvino
 
-    # Left to itself it computes in bf16 where the processor can.
+    # By default OpenVINO computes in bf16 if the processor supports it.
     model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda inputs: model(inputs)[EMBEDDING]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter and its libraries, whose messages are for their developers."""
+    """Suppress the messages of the exporter and its libraries, which are for their developers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

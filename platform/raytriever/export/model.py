@@ -1,9 +1,9 @@
-"""A model handed over: one committed directory with weights, graphs for other runtimes, and a card.
+"""Export of a model: one committed directory with weights, graphs for other runtimes, and a model card.
 
-1. Load in float32, adapters merged; write as sentence-transformers' directory.
-2. Write each tower as a graph, and test it against the tower: texts of many lengths, drawn from the vocabulary, must
-   get the same embeddings. If a graph fails, nothing is written.
-3. Write the card from the files next to the model.
+1. Load the model in float32 with merged adapters, and write it as a directory of sentence-transformers.
+2. Write each tower as a graph and compare it with the tower. Both must give the same embeddings for texts of many
+   lengths, drawn from the vocabulary. If a graph fails, nothing is written.
+3. Write the model card from the files of the run and the evaluation.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from raytriever.models.writer import write_model
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.storage import check_writable, committed_directory, disk_errors
 
-# The largest difference of a component, over the length of the embedding: ten times what float32 was seen to lose.
+# Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5
 BATCHES = 6
+_REMEDY = "restore the run directory, or give only its model/ directory"
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Parity:
 
     Args:
         form: `onnx` or `openvino`.
-        side: `query` or `passage`; `passage` where both share a tower.
-        texts: how many were compared.
-        difference: the largest of a component, relative to the embedding's length.
-        cosine: the lowest.
+        side: `query` or `passage`; `passage` if both share a tower.
+        texts: number of compared texts.
+        difference: largest difference of a component, relative to the length of the embedding.
+        cosine: lowest cosine of two embeddings of one text.
     """
 
     form: str
@@ -63,41 +64,50 @@ class Parity:
         )
 
 
-def export(config: ModelConfig, asked: ExportConfig, output: Path, say: Callable[[str], None]) -> list[Parity]:
-    """Write a model and what was asked for into a new directory.
+def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Callable[[str], None]) -> list[Parity]:
+    """Write a model, its graphs and its model card into a new directory.
+
+    Args:
+        config: the model.
+        settings: formats, evaluation, licence and repository.
+        output: the new directory.
+        report: called with a progress line before each graph.
+
+    Returns:
+        The comparison of each graph with its tower.
 
     Raises:
-        UserError: the model or the evaluation cannot be read, a package is missing, the directory exists, a graph is
-            not the tower.
+        UserError: the model or the evaluation cannot be read, a package is missing, the directory exists, or a
+            graph differs from its tower.
     """
-    for form in asked.named:
+    for form in settings.format_names:
         check_packages(form)
     check_writable(output)
     if output.exists():
-        raise StorageError("exists", f"--output {output}", "give another directory, or remove it")
-    results = _results(Path(asked.evaluation), config.model) if asked.evaluation else {}
-    # transformers imports DeepSpeed where it is installed, which would tell at length that there is no GPU.
+        raise StorageError("exists", f"--output {output}", "give another directory, or remove this one")
+    results = _read_results(Path(settings.evaluation), config.model) if settings.evaluation else {}
+    # transformers imports DeepSpeed if it is installed, and DeepSpeed logs many lines if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     retriever = load_retriever(config).eval()
-    found = []
+    parities = []
     with committed_directory(output) as folder:
         with quiet_transformers():
             write_model(retriever, folder)
-        for side, place in _towers(folder):
-            for form in asked.named:
-                say(f"{form}: writing the {side} tower")
-                found.append(_write_and_compare(retriever, side, form, folder / place))
+        for side, subfolder in _towers(folder):
+            for form in settings.format_names:
+                report(f"{form}: writing the {side} tower")
+                parities.append(_write_and_compare(retriever, side, form, folder / subfolder))
         facts = CardFacts(
-            name=asked.push_to_hub.rsplit("/", 1)[-1] if asked.push_to_hub else _name(config, output),
+            name=settings.push_to_hub.rsplit("/", 1)[-1] if settings.push_to_hub else _name(config, output),
             description=retriever.description,
             width=retriever.width,
-            licence=asked.licence,
+            licence=settings.licence,
             results=results,
-            graphs=[f"`{FILES[parity.form]}`: {parity}" for parity in found],
-            **_run_of(config.model),
+            graphs=[f"`{FILES[parity.form]}`: {parity}" for parity in parities],
+            **_run_facts(config.model),
         )
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
-    return found
+    return parities
 
 
 class _Structure(TypedDict):
@@ -127,11 +137,8 @@ class _Trained(TypedDict):
     after: NotRequired[dict[str, float | None]]
 
 
-_AGAIN = "restore the run directory, or name its model/ alone"
-
-
 def _towers(folder: Path) -> list[tuple[Side, str]]:
-    """Return the towers of a written model and their folders."""
+    """Return the side and the subfolder of each tower of a written model."""
     router = folder / "router_config.json"
     if not router.is_file():
         return [("passage", "")]
@@ -148,34 +155,34 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     tower = retriever.query if side == "query" else retriever.passage
     graph = GraphRunner(write_graph(tower, batches[0], form, directory), form)
     with torch.inference_mode():
-        wanted = np.concatenate([tower(batch).float().numpy() for batch in batches])
-    came = np.concatenate([graph.encode(batch) for batch in batches])
-    parity = _compare(form, side, wanted, came)
+        expected = np.concatenate([tower(batch).float().numpy() for batch in batches])
+    actual = np.concatenate([graph.encode(batch) for batch in batches])
+    parity = _compare(form, side, expected, actual)
     if not parity.difference <= TOLERANCE:
         raise ModelError(
             f"the graph differs from the encoder: {parity}",
             f"--formats {form}",
-            "another version of the exporter may do better; nothing was written",
+            "nothing was written; try another version of the exporter's packages",
         )
     return parity
 
 
-def _compare(form: str, side: Side, wanted: ndarray, came: ndarray) -> Parity:
-    length = np.linalg.norm(wanted, axis=1)
-    difference = np.abs(came - wanted).max(axis=1) / length
-    cosine = (came * wanted).sum(axis=1) / (length * np.linalg.norm(came, axis=1))
-    return Parity(form, side, len(wanted), float(difference.max()), float(cosine.min()))
+def _compare(form: str, side: Side, expected: ndarray, actual: ndarray) -> Parity:
+    length = np.linalg.norm(expected, axis=1)
+    difference = np.abs(actual - expected).max(axis=1) / length
+    cosine = (actual * expected).sum(axis=1) / (length * np.linalg.norm(actual, axis=1))
+    return Parity(form, side, len(expected), float(difference.max()), float(cosine.min()))
 
 
 def _samples(retriever: Retriever, side: Side) -> list[TokenBatch]:
-    """Batches of texts of many lengths up to the longest, of tokens drawn from the vocabulary; the same every time."""
-    chance = np.random.default_rng(0)
-    how = retriever.description
-    longest = how.query_length if side == "query" else how.passage_length
+    """Return batches of texts of many lengths up to the limit, drawn from the vocabulary with a fixed seed."""
+    generator = np.random.default_rng(0)
+    description = retriever.description
+    longest = description.query_length if side == "query" else description.passage_length
     batches = []
     for number in range(BATCHES):
         lengths = np.unique(np.geomspace(1, longest, 2 * BATCHES).astype(int))[number % 2 :: 2]
-        contents = [chance.integers(len(retriever.tokenizer), size=length) for length in lengths[: number + 2]]
+        contents = [generator.integers(len(retriever.tokenizer), size=length) for length in lengths[: number + 2]]
         batches.append(retriever.pad(retriever.assemble(contents, side)))
     return batches
 
@@ -184,45 +191,48 @@ def _name(config: ModelConfig, output: Path) -> str:
     return output.name if config.model == MINILM or Path(config.model).exists() else config.model.rsplit("/", 1)[-1]
 
 
-def _run_of(model: str) -> dict[str, Mapping[str, Any]]:
-    """Settings and figures of the run a model directory belongs to; nothing where it belongs to none."""
-    place = Path(model)
-    for folder in (place, place.parent):
+def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
+    """Return the settings and metrics of the run that a model directory belongs to; empty if it belongs to none."""
+    path = Path(model)
+    for folder in (path, path.parent):
         config, metrics = folder / "config.yaml", folder / "metrics.json"
-        if config.is_file() and metrics.is_file() and (folder / "model") in (place, place / "model"):
+        if config.is_file() and metrics.is_file() and (folder / "model") in (path, path / "model"):
             with disk_errors(folder, reading=True):
-                settings = conform(read_yaml(config, _AGAIN), str(config), _Settings, _AGAIN)
-                return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _AGAIN))}
+                settings = conform(read_yaml(config, _REMEDY), str(config), _Settings, _REMEDY)
+                return {"config": dict(settings), "trained": dict(read_json(metrics, _Trained, _REMEDY))}
     return {}
 
 
-def _results(folder: Path, model: str) -> dict[str, Any]:
+def _read_results(folder: Path, model: str) -> dict[str, Any]:
     """Read an evaluation's results for one model.
 
     Raises:
-        StorageError: it is none, or of other models.
+        StorageError: the directory holds no evaluation, or an evaluation of other models.
     """
     results = read_results(folder)
-    names = [name for name, system in results.get("systems", {}).items() if Path(system["model"]) in _same(model)]
+    names = [
+        name for name, system in results.get("systems", {}).items() if Path(system["model"]) in _equivalent_paths(model)
+    ]
     if not names:
         measured = ", ".join(system["model"] for system in results.get("systems", {}).values())
-        raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that is handed over")
+        raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
     name = names[0]
     rows = [row for row in results.get("calibration") or [] if row["model"] == name]
     return {"models": results["models"][name], "about": results["about"], "calibration": rows}
 
 
-def _same(model: str) -> set[Path]:
-    place = Path(model)
-    return {place, place / "model", *([place.parent] if place.name == "model" else [])}
+def _equivalent_paths(model: str) -> set[Path]:
+    """Return the paths that name the same model: a run directory and its `model/`."""
+    path = Path(model)
+    return {path, path / "model", *([path.parent] if path.name == "model" else [])}
 
 
 def push_to_hub(folder: Path, name: str) -> str:
-    """Upload a directory as one commit; a repository that is not there yet is made, private.
+    """Upload a directory as one commit. Create the repository, private, if it does not exist.
 
     Args:
-        folder: what is uploaded, all of it.
-        name: OWNER/NAME.
+        folder: the directory, uploaded with all its files.
+        name: repository as OWNER/NAME.
 
     Returns:
         The address of the commit.
@@ -235,11 +245,11 @@ def push_to_hub(folder: Path, name: str) -> str:
     api = HfApi()
     try:
         api.create_repo(name, private=True, exist_ok=True)
-        return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Hand the model over").commit_url)
-    except Exception as error:  # of the client, which has changed its HTTP library, and its exceptions, more than once
+        return str(api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export the model").commit_url)
+    except Exception as error:  # the client has changed its HTTP library and exceptions more than once
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"the hub did not take it ({reason})",
+            f"the upload to the hub failed ({reason})",
             f"--push-to-hub {name}",
-            f"check the name, the connection and HF_TOKEN; what was written stands in {folder}",
+            f"check the name, the connection and HF_TOKEN; the exported model is in {folder}",
         ) from error

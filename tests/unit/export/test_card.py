@@ -1,4 +1,4 @@
-"""The model card: the hub reads its metadata, and nothing is said that nobody measured."""
+"""The model card has metadata that the hub reads, and no figure that was not measured."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def card(**facts: object) -> ModelCard:
     return ModelCard(model_card(CardFacts("mine", Description(query_prefix="query: "), 384, **facts)))  # type: ignore[arg-type]
 
 
-def test_the_hub_reads_the_figures() -> None:
-    found = card(licence="apache-2.0", config=CONFIG, trained=TRAINED, results=RESULTS)
-    data = found.data.to_dict()
+def test_the_hub_reads_the_metrics() -> None:
+    parsed = card(licence="apache-2.0", config=CONFIG, trained=TRAINED, results=RESULTS)
+    data = parsed.data.to_dict()
     assert data["license"] == "apache-2.0"
     assert data["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
     name, results = model_index_to_eval_results(data["model-index"])
-    told = {(one.dataset_name, one.dataset_split, one.metric_type): one.metric_value for one in results}
+    metrics = {(one.dataset_name, one.dataset_split, one.metric_type): one.metric_value for one in results}
     assert name == "mine"
-    assert told == {
+    assert metrics == {
         ("docs", "test", "ndcg_at_10"): 0.66123,
         ("docs", "test", "auc"): 0.9,
         ("other set", "test", "ndcg_at_10"): 0.4,
@@ -84,7 +84,7 @@ def test_the_hub_reads_the_figures() -> None:
     assert all(" " not in one.dataset_type for one in results)
 
 
-def test_a_reader_finds_data_settings_results_and_threshold() -> None:
+def test_the_card_shows_data_prefixes_results_and_thresholds() -> None:
     text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
     assert "Trained by raytriever on `company/docs` with the loss `mw`" in text
     assert "queries begin with `query: `" in text
@@ -97,20 +97,20 @@ def test_a_reader_finds_data_settings_results_and_threshold() -> None:
     assert "- other set, mine, precision 0.9: Few answers: 1 of 30 queries" in text
 
 
-def test_a_threshold_of_an_earlier_version_shows_what_it_has() -> None:
+def test_a_threshold_of_an_earlier_version_shows_its_available_columns() -> None:
     old = {key: value for key, value in ROW.items() if key in ("dataset", "model", *OLD_KEYS)}
     text = card(results={**RESULTS, "calibration": [old]}).text
     assert "| other set | mine | precision 0.9 | 0.625 | 0.900 | - | - | 0.880 (0.800 to 0.930) | - | 0.100 |" in text
     assert "An earlier version wrote these results without coverage; evaluate again to measure it." in text
 
 
-def test_the_card_holds_the_settings() -> None:
+def test_the_card_contains_the_settings() -> None:
     text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
     settings = text.split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(settings) == CONFIG
 
 
-def test_nothing_is_said_of_what_was_not_done(tmp_path: Path) -> None:
+def test_the_card_omits_sections_without_facts(tmp_path: Path) -> None:
     text = model_card(CardFacts("mine", Description(), 384))
     for word in (
         "## Training",

@@ -34,8 +34,8 @@ import aiohttp
 
 from ends import End, parser, report
 from raytriever.annotation.annotator import Question
-from raytriever.annotation.prompts import RELEVANCE, load_prompts, schema_of
-from raytriever.annotation.requests import bytes_of
+from raytriever.annotation.prompts import RELEVANCE, build_schema, load_prompts
+from raytriever.annotation.requests import count_bytes
 
 REPOSITORY = Path(__file__).parent.parent
 QUERIES, PASSAGES, IN_FLIGHT, SECONDS = 200, 4, 16, 0.2
@@ -111,8 +111,10 @@ async def bare_loop(endpoint: str) -> None:
     bodies = []
     for number in range(REQUESTS):
         question = questions_made[number % QUERIES]
-        messages = prompts.ask(RELEVANCE, question.text, question.passages)
-        bodies.append({"model": "judge", "messages": messages, "max_tokens": 1024, "schema": schema_of(RELEVANCE, 4)})
+        messages = prompts.build_messages(RELEVANCE, question.text, question.passages)
+        bodies.append(
+            {"model": "judge", "messages": messages, "max_tokens": 1024, "schema": build_schema(RELEVANCE, 4)}
+        )
     waiting = iter(bodies)
     connector = aiohttp.TCPConnector(limit=IN_FLIGHT)
 
@@ -209,9 +211,9 @@ def main() -> None:
         found = [killed(folder, f"kill-{number}", draw.uniform(0.2, 0.8), hold=False) for number in range(KILLS)]
     own, ours = (sorted(column)[PAIRS // 2] for column in zip(*pairs, strict=True))
     ratio = sorted(job / server for server, job in pairs)[PAIRS // 2]
-    prompt = load_prompts("").ask(RELEVANCE, questions_made[0].text, questions_made[0].passages)
+    prompt = load_prompts("").build_messages(RELEVANCE, questions_made[0].text, questions_made[0].passages)
     ends = {
-        "bytes of a prompt": End(bytes_of(prompt), "reported", True),
+        "bytes of a prompt": End(count_bytes(prompt), "reported", True),
         f"{IN_FLIGHT} in flight at {SECONDS} s each, requests/s": End(IN_FLIGHT / SECONDS, "reported", True),
         "the server's own, by a bare loop, requests/s": End(own, "reported", True),
         "annotate, requests/s": End(ours, "reported", True),

@@ -1,12 +1,12 @@
-"""Every answer that was paid for, in a file that only grows: an answer is on disk before anything follows from it.
+"""Append-only log of all paid answers. An answer is on disk before the job uses it.
 
-An answer that has arrived is written before anything else is done, so that a kill of the process does not take it,
-and synced before it is counted, so that a cut of the power does not. Lines that come while others are being synced
-share the next sync: a disk's latency is no bound on the rate.
+An answer is written as soon as it arrives, so that it survives a kill of the process. It is synced before it is
+counted, so that it survives a power failure. Lines that arrive during a sync share the next sync, so the latency of
+the disk does not limit the rate.
 
-A line is the CRC-32 of what follows, a blank, and one JSON object: the key of the request, the job it was asked for,
-what was answered, its tokens. A line that a kill cut short was never counted; it is cut off when the log is opened. A
-line whose sum is wrong is passed over, and its request is asked again.
+A line is the CRC-32 of the rest, a space, and one JSON object: the key of the request, the job, the answer, the
+tokens. A line that a kill cut short was never counted. It is removed when the log is opened. A line with a wrong
+checksum is skipped, and its request is sent again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Entry = dict[str, Any]
 _KEY_BYTES = 32  # of a SHA-256
 
 
-class _Kept(TypedDict):
-    """The fields of an entry that is read, see `asking`."""
+class _StoredEntry(TypedDict):
+    """Fields of an entry that are read, see `requests`."""
 
     key: str
     job: str
@@ -44,28 +44,28 @@ class _Kept(TypedDict):
 
 
 class AnswerLog:
-    """The log in a folder, held by one process at a time.
+    """Answer log in a folder. One process at a time holds it.
 
     Args:
-        folder: made if it is not there.
-        wait: whether to wait for another process that holds it.
-        say: is called with a line that names the other command.
+        folder: is created if it does not exist.
+        wait: wait while another process holds the log.
+        report: receives a line that names the other command.
 
     Raises:
-        InUseError: another process holds it, and `wait` is false.
-        StorageError: it cannot be written.
+        InUseError: another process holds the log, and `wait` is false.
+        StorageError: the log cannot be written.
     """
 
-    def __init__(self, folder: Path, wait: bool = False, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE
         self.damaged = self._end = 0
         self._file = -1
-        self._places: dict[bytes, tuple[int, int]] = {}
+        self._positions: dict[bytes, tuple[int, int]] = {}
         self._unsynced: list[tuple[bytes, int, int, asyncio.Future[None]]] = []
         self._syncing: asyncio.Task[None] | None = None
         with lock_errors(folder):
-            remedy = "wait for it with --wait, or give other --answers"
-            self._lock = acquire(folder, wait=wait, report=say, remedy=remedy)
+            remedy = "wait for it with --wait, or give another folder with --answers"
+            self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
         try:
             with disk_errors(folder):
                 self._open(folder)
@@ -74,31 +74,31 @@ class AnswerLog:
             raise
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def __contains__(self, key: str) -> bool:
-        return bytes.fromhex(key) in self._places
+        return bytes.fromhex(key) in self._positions
 
     def get(self, key: str) -> Entry | None:
-        """The entry of a request, None where it was not answered yet."""
-        place = self._places.get(bytes.fromhex(key))
-        if place is None:
+        """Return the entry of a request, None if the log has no answer."""
+        position = self._positions.get(bytes.fromhex(key))
+        if position is None:
             return None
-        entry = _parsed(os.pread(self._file, place[1], place[0]))
+        entry = _parse(os.pread(self._file, position[1], position[0]))
         if entry is None:
-            raise StorageError("was changed while it was read", str(self.path), "give the same command again")
+            raise StorageError("was changed while it was read", str(self.path), "run the same command again")
         return entry
 
     def entries(self) -> Iterator[Entry]:
-        """All entries, in the order of their answers."""
-        for key in list(self._places):
+        """Yield all entries in the order in which they arrived."""
+        for key in list(self._positions):
             entry = self.get(key.hex())
             if entry is not None:
                 yield entry
 
     async def put(self, key: str, entry: Entry) -> None:
-        """Keep an answer; comes back when it is on disk. Raises `StorageError` if it cannot be written."""
-        line = _line({"key": key, **entry})
+        """Store an answer, and return when it is on disk. Raise `StorageError` if it cannot be written."""
+        line = _format_line({"key": key, **entry})
         start = self._append(line)
         synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unsynced.append((bytes.fromhex(key), start, len(line), synced))
@@ -107,7 +107,7 @@ class AnswerLog:
         await synced
 
     def close(self) -> None:
-        """Make everything durable, and let go of the log."""
+        """Sync the log to disk, and release it."""
         try:
             with disk_errors(self.path):
                 os.fsync(self._file)
@@ -116,7 +116,7 @@ class AnswerLog:
             self._lock.release()
 
     def _append(self, line: bytes) -> int:
-        """Write a line, at once and whole: from here on no kill of this process takes it. Answers where it stands."""
+        """Write a whole line, which then survives a kill of this process. Return its offset in bytes."""
         start, done = self._end, 0
         with disk_errors(self.path):
             try:
@@ -129,7 +129,7 @@ class AnswerLog:
         return start
 
     async def _sync(self) -> None:
-        """Make durable what was written, again and again until nothing new is there."""
+        """Sync until no unsynced line is left."""
         while self._unsynced:
             batch, self._unsynced = self._unsynced, []
             failure = None
@@ -139,7 +139,7 @@ class AnswerLog:
                 failure = error
             for key, start, length, synced in batch:
                 if failure is None:
-                    self._places[key] = (start, length)
+                    self._positions[key] = (start, length)
                 if synced.done():
                     continue
                 if failure is None:
@@ -159,33 +159,33 @@ class AnswerLog:
             raise
 
     def _read(self) -> int:
-        """Learn where each entry stands; answers where the last whole line ends."""
+        """Read the position of each entry. Return the offset at which the last whole line ends."""
         end = 0
         with open(self.path, "rb") as stream:
             for line in stream:
                 if not line.endswith(b"\n"):
                     break
-                entry = _parsed(line)
+                entry = _parse(line)
                 if entry is None:
                     self.damaged += 1
                 else:
-                    self._places[bytes.fromhex(entry["key"])] = (end, len(line))
+                    self._positions[bytes.fromhex(entry["key"])] = (end, len(line))
                 end += len(line)
         return end
 
 
-def _line(entry: Entry) -> bytes:
+def _format_line(entry: Entry) -> bytes:
     text = json.dumps(entry).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _parsed(line: bytes) -> Entry | None:
-    """The entry of a line; None if it is not what was written."""
+def _parse(line: bytes) -> Entry | None:
+    """Return the entry of a line, None if the line is damaged."""
     text = line[9:-1]
     if line[:8] != b"%08x" % zlib.crc32(text):
         return None
     try:
-        entry = parse_json(text, FILE, _Kept, "ask again")
+        entry = parse_json(text, FILE, _StoredEntry, "ask again")
         return dict(entry) if len(bytes.fromhex(entry["key"])) == _KEY_BYTES else None
     except (StorageError, ValueError):
         return None

@@ -1,9 +1,9 @@
-"""Cost of a job so far and to come: tokens, prices, and a budget that no request may exceed.
+"""Costs of a job: tokens, prices, and a budget that no request may exceed.
 
-Before a request is sent the most it can cost is set aside; when it is answered, what it did cost takes that place. So
-a budget is not exceeded by what was under way, but for the difference between tokens guessed and counted. The budget
-is the job's, not the run's: what earlier runs of the same job paid counts, and giving the command again does not
-double it.
+The largest possible cost of a request is reserved before it is sent. The actual cost replaces it when the answer
+arrives. So requests in flight do not exceed the budget, except by the difference between estimated and counted tokens.
+The budget belongs to the job, not to the run: it includes the costs of earlier runs of the same job. To repeat the
+command does not double it.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from dataclasses import dataclass, field
 
 from raytriever.annotation.config import ServiceConfig
 
-# Bytes of UTF-8 a token, until a service has counted some: English text, as byte-pair vocabularies have it.
+# Bytes of UTF-8 per token, until a service has counted tokens: typical of English text and byte-pair vocabularies.
 BYTES_A_TOKEN = 4.0
 
 
 class BudgetReached(Exception):
-    """No further request can be paid for."""
+    """The budget does not allow another request."""
 
 
 @dataclass
 class Tokens:
-    """Tokens read and written by a model."""
+    """Input tokens (read) and output tokens (written) of a model."""
 
     read: int = 0
     written: int = 0
 
     def cost(self, config: ServiceConfig) -> float:
-        """Their price, in the currency of the settings."""
+        """Return the price in the currency of the settings."""
         return (self.read * config.price_in + self.written * config.price_out) / 1e6
 
 
 @dataclass
-class Gauge:
-    """Bytes of a prompt per token, measured on the answers so far."""
+class TokenEstimator:
+    """Estimator of the tokens of a prompt: bytes per token, measured on the answers so far."""
 
     read_bytes: int = 0
     read_tokens: int = 0
 
-    def learn(self, prompt_bytes: int, tokens: int) -> None:
-        """Take note of a prompt that was counted."""
+    def record(self, prompt_bytes: int, tokens: int) -> None:
+        """Record a prompt whose tokens the service counted."""
         self.read_bytes += prompt_bytes
         self.read_tokens += tokens
 
-    def tokens(self, prompt_bytes: float) -> int:
-        """The tokens of a prompt, about."""
+    def estimate(self, prompt_bytes: float) -> int:
+        """Estimate the tokens of a prompt."""
         ratio = self.read_bytes / self.read_tokens if self.read_bytes and self.read_tokens else BYTES_A_TOKEN
         return int(prompt_bytes / ratio) + 1
 
@@ -57,53 +57,53 @@ class Spending:
 
     Args:
         config: prices and budgets.
-        spent: what the job's earlier runs paid.
-        gauge: guesses tokens before they are counted.
+        spent: tokens that earlier runs of the job paid.
+        estimator: estimates tokens before they are counted.
     """
 
     config: ServiceConfig
     spent: Tokens = field(default_factory=Tokens)
-    gauge: Gauge = field(default_factory=Gauge)
-    _aside: Tokens = field(default_factory=Tokens)
-    _under_way: int = 0
+    estimator: TokenEstimator = field(default_factory=TokenEstimator)
+    _reserved: Tokens = field(default_factory=Tokens)
+    _in_flight: int = 0
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def cost(self) -> float:
-        """Cost of the job so far."""
+        """Cost of the job so far, in the currency of the settings."""
         return self.spent.cost(self.config)
 
-    async def set_aside(self, prompt_bytes: int, max_tokens: int) -> Tokens:
-        """Reserve the largest cost of a request, once it fits next to the requests in flight.
+    async def reserve(self, prompt_bytes: int, max_tokens: int) -> Tokens:
+        """Reserve the largest possible cost of a request, as soon as the budget allows it next to those in flight.
 
         Raises:
-            BudgetReached: it does not fit though none is under way.
+            BudgetReached: the request exceeds the budget although no other is in flight.
         """
         while True:
-            wanted = Tokens(self.gauge.tokens(prompt_bytes), max_tokens)
-            if self._fits(wanted):
-                self._add(wanted, 1)
-                return wanted
-            if not self._under_way:
+            needed = Tokens(self.estimator.estimate(prompt_bytes), max_tokens)
+            if self._fits(needed):
+                self._add(needed, 1)
+                return needed
+            if not self._in_flight:
                 raise BudgetReached
             self._settled.clear()
             await self._settled.wait()
 
-    def settle(self, aside: Tokens, paid: Tokens) -> None:
-        """Put what a request did cost in the place of what was set aside for it."""
-        self._add(Tokens(-aside.read, -aside.written), -1)
+    def settle(self, reserved: Tokens, paid: Tokens) -> None:
+        """Replace the reserved cost of a request by the actual cost."""
+        self._add(Tokens(-reserved.read, -reserved.written), -1)
         self.spent.read += paid.read
         self.spent.written += paid.written
         self._settled.set()
 
     def _add(self, tokens: Tokens, requests: int) -> None:
-        self._aside.read += tokens.read
-        self._aside.written += tokens.written
-        self._under_way += requests
+        self._reserved.read += tokens.read
+        self._reserved.written += tokens.written
+        self._in_flight += requests
 
-    def _fits(self, wanted: Tokens) -> bool:
-        read = self.spent.read + self._aside.read + wanted.read
-        written = self.spent.written + self._aside.written + wanted.written
+    def _fits(self, needed: Tokens) -> bool:
+        read = self.spent.read + self._reserved.read + needed.read
+        written = self.spent.written + self._reserved.written + needed.written
         config = self.config
         if config.budget_tokens is not None and read + written > config.budget_tokens:
             return False

@@ -2,10 +2,10 @@
 
 This is stage 1 of section 4.2 of *Training dense retrievers with multiple positive passages*.
 
-Merged by reciprocal rank fusion, a document's sum of 1 / (60 + rank) over the retrievers that found it (Cormack,
-Clarke and Buettcher 2009): their scores have no common scale, and what several found stands in front. It decides
-nothing but the order in which the model is shown them. Left out are the document with the query's own id, as BEIR has
-it, and of documents that say the same all but the first.
+Results are merged by reciprocal rank fusion (Cormack, Clarke and Buettcher 2009): the score of a document is the sum
+of 1 / (60 + rank) over the retrievers that returned it. Their own scores have no common scale, and documents of several
+retrievers come first. The fusion only decides the order in which the model sees the passages. The document with the id
+of the query is left out, as in BEIR. Of documents with equal texts the first is kept.
 """
 
 from __future__ import annotations
@@ -44,45 +44,45 @@ def find_candidates(
     model: ModelConfig,
     precision: str | None,
     embeddings: Path | None,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[list[int]]:
-    """For each query the documents that any retriever has among its first `depth`, best first.
+    """Return for each query the documents that any retriever ranks among its first `depth`, best first.
 
     Args:
         dataset: the corpus and the queries.
-        queries: positions.
-        retrievers: `bm25`, `dense`, or the place of a run.
+        queries: positions of the queries.
+        retrievers: `bm25`, `dense`, or the path of a run.
         model, precision: the encoder of `dense`.
-        embeddings: its embeddings of the passages; made or found in the cache where None.
-        say: called with a line for each step that takes long.
+        embeddings: path of its embeddings of the passages. With None they come from the cache or are computed.
+        report: receives a line for each slow step.
 
     Raises:
-        UserError: a run, an encoder or embeddings that cannot be used.
+        UserError: a run, the encoder or the embeddings cannot be used.
     """
-    # Runs first: a mistake in a file shows before anything long is done.
+    # Runs first: an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
-        say(f"{dataset.name}: ranking with BM25")
+        report(f"{dataset.name}: ranking with BM25")
         if warning := Analysis.of(dataset.passages()).warning:
-            say(warning)
+            report(warning)
         rankings[BM25] = _by_bm25(dataset, queries, depth)
     if DENSE in retrievers:
-        rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, say)
+        rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, report)
     merged = []
     passages = dataset.passages()
     for row, query in enumerate(queries):
-        ranked = fused([rankings[name][row] for name in retrievers])
+        ranked = fuse([rankings[name][row] for name in retrievers])
         own = dataset.queries.ids[query]
-        apart: dict[str, int] = {}
+        distinct: dict[str, int] = {}
         for document in ranked:
             if dataset.documents.ids[document] != own:
-                apart.setdefault(normalise(passages[document]), document)
-        merged.append(list(apart.values()))
+                distinct.setdefault(normalise(passages[document]), document)
+        merged.append(list(distinct.values()))
     return merged
 
 
-def fused(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
-    """Documents by the sum of 1 / (60 + rank), ranks from 1; of equal sums the smaller position first. -1 is none."""
+def fuse(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
+    """Sort documents by the sum of 1 / (60 + rank), with ranks from 1 and ties by position. -1 means no document."""
     sums: dict[int, float] = {}
     for ranking in rankings:
         for rank, document in enumerate(ranking[ranking >= 0].tolist(), start=1):
@@ -91,9 +91,9 @@ def fused(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
 
 
 def _by_bm25(dataset: RetrievalDataset, queries: Sequence[int], depth: int) -> Ranking:
-    scores, found = Bm25Index(dataset.passages()).search([dataset.queries.texts[query] for query in queries], depth)
-    found[scores <= 0] = -1  # shares no term with the query
-    return found
+    scores, documents = Bm25Index(dataset.passages()).search([dataset.queries.texts[query] for query in queries], depth)
+    documents[scores <= 0] = -1  # no term in common with the query
+    return documents
 
 
 def _by_encoder(
@@ -103,14 +103,14 @@ def _by_encoder(
     model: ModelConfig,
     precision: str | None,
     embeddings: Path | None,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Ranking:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    chosen = choose_precision(precision, device)
-    retriever = load_for_encoding(model, chosen, device)
-    documents = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
-    say(f"{dataset.name}: encoding with {model.model} ({chosen} on {device})")
-    documents = documents or embed_corpus(model, retriever, dataset)
+    dtype = choose_precision(precision, device)
+    retriever = load_for_encoding(model, dtype, device)
+    store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
+    report(f"{dataset.name}: encoding with {model.model} ({dtype} on {device})")
+    store = store or embed_corpus(model, retriever, dataset)
     vectors = encode_texts(retriever, [dataset.queries.texts[query] for query in queries], "query", "queries")
-    _, found = search_store(documents, vectors, depth, tie_order(dataset.documents.ids))
-    return np.asarray(found, dtype=np.int64)
+    _, documents = search_store(store, vectors, depth, tie_order(dataset.documents.ids))
+    return np.asarray(documents, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The settings of annotation. Imports nothing heavy: the command line reads it for `--help`."""
+"""Settings of annotation. The module imports nothing heavy, because `--help` reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raytriever.options import option
 from raytriever.paths import CANDIDATES, PROMPTS
 
 BM25, DENSE = "bm25", "dense"
-# What follows the base of an endpoint; a pasted full address means the base.
+# Path of requests after the base address. A full address is accepted too.
 CHAT = "/chat/completions"
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -93,12 +93,12 @@ class ServiceConfig:
 
     @property
     def base(self) -> str:
-        """The address without what is added to it for a request."""
+        """Address without the path of requests."""
         return self.endpoint.rstrip("/").removesuffix(CHAT)
 
 
 def check_service(config: ServiceConfig) -> None:
-    """Refuse an address that is none, a name that is missing, a budget without a price; raises `ConfigError`."""
+    """Raise `ConfigError` for an invalid address, a missing model name or a budget without prices."""
     if not config.endpoint:
         raise ConfigError(
             "is missing",
@@ -107,32 +107,34 @@ def check_service(config: ServiceConfig) -> None:
         )
     try:
         address = urlsplit(config.endpoint)
-        whole = address.scheme in ("http", "https") and address.hostname is not None and address.port != 0
+        is_valid = address.scheme in ("http", "https") and address.hostname is not None and address.port != 0
     except ValueError:
-        whole = False
-    if not whole:
-        raise ConfigError("is no address", "--endpoint", "give one such as http://localhost:8000/v1")
+        is_valid = False
+    if not is_valid:
+        raise ConfigError("is not a valid address", "--endpoint", "give one such as http://localhost:8000/v1")
     if address.username is not None or address.password is not None or address.query or address.fragment:
         raise ConfigError(
-            "holds more than host and path", "--endpoint", "put a key into the variable that --key-variable names"
+            "contains more than host and path", "--endpoint", "store a key in the variable that --key-variable names"
         )
     if not config.llm.strip():
-        raise ConfigError("is missing", "--llm", "give the model's name as the service knows it")
-    # This value may be the key itself, by mistake, so no message shows it.
+        raise ConfigError("is missing", "--llm", "give the name of the model at the service")
+    # A user may pass the key itself, so no message shows this value.
     if not _VARIABLE.fullmatch(config.key_variable):
-        raise ConfigError("is no name of an environment variable", "--key-variable", "give the name, never the key")
+        raise ConfigError(
+            "is not the name of an environment variable", "--key-variable", "give the name, never the key"
+        )
     if config.budget is not None and not (config.price_in or config.price_out):
         raise ConfigError(
-            "needs to know what tokens cost", "--budget", "give --price-in and --price-out, or --budget-tokens"
+            "needs the prices of tokens", "--budget", "give --price-in and --price-out, or --budget-tokens"
         )
 
 
 def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
-    """Refuse candidates of nobody, or of somebody twice, and embeddings that nobody needs; raises `ConfigError`."""
+    """Raise `ConfigError` for missing or repeated sources of candidates, and for embeddings without a use."""
     if not config.retrievers:
-        raise ConfigError("nobody is named", "--candidates", f"give {BM25}, {DENSE} or the path of a run")
+        raise ConfigError("is empty", "--candidates", f"give {BM25}, {DENSE} or the path of a run")
     for name in config.retrievers:
         if config.retrievers.count(name) > 1:
-            raise ConfigError(f"{name!r} is named twice", "--candidates", "name each once")
+            raise ConfigError(f"contains {name!r} twice", "--candidates", "give each source once")
     if embeddings and DENSE not in config.retrievers:
-        raise ConfigError(f"only {DENSE} needs them", "--embeddings", f"add {DENSE} to --candidates")
+        raise ConfigError(f"are used by {DENSE} only", "--embeddings", f"add {DENSE} to --candidates")

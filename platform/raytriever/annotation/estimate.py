@@ -1,9 +1,9 @@
-"""Estimate of a job before any request: all that the log does not hold, in requests, tokens and money.
+"""Cost estimate of a job before its first request, in requests, tokens and money. Logged answers cost nothing.
 
-The requests for relevance are known to the letter. What follows depends on their answers, so two figures are given:
-`likely` takes half of the candidates for relevant and answers of the usual length, `at most` all of them, and every
-answer as long as `--max-tokens` lets it be. A query whose earlier answers are in the log is counted from where it
-stands.
+The requests of the relevance stage are known exactly. Later requests depend on their answers, so there are two
+estimates. `likely` assumes that half of the candidates are relevant and that answers have a typical length. `at most`
+assumes that all candidates are relevant and that every answer has `--max-tokens` tokens. If the log has the first
+answers of a query, only its remaining requests count.
 """
 
 from __future__ import annotations
@@ -12,49 +12,57 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from raytriever.annotation.annotator import Annotator, Question, portions
-from raytriever.annotation.budget import Gauge, Tokens
+from raytriever.annotation.annotator import Annotator, Question, split_evenly
+from raytriever.annotation.budget import TokenEstimator, Tokens
 from raytriever.annotation.config import ServiceConfig
-from raytriever.annotation.prompts import ANSWER, LONGEST_ANSWER, RELEVANCE, UTILITY, Malformed, numbers_of, read_answer
-from raytriever.annotation.requests import NotAnswered, bytes_of
+from raytriever.annotation.prompts import (
+    ANSWER,
+    LONGEST_ANSWER,
+    RELEVANCE,
+    UTILITY,
+    MalformedAnswer,
+    number_reader,
+    read_answer,
+)
+from raytriever.annotation.requests import MissingAnswer, count_bytes
 
-# Tokens of an answer as `likely` has it: a short paragraph; a number with its comma; braces and the field's name.
+# Tokens assumed by `likely`: a short paragraph; a number with its comma; the braces and the name of the field.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6
 _ANSWER_BYTES = 4 * _ANSWER_TOKENS
 T = TypeVar("T")
 
 
 @dataclass
-class Sum:
-    """Requests, bytes of prompts, tokens of answers."""
+class Totals:
+    """Number of requests, bytes of prompts, tokens of answers."""
 
     requests: int = 0
     prompt_bytes: int = 0
     written: int = 0
 
     def add(self, prompt_bytes: int, written: int) -> None:
-        """Count a request."""
+        """Add a request."""
         self.requests += 1
         self.prompt_bytes += prompt_bytes
         self.written += written
 
-    def tokens(self, gauge: Gauge) -> Tokens:
-        """Total cost."""
-        return Tokens(gauge.tokens(self.prompt_bytes) if self.requests else 0, self.written)
+    def tokens(self, estimator: TokenEstimator) -> Tokens:
+        """Return the total input and output tokens."""
+        return Tokens(estimator.estimate(self.prompt_bytes) if self.requests else 0, self.written)
 
 
 @dataclass
 class Estimate:
-    """Requests that are still to be paid; `from_log` answers exist already."""
+    """Requests that are not paid yet. `from_log` is the number of answers that the log has."""
 
-    likely: Sum = field(default_factory=Sum)
-    most: Sum = field(default_factory=Sum)
+    likely: Totals = field(default_factory=Totals)
+    most: Totals = field(default_factory=Totals)
     from_log: int = 0
 
-    def table(self, config: ServiceConfig, gauge: Gauge) -> str:
-        """The figures as lines."""
+    def table(self, config: ServiceConfig, estimator: TokenEstimator) -> str:
+        """Format the estimate as a text table."""
         sums = (self.likely, self.most)
-        tokens = [each.tokens(gauge) for each in sums]
+        tokens = [each.tokens(estimator) for each in sums]
         rows = {
             "requests": [f"{each.requests:,}" for each in sums],
             "tokens read": [f"{each.read:,}" for each in tokens],
@@ -68,63 +76,65 @@ class Estimate:
 
 
 async def estimate(annotator: Annotator, questions: Iterable[Question]) -> Estimate:
-    """Estimate the cost of the remaining questions; the annotator has no service."""
-    found = Estimate()
+    """Estimate the cost of the remaining questions, with an annotator without a service."""
+    result = Estimate()
     for question in questions:
-        await _add(found, annotator, question)
-    found.from_log = annotator.counts.from_log
-    return found
+        await _add(result, annotator, question)
+    result.from_log = annotator.counts.from_log
+    return result
 
 
-async def _add(found: Estimate, annotator: Annotator, question: Question) -> None:
+async def _add(result: Estimate, annotator: Annotator, question: Question) -> None:
     limit = annotator.config.max_tokens
     relevant: list[str] = []
     known = True
-    for _, passages in portions(question.passages, annotator.config.passages_per_prompt):
+    for _, passages in split_evenly(question.passages, annotator.config.passages_per_prompt):
         count = len(passages)
-        places = await _asked(annotator, RELEVANCE, question.text, passages, numbers_of(RELEVANCE, count))
-        if places is None:
+        indices = await _ask_log(annotator, RELEVANCE, question.text, passages, number_reader(RELEVANCE, count))
+        if indices is None:
             return
-        if isinstance(places, NotAnswered):
+        if isinstance(indices, MissingAnswer):
             known = False
-            size = bytes_of(places.messages)
-            found.likely.add(size, _list_tokens(-(-count // 2)))
-            found.most.add(size, limit)
+            size = count_bytes(indices.messages)
+            result.likely.add(size, _list_tokens(-(-count // 2)))
+            result.most.add(size, limit)
         else:
-            relevant += [passages[place] for place in places]
+            relevant += [passages[index] for index in indices]
     if known and not relevant:
         return
     answer: str | None = None
     if known:
-        reply = await _asked(annotator, ANSWER, question.text, relevant, read_answer)
+        reply = await _ask_log(annotator, ANSWER, question.text, relevant, read_answer)
         if reply is None:
             return
         answer = reply if isinstance(reply, str) else None
         if answer is not None:
-            done = await _asked(annotator, UTILITY, question.text, relevant, numbers_of(UTILITY, len(relevant)), answer)
-            if not isinstance(done, NotAnswered):
+            useful = await _ask_log(
+                annotator, UTILITY, question.text, relevant, number_reader(UTILITY, len(relevant)), answer
+            )
+            if not isinstance(useful, MissingAnswer):
                 return
     every = list(question.passages)
     for total, passages, length, written in (
-        (found.likely, relevant if known else every[: -(-len(every) // 2)], _ANSWER_BYTES, _ANSWER_TOKENS),
-        (found.most, relevant if known else every, LONGEST_ANSWER, limit),
+        (result.likely, relevant if known else every[: -(-len(every) // 2)], _ANSWER_BYTES, _ANSWER_TOKENS),
+        (result.most, relevant if known else every, LONGEST_ANSWER, limit),
     ):
         if answer is None:
-            total.add(bytes_of(annotator.prompts.ask(ANSWER, question.text, passages)), written)
+            total.add(count_bytes(annotator.prompts.build_messages(ANSWER, question.text, passages)), written)
         text = "x" * length if answer is None else answer
-        size = bytes_of(annotator.prompts.ask(UTILITY, question.text, passages, text))
-        total.add(size, limit if total is found.most else _list_tokens(len(passages)))
+        size = count_bytes(annotator.prompts.build_messages(UTILITY, question.text, passages, text))
+        total.add(size, limit if total is result.most else _list_tokens(len(passages)))
 
 
-async def _asked(
+async def _ask_log(
     annotator: Annotator, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
-) -> T | NotAnswered | None:
-    """Return the answer of the log; None if it stays malformed."""
+) -> T | MissingAnswer | None:
+    """Return the answer from the log, None if it is malformed after all repairs."""
     try:
         return await annotator.ask(stage, query, passages, read, answer)
-    except NotAnswered as missing:
+    except MissingAnswer as missing:
         return missing
-    except Malformed:
+    except MalformedAnswer:
         return None
 
 

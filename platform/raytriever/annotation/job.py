@@ -12,11 +12,11 @@ from typing import Any
 
 from raytriever.annotation.annotator import Annotation, Annotator, Question, check_failures
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import BudgetReached, Gauge, Spending, Tokens
+from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, Tokens
 from raytriever.annotation.candidates import find_candidates
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
 from raytriever.annotation.estimate import estimate
-from raytriever.annotation.inputs import choose_queries, key_of_service, open_whole, paid_before
+from raytriever.annotation.inputs import choose_queries, open_all_splits, read_costs, read_service_key
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import Prompts, load_prompts
 from raytriever.annotation.requests import Counts
@@ -54,7 +54,7 @@ class AnnotationJob:
 
 
 @dataclass
-class Work:
+class OpenedJob:
     """A job with everything opened.
 
     Args:
@@ -69,7 +69,7 @@ class Work:
     queries: list[int]
     candidates: list[list[int]]
     annotator: Annotator
-    found: dict[int, Annotation] = field(default_factory=dict)
+    annotations: dict[int, Annotation] = field(default_factory=dict)
 
     def questions(self) -> Iterator[tuple[int, Question]]:
         """All of them, made as they are wanted."""
@@ -79,8 +79,8 @@ class Work:
             yield number, Question(self.dataset.queries.texts[query], documents, shown)
 
 
-async def ask(work: Work, key: str | None, say: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries; what is found is in `work.found`.
+async def ask(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
+    """Annotate all queries; what is found is in `work.annotations`.
 
     Returns:
         Requests sent again, by what failed.
@@ -88,58 +88,66 @@ async def ask(work: Work, key: str | None, say: Callable[[str], None]) -> dict[s
     Raises:
         UserError: the service fails, the budget is used up, the log cannot be written, too many queries failed.
     """
-    job, silent = work.job, work.annotator
+    job, unconnected = work.job, work.annotator
     settings = job.annotation
     service = Service(job.service, settings.temperature, settings.max_tokens, key)
-    spending = silent.spending
+    spending = unconnected.spending
     asking = Annotator(
-        silent.prompts, settings, silent.llm, silent.job, silent.log, service, spending, job.service.in_flight
+        unconnected.prompts,
+        settings,
+        unconnected.llm,
+        unconnected.job,
+        unconnected.log,
+        service,
+        spending,
+        job.service.in_flight,
     )
     work.annotator = asking
     counts = asking.counts
     with Progress("annotation", len(work.queries), "question") as progress:
 
         def on_result(number: int, annotation: Annotation) -> None:
-            work.found[number] = annotation
+            work.annotations[number] = annotation
             notes = {"cost": spending.cost} if job.service.price_in or job.service.price_out else {}
             progress.advance(1, **notes, malformed=counts.malformed, retries=sum(service.retried.values()))
-            if hopeless := check_failures(counts, len(work.found), settings.max_failed):
-                raise hopeless
+            if failure := check_failures(counts, len(work.annotations), settings.max_failed):
+                raise failure
 
         async with service:
             ended = await asking.run(work.questions(), on_result)
     if isinstance(ended, BudgetReached):
         raise _out_of_budget(work)
     if ended is not None:
-        say(
-            f"{len(work.found):,} of {len(work.queries):,} queries are annotated; answers are kept in {asking.log.path}"
+        report(
+            f"{len(work.annotations):,} of {len(work.queries):,} queries are annotated. "
+            f"Their answers are kept in {asking.log.path}."
         )
         raise ended
-    if hopeless := check_failures(counts, len(work.found), settings.max_failed, whole=True):
-        raise hopeless
+    if failure := check_failures(counts, len(work.annotations), settings.max_failed, is_complete=True):
+        raise failure
     return service.retried
 
 
-def _out_of_budget(work: Work) -> UserError:
-    first = next((number for number in range(len(work.queries)) if number not in work.found), len(work.queries))
+def _out_of_budget(work: OpenedJob) -> UserError:
+    first = next((number for number in range(len(work.queries)) if number not in work.annotations), len(work.queries))
     config, spent = work.job.service, work.annotator.spending.spent
     flag = "--budget-tokens" if config.budget_tokens is not None else "--budget"
     remedy = "raise it to go on; answers are kept"
     if first:
-        remedy += f"; with --max-queries {first} what is there is written, at no cost"
+        remedy += f"; --max-queries {first} writes the finished queries at no cost"
     return ConfigError(
-        f"is used up after {len(work.found):,} of {len(work.queries):,} queries "
+        f"is used up after {len(work.annotations):,} of {len(work.queries):,} queries "
         f"({spent.read:,} tokens read, {spent.written:,} written, cost {spent.cost(config):,.4g})",
         flag,
         remedy,
     )
 
 
-def write(work: Work, output: Path) -> dict[str, Any]:
+def write(work: OpenedJob, output: Path) -> dict[str, Any]:
     """Commit the data set; answers the meta of its manifest. Raises `DataError` where there is no positive at all."""
     job, annotator = work.job, work.annotator
-    numbers = sorted(work.found, key=lambda number: work.queries[number])
-    annotations = {work.queries[number]: work.found[number] for number in numbers}
+    numbers = sorted(work.annotations, key=lambda number: work.queries[number])
+    annotations = {work.queries[number]: work.annotations[number] for number in numbers}
     candidates: dict[int, Sequence[int]] = {work.queries[number]: work.candidates[number] for number in numbers}
     if not any(found.useful for found in annotations.values()):
         raise DataError(
@@ -173,7 +181,7 @@ def write(work: Work, output: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Annotated:
+class AnnotationResult:
     """Result of a job.
 
     Args:
@@ -192,8 +200,8 @@ class Annotated:
 
 
 def run_annotation(
-    job: AnnotationJob, output: Path, dry_run: bool, say: Callable[[str], None], wait: bool = False
-) -> tuple[str, Annotated | None]:
+    job: AnnotationJob, output: Path, dry_run: bool, report: Callable[[str], None], wait: bool = False
+) -> tuple[str, AnnotationResult | None]:
     """Annotate, and commit the data set to `output`; a dry run ends with the estimate. `wait` is for
     another job that holds the answers.
 
@@ -212,31 +220,31 @@ def run_annotation(
         raise StorageError("is there already", str(output), "give another --output, or remove it")
     check_writable(output)
     prompts = load_prompts(job.annotation.prompts)
-    key = None if dry_run else key_of_service(job.service, say)
-    log = AnswerLog(job.answers or cache_folder() / "answers", wait, say)
+    key = None if dry_run else read_service_key(job.service, report)
+    log = AnswerLog(job.answers or cache_folder() / "answers", wait, report)
     try:
         if log.damaged:
-            say(f"{log.path}: {log.damaged:,} damaged answers are asked for again")
-        paid, gauge = paid_before(log, job.service.llm)
-        known = gauge.read_tokens > 0
+            report(f"{log.path}: {log.damaged:,} damaged answers are asked for again")
+        paid, estimator = read_costs(log, job.service.llm)
+        known = estimator.read_tokens > 0
         if not dry_run and not known:
             asyncio.run(_check(job, key))
-        dataset = open_whole(job.dataset, job.max_bad_rows, say)
-        work = _prepare(job, dataset, prompts, log, paid, gauge, say)
+        dataset = open_all_splits(job.dataset, job.max_bad_rows, report)
+        work = _prepare(job, dataset, prompts, log, paid, estimator, report)
         expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
-        table = expected.table(job.service, gauge)
+        table = expected.table(job.service, estimator)
         if dry_run:
             return table, None
-        say(table)
+        report(table)
         if known and expected.most.requests:
             asyncio.run(_check(job, key))
-        retried = asyncio.run(ask(work, key, say))
+        retried = asyncio.run(ask(work, key, report))
         meta = write(work, output)
     finally:
         log.close()
     bad = str(dataset.quarantine) if dataset.quarantine.total else None
     human = job.split in dataset.judgements and bool((dataset.judgements[job.split].scores > 0).any())
-    return table, Annotated(meta, human, work.annotator.counts, retried, bad)
+    return table, AnnotationResult(meta, human, work.annotator.counts, retried, bad)
 
 
 def _prepare(
@@ -245,21 +253,21 @@ def _prepare(
     prompts: Prompts,
     log: AnswerLog,
     paid: Mapping[str, Tokens],
-    gauge: Gauge,
-    say: Callable[[str], None],
-) -> Work:
+    estimator: TokenEstimator,
+    report: Callable[[str], None],
+) -> OpenedJob:
     """Find the candidates, and what was paid before; the annotator asks nothing yet."""
     settings = job.annotation
     queries = choose_queries(dataset, job.split, settings.max_queries)
-    who = settings.retrievers
+    retrievers = settings.retrievers
     model = job.model, job.precision, job.embeddings
-    candidates = find_candidates(dataset, queries, who, settings.depth, *model, say)
+    candidates = find_candidates(dataset, queries, retrievers, settings.depth, *model, report)
     if not any(candidates):
         raise DataError(f"nobody found a passage for any of {len(queries):,} queries", dataset.name, "add --candidates")
     name = job_name(job, dataset, prompts)
-    spending = Spending(job.service, paid.get(name, Tokens()), gauge)
-    silent = Annotator(prompts, settings, job.service.llm, name, log, None, spending)
-    return Work(job, dataset, queries, candidates, silent)
+    spending = Spending(job.service, paid.get(name, Tokens()), estimator)
+    unconnected = Annotator(prompts, settings, job.service.llm, name, log, None, spending)
+    return OpenedJob(job, dataset, queries, candidates, unconnected)
 
 
 def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) -> str:
@@ -278,7 +286,7 @@ async def _check(job: AnnotationJob, key: str | None) -> None:
         await service.check()
 
 
-def summary(done: Annotated, priced: bool) -> str:
+def summary(done: AnnotationResult, priced: bool) -> str:
     """The funnel from candidates to positives, what went wrong with its first example, and what it cost."""
     meta, counts = done.meta, done.counts
     queries = meta["queries"]

@@ -53,34 +53,34 @@ def write_annotated(
         hard negatives carried over.
 
     Raises:
-        StorageError: `path` is there already, or cannot be written.
+        StorageError: `path` is row already, or cannot be written.
     """
     rows = dataset.judgements.get(split)
-    merged, counts = with_positives(rows, annotations, agreed)
-    with committed_directory(path, meta) as aside:
+    merged, counts = merge_positives(rows, annotations, agreed)
+    with committed_directory(path, meta) as temporary:
         documents, queries = dataset.documents, dataset.queries
-        with open(aside / "corpus.jsonl", "w", encoding="utf-8") as file:
+        with open(temporary / "corpus.jsonl", "w", encoding="utf-8") as file:
             for name, title, text in zip(documents.ids, documents.titles, documents.texts, strict=True):
                 _row(file, {"_id": name, "title": title, "text": text})
-        with open(aside / "queries.jsonl", "w", encoding="utf-8") as file:
+        with open(temporary / "queries.jsonl", "w", encoding="utf-8") as file:
             for name, text in zip(queries.ids, queries.texts, strict=True):
                 _row(file, {"_id": name, "text": text})
         if dataset.answers is not None:
-            with open(aside / "answers.jsonl", "w", encoding="utf-8") as file:
+            with open(temporary / "answers.jsonl", "w", encoding="utf-8") as file:
                 for query in np.unique(dataset.answers.queries).tolist():
                     _row(file, {"_id": queries.ids[query], "answers": dataset.answers.of(query)})
-        (aside / "qrels").mkdir()
+        (temporary / "qrels").mkdir()
         for name, table in {**dataset.judgements, split: merged}.items():
-            _write_judgements(aside / "qrels", name, table, dataset)
-        with open(aside / ANNOTATIONS, "w", encoding="utf-8") as file:
-            for query, found in annotations.items():
-                _row(file, _annotation_row(dataset, query, found, candidates[query]))
-        counts["negatives"] = _write_negatives(aside / NEGATIVES, dataset)
+            _write_judgements(temporary / "qrels", name, table, dataset)
+        with open(temporary / ANNOTATIONS, "w", encoding="utf-8") as file:
+            for query, annotation in annotations.items():
+                _row(file, _annotation_row(dataset, query, annotation, candidates[query]))
+        counts["negatives"] = _write_negatives(temporary / NEGATIVES, dataset)
         meta |= counts
     return counts
 
 
-def with_positives(
+def merge_positives(
     rows: Judgements | None, annotations: Mapping[int, Annotation], agreed: str
 ) -> tuple[Judgements, dict[str, int]]:
     """A split's judgements and the model's positives together, and the counts of `write_annotated`."""
@@ -89,23 +89,23 @@ def with_positives(
         columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
         for query, document, score, source, rank in zip(*(column.tolist() for column in columns), strict=True):
             table[query, document] = [score, source, rank]
-    both = refused = positives = 0
-    for query, found in annotations.items():
-        for rank, document in enumerate(found.useful):
-            there = table.get((query, document))
-            if there is None:
+    both = judged_irrelevant = positives = 0
+    for query, annotation in annotations.items():
+        for rank, document in enumerate(annotation.useful):
+            row = table.get((query, document))
+            if row is None:
                 table[query, document] = [1, _LLM, rank]
-            elif there[0] <= 0:
-                refused += 1
+            elif row[0] <= 0:
+                judged_irrelevant += 1
                 continue
             else:
                 both += 1
                 if agreed == "llm":
-                    there[1:] = [_LLM, rank]
+                    row[1:] = [_LLM, rank]
             positives += 1
     pairs = sorted(table)
     values = np.array([[*pair, *table[pair]] for pair in pairs], dtype=np.int64).reshape(-1, 5)
-    counts = {"positives": positives, "agreed": both, "judged_irrelevant": refused}
+    counts = {"positives": positives, "agreed": both, "judged_irrelevant": judged_irrelevant}
     return Judgements(*np.ascontiguousarray(values.T)), counts
 
 
@@ -131,7 +131,7 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
 
 
 def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
-    """Write a table of the hard negatives that have no judgement, if there are any; return their number."""
+    """Write a table of the hard negatives that have no judgement, if row are any; return their number."""
     rows = dataset.negatives
     if rows is None:
         return 0
@@ -151,14 +151,14 @@ def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
 
 
 def _annotation_row(
-    dataset: RetrievalDataset, query: int, found: Annotation, candidates: Sequence[int]
+    dataset: RetrievalDataset, query: int, annotation: Annotation, candidates: Sequence[int]
 ) -> dict[str, Any]:
     ids = dataset.documents.ids
     row: dict[str, Any] = {"query": dataset.queries.ids[query], "candidates": [ids[each] for each in candidates]}
-    if found.failed:
-        return {**row, "failed": found.failed}
-    relevant, useful = ([ids[each] for each in places] for places in (found.relevant, found.useful))
-    return {**row, "relevant": relevant, "answer": found.answer, "useful": useful}
+    if annotation.failed:
+        return {**row, "failed": annotation.failed}
+    relevant, useful = ([ids[each] for each in positions] for positions in (annotation.relevant, annotation.useful))
+    return {**row, "relevant": relevant, "answer": annotation.answer, "useful": useful}
 
 
 def _row(file: TextIO, row: Mapping[str, Any]) -> None:

@@ -22,14 +22,14 @@ from raytriever.storage import disk_errors
 STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order in which a query meets them
 _SYSTEM, _REPAIR = "system", "repair"
 # Of each prompt the places that must stand in it.
-PLACES: dict[str, tuple[str, ...]] = {
+PLACEHOLDERS: dict[str, tuple[str, ...]] = {
     _SYSTEM: (),
     _REPAIR: ("reason",),
     RELEVANCE: ("query", "passages"),
     ANSWER: ("query", "passages"),
     UTILITY: ("query", "answer", "passages"),
 }
-_PLACE = re.compile(r"\{(query|passages|answer|reason)\}")
+_PLACEHOLDER = re.compile(r"\{(query|passages|answer|reason)\}")
 _OWN = Path(__file__).with_name("prompts")
 _LONGEST = 100_000
 _REPEATED = 4000
@@ -48,7 +48,7 @@ class Prompts:
         """The SHA-256 of each: the prompts' version."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
-    def ask(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
+    def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
         """The messages of a request.
 
         Args:
@@ -58,18 +58,18 @@ class Prompts:
             answer: the pseudo-answer, for `utility`.
         """
         seal = hashlib.sha256(json.dumps([query, *passages, answer]).encode()).hexdigest()[:12]
-        numbered = [_marked("passage", text, seal, f" number={n}") for n, text in enumerate(passages, start=1)]
+        numbered = [_mark("passage", text, seal, f" number={n}") for n, text in enumerate(passages, start=1)]
         texts = {
-            "query": _marked("question", query, seal),
+            "query": _mark("question", query, seal),
             "passages": "\n".join(numbered),
-            "answer": _marked("answer", answer, seal),
+            "answer": _mark("answer", answer, seal),
         }
-        filled = _PLACE.sub(lambda place: texts[place[1]], self.texts[stage])
+        filled = _PLACEHOLDER.sub(lambda place: texts[place[1]], self.texts[stage])
         return [{"role": "system", "content": self.texts[_SYSTEM]}, {"role": "user", "content": filled}]
 
-    def ask_again(self, messages: list[Message], content: str, reason: str) -> list[Message]:
+    def build_repair_messages(self, messages: list[Message], content: str, reason: str) -> list[Message]:
         """The messages after an answer that was malformed for a reason; of a long answer the end is shown."""
-        said = _PLACE.sub(lambda place: reason, self.texts[_REPAIR])
+        said = _PLACEHOLDER.sub(lambda place: reason, self.texts[_REPAIR])
         return [
             *messages,
             {"role": "assistant", "content": content[-_REPEATED:]},
@@ -83,27 +83,27 @@ def load_prompts(folder: str) -> Prompts:
     Raises:
         ConfigError: there is no such folder, it holds no prompt, or one that cannot be used.
     """
-    texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACES}
+    texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
-        texts |= _given(expanded(folder))
+        texts |= _read_folder(expanded(folder))
     return Prompts(texts)
 
 
-def _given(folder: Path) -> dict[str, str]:
+def _read_folder(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise PROMPTS.error_of_missing(str(folder), "--prompts")
-    known = ", ".join(f"{name}.txt" for name in PLACES)
+    known = ", ".join(f"{name}.txt" for name in PLACEHOLDERS)
     texts = {}
     for file in sorted(folder.glob("*.txt")):
-        if file.stem not in PLACES:
+        if file.stem not in PLACEHOLDERS:
             raise ConfigError("is no prompt's name", str(file), f"the prompts are {known}")
-        texts[file.stem] = _checked(file)
+        texts[file.stem] = _read_prompt(file)
     if not texts:
         raise ConfigError("no prompt in it", f"--prompts {folder}", f"the prompts are {known}")
     return texts
 
 
-def _checked(file: Path) -> str:
+def _read_prompt(file: Path) -> str:
     with disk_errors(file, reading=True), open_regular(file) as stream:
         raw = stream.read()
     try:
@@ -114,18 +114,18 @@ def _checked(file: Path) -> str:
         raise ConfigError("is empty", str(file), "write a prompt, or remove the file")
     if len(text) > _LONGEST:
         raise ConfigError(f"has {len(text):,} characters", str(file), f"give at most {_LONGEST:,}")
-    found = _PLACE.findall(text)
-    for place in PLACES[file.stem]:
-        if found.count(place) != 1:
-            times = f"holds {{{place}}} {found.count(place)} times" if place in found else f"holds no {{{place}}}"
+    matches = _PLACEHOLDER.findall(text)
+    for place in PLACEHOLDERS[file.stem]:
+        if matches.count(place) != 1:
+            times = f"holds {{{place}}} {matches.count(place)} times" if place in matches else f"holds no {{{place}}}"
             raise ConfigError(times, str(file), "put it in once, where its text shall stand")
-    for place in found:
-        if place not in PLACES[file.stem]:
+    for place in matches:
+        if place not in PLACEHOLDERS[file.stem]:
             raise ConfigError(f"holds {{{place}}}, which it is not given", str(file), "take it out")
     return text
 
 
-def _marked(kind: str, text: str, seal: str, more: str = "") -> str:
+def _mark(kind: str, text: str, seal: str, more: str = "") -> str:
     return f"<{kind}{more} seal={seal}>\n{text}\n</{kind} seal={seal}>"
 
 
@@ -137,11 +137,11 @@ _BRACES = 200  # the last of an answer at which an object is looked for: what ne
 _DECODER = json.JSONDecoder()
 
 
-class Malformed(Exception):
+class MalformedAnswer(Exception):
     """An answer that says nothing of use; its message says why, in words that may be shown to the model."""
 
 
-def schema_of(stage: str, count: int) -> dict[str, Any]:
+def build_schema(stage: str, count: int) -> dict[str, Any]:
     """The JSON schema of a stage's answer over `count` passages, in the subset that strict services take."""
     if stage == ANSWER:
         value: dict[str, Any] = {"type": "string"}
@@ -155,33 +155,35 @@ def read_numbers(stage: str, content: str, count: int) -> list[int]:
     """The passages an answer names, as places from 0 in the order named; a passage named twice counts once.
 
     Raises:
-        Malformed: there is no such list, or something in it is no number of a passage that was shown.
+        MalformedAnswer: there is no such list, or something in it is no number of a passage that was shown.
     """
     values = _field(stage, content)
     if not isinstance(values, list):
-        raise Malformed(f'"{FIELDS[stage]}" is no list')
+        raise MalformedAnswer(f'"{FIELDS[stage]}" is no list')
     for value in values:
         if type(value) is not int or not 1 <= value <= count:
-            raise Malformed(f'"{FIELDS[stage]}" holds {json.dumps(value)[:40]}, which is no number from 1 to {count}')
+            raise MalformedAnswer(
+                f'"{FIELDS[stage]}" holds {json.dumps(value)[:40]}, which is no number from 1 to {count}'
+            )
     return [value - 1 for value in dict.fromkeys(values)]
 
 
-def numbers_of(stage: str, count: int) -> Callable[[str], list[int]]:
+def number_reader(stage: str, count: int) -> Callable[[str], list[int]]:
     """`read_numbers` for a stage over `count` passages."""
     return lambda content: read_numbers(stage, content, count)
 
 
 def read_answer(content: str) -> str:
-    """The pseudo-answer, cut at `LONGEST_ANSWER` characters; raises `Malformed` where there is none."""
+    """The pseudo-answer, cut at `LONGEST_ANSWER` characters; raises `MalformedAnswer` where there is none."""
     text = _field(ANSWER, content)
     if not isinstance(text, str) or not text.strip():
-        raise Malformed(f'"{FIELDS[ANSWER]}" is no text')
+        raise MalformedAnswer(f'"{FIELDS[ANSWER]}" is no text')
     return text.strip()[:LONGEST_ANSWER].encode("utf-8", "replace").decode()
 
 
 def _field(stage: str, content: str) -> Any:
     """The value of the stage's field in the last object of the answer that has it."""
-    name, found = FIELDS[stage], None
+    name, matches = FIELDS[stage], None
     text = _THOUGHT.sub("", content)
     end = 0
     for place in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:
@@ -192,7 +194,7 @@ def _field(stage: str, content: str) -> Any:
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict) and name in value:
-            found = value
-    if found is None:
-        raise Malformed(f'no JSON object with "{name}" in it')
-    return found[name]
+            matches = value
+    if matches is None:
+        raise MalformedAnswer(f'no JSON object with "{name}" in it')
+    return matches[name]

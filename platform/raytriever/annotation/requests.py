@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from raytriever.annotation.answer_log import AnswerLog, Entry
 from raytriever.annotation.budget import BudgetReached, Spending, Tokens
 from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.prompts import STAGES, Malformed, Message, Prompts, schema_of
+from raytriever.annotation.prompts import STAGES, MalformedAnswer, Message, Prompts, build_schema
 from raytriever.annotation.service import Service, ServiceError
 from raytriever.errors import UserError
 
@@ -37,29 +37,29 @@ class Slots:
         self._turns = count()
 
     @asynccontextmanager
-    async def taken(self, step: int) -> AsyncIterator[None]:
+    async def hold(self, step: int) -> AsyncIterator[None]:
         """Wait for a slot, and hold it; `step` counts from 0."""
         if self._free:
             self._free -= 1
         else:
-            given = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (step, next(self._turns), given))
+            granted = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (step, next(self._turns), granted))
             try:
-                await given
+                await granted
             except asyncio.CancelledError:
-                if given.done() and not given.cancelled():  # given just before
-                    self._give()
+                if granted.done() and not granted.cancelled():  # granted just before
+                    self._release()
                 raise
         try:
             yield
         finally:
-            self._give()
+            self._release()
 
-    def _give(self) -> None:
+    def _release(self) -> None:
         while self._waiting:
-            given = heappop(self._waiting)[2]
-            if not given.done():
-                given.set_result(None)
+            granted = heappop(self._waiting)[2]
+            if not granted.done():
+                granted.set_result(None)
                 return
         self._free += 1
 
@@ -80,7 +80,7 @@ class Counts:
     first_failed: str = ""
 
 
-class NotAnswered(Exception):
+class MissingAnswer(Exception):
     """Question that the log does not answer, when no request may be sent."""
 
     def __init__(self, stage: str, messages: list[Message]) -> None:
@@ -89,7 +89,7 @@ class NotAnswered(Exception):
 
 
 @dataclass
-class Asker:
+class StageClient:
     """Asks what the log does not hold.
 
     Args:
@@ -97,7 +97,7 @@ class Asker:
         llm: the model's name, a part of every request's key.
         job: what entries are marked with, so that a job knows what it paid.
         log: of answers.
-        service: None to ask nothing: what is not in the log raises `NotAnswered`.
+        service: None to ask nothing: what is not in the log raises `MissingAnswer`.
         spending: the budget.
         in_flight: requests under way at once.
     """
@@ -114,8 +114,8 @@ class Asker:
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.in_flight)
-        self._under_way: dict[str, asyncio.Future[Entry]] = {}
-        self.ended: list[UserError | BudgetReached] = []
+        self._in_flight: dict[str, asyncio.Future[Entry]] = {}
+        self.stop_reasons: list[UserError | BudgetReached] = []
 
     async def ask(
         self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
@@ -123,23 +123,23 @@ class Asker:
         """A stage's answer as `read` has it; one that it cannot read is asked for again, with the reason.
 
         Raises:
-            Malformed: after all repairs.
-            Refused, ServiceError, StorageError, BudgetReached: there is no answer.
+            MalformedAnswer: after all repairs.
+            RequestRefused, ServiceError, StorageError, BudgetReached: entry is no answer.
         """
-        messages = self.prompts.ask(stage, query, passages, answer)
-        schema = schema_of(stage, len(passages))
+        messages = self.prompts.build_messages(stage, query, passages, answer)
+        schema = build_schema(stage, len(passages))
         for repair in range(self.config.repairs + 1):
             entry = await self._entry(stage, messages, schema)
             content = str(entry["content"])
             try:
                 return read(content)
-            except Malformed as why:
-                reason = str(why) if entry["finish"] == "stop" else f"{why} (ended by {entry['finish']})"
+            except MalformedAnswer as error:
+                reason = str(error) if entry["finish"] == "stop" else f"{error} (ended by {entry['finish']})"
                 self.counts.malformed += 1
                 self.counts.first_malformed = self.counts.first_malformed or f"{stage}: {reason}: {content[:120]!r}"
                 if repair == self.config.repairs:
-                    raise Malformed(f"{stage}: {reason}") from why
-                messages = self.prompts.ask_again(messages, content, reason)
+                    raise MalformedAnswer(f"{stage}: {reason}") from error
+                messages = self.prompts.build_repair_messages(messages, content, reason)
         raise AssertionError("a range that begins at 0 is not empty")
 
     def key(self, messages: list[Message], schema: dict[str, Any]) -> str:
@@ -150,50 +150,50 @@ class Asker:
 
     async def _entry(self, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
         key = self.key(messages, schema)
-        under_way = self._under_way.get(key)
-        if under_way is not None:
-            return await asyncio.shield(under_way)
-        there = self.log.get(key)
-        if there is not None:
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None:
+            return await asyncio.shield(in_flight)
+        entry = self.log.get(key)
+        if entry is not None:
             self.counts.from_log += 1
-            return there
+            return entry
         if self.service is None:
-            raise NotAnswered(stage, messages)
-        promised = self._under_way[key] = asyncio.get_running_loop().create_future()
+            raise MissingAnswer(stage, messages)
+        future = self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
             entry = await self._pay(key, stage, messages, schema)
-            promised.set_result(entry)
+            future.set_result(entry)
             return entry
         except BaseException as error:
-            promised.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
+            future.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
             with suppress(BaseException):
-                promised.exception()  # another query may wait for it, or none
+                future.exception()  # another query may wait for it, or none
             raise
         finally:
-            del self._under_way[key]
+            del self._in_flight[key]
 
     async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
         assert self.service is not None
-        size = bytes_of(messages)
-        async with self._slots.taken(STAGES.index(stage)):
-            aside = await self.spending.set_aside(size, self.config.max_tokens)
-            if self.ended:
-                self.spending.settle(aside, Tokens())
-                raise self.ended[0]
+        size = count_bytes(messages)
+        async with self._slots.hold(STAGES.index(stage)):
+            reserved = await self.spending.reserve(size, self.config.max_tokens)
+            if self.stop_reasons:
+                self.spending.settle(reserved, Tokens())
+                raise self.stop_reasons[0]
             paid = Tokens()
             try:
                 reply = await self.service.chat(messages, schema)
                 guessed = reply.read is None or reply.written is None
                 self.counts.uncounted += guessed
-                gauge = self.spending.gauge
-                paid.read = gauge.tokens(size) if reply.read is None else reply.read
-                paid.written = gauge.tokens(len(reply.content.encode("utf-8", "replace")))
+                estimator = self.spending.estimator
+                paid.read = estimator.estimate(size) if reply.read is None else reply.read
+                paid.written = estimator.estimate(len(reply.content.encode("utf-8", "replace")))
                 if reply.written is not None:
                     paid.written = reply.written
                 if reply.read:
-                    gauge.learn(size, reply.read)
+                    estimator.record(size, reply.read)
             finally:
-                self.spending.settle(aside, paid)
+                self.spending.settle(reserved, paid)
         entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
         entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
         await self.log.put(key, entry)
@@ -201,6 +201,6 @@ class Asker:
         return entry
 
 
-def bytes_of(messages: list[Message]) -> int:
+def count_bytes(messages: list[Message]) -> int:
     """The size of a prompt in UTF-8, by which tokens are guessed."""
     return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)

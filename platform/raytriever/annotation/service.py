@@ -4,7 +4,7 @@
   is no chat completion. The pause is random with an exponentially growing bound (full jitter), and at least
   Retry-After.
 - A refused key, an unknown model or used-up credit is a `ServiceError`, which ends the job.
-- A request that the service rejects (too long, filtered) is `Refused`, which ends one query.
+- A request that the service rejects (too long, filtered) is `RequestRefused`, which ends one query.
 - `Dialect` leaves out what a service refuses by name: JSON schema, `max_tokens`, temperature.
 
 The key comes from the environment, goes into one header, and is removed from all text quoted from the service."""
@@ -31,7 +31,7 @@ from raytriever.masking import HIDDEN, masked
 from raytriever.options import did_you_mean
 
 
-class Passing(Exception):
+class TemporaryFailure(Exception):
     """A failure that may be over when the request is sent again; `wait` is the least number of seconds till then."""
 
     def __init__(self, what: str, wait: float = 0.0) -> None:
@@ -56,7 +56,7 @@ class Reply:
 
 
 def read_reply(body: bytes) -> Reply:
-    """The reply that a body holds; raises `Passing` where it holds none."""
+    """The reply that a body holds; raises `TemporaryFailure` where it holds none."""
     try:
         whole = json.loads(body)
         choice = whole["choices"][0]
@@ -66,7 +66,7 @@ def read_reply(body: bytes) -> Reply:
             raise TypeError
         counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise Passing("no chat completion") from error
+        raise TemporaryFailure("no chat completion") from error
     read, written = (count if type(count) is int and count >= 0 else None for count in counts)
     finish = "refusal" if message.get("refusal") else str(choice.get("finish_reason") or "stop")
     return Reply(content or "", finish[:40], read, written)
@@ -75,8 +75,8 @@ def read_reply(body: bytes) -> Reply:
 def error_message(body: bytes) -> str:
     """Return the message in the body of an error, in the forms that services use."""
     try:
-        found = json.loads(body)
-        error = found.get("error", found.get("detail", found.get("message", found)))
+        result = json.loads(body)
+        error = result.get("error", result.get("detail", result.get("message", result)))
         if isinstance(error, dict):
             parts = [str(error[name]) for name in ("message", "code", "param") if error.get(name)]
             return " ".join(parts) or json.dumps(error)
@@ -108,7 +108,7 @@ def retry_after(value: str | None) -> float:
 
 
 _STRUCTURES = ("json_schema", "json_object", "text")
-_SAID_OF_STRUCTURE = ("response_format", "json_schema", "json_object", "structured", "guided", "schema", "grammar")
+_STRUCTURE_WORDS = ("response_format", "json_schema", "json_object", "structured", "guided", "schema", "grammar")
 
 
 class Dialect:
@@ -123,31 +123,31 @@ class Dialect:
 
     def body(self, messages: list[Message], schema: dict[str, Any]) -> dict[str, Any]:
         """The body of a request for an answer that fits a JSON schema."""
-        found: dict[str, Any] = {"model": self._llm, "messages": messages, self._limit: self._max_tokens}
+        result: dict[str, Any] = {"model": self._llm, "messages": messages, self._limit: self._max_tokens}
         if self._sends_temperature:
-            found["temperature"] = self._temperature
+            result["temperature"] = self._temperature
         if self.structure == "json_schema":
             named = {"name": "reply", "strict": True, "schema": schema}
-            found["response_format"] = {"type": "json_schema", "json_schema": named}
+            result["response_format"] = {"type": "json_schema", "json_schema": named}
         elif self.structure == "json_object":
-            found["response_format"] = {"type": "json_object"}
-        return found
+            result["response_format"] = {"type": "json_object"}
+        return result
 
-    def adapt(self, sent: int, said: str) -> bool:
+    def adapt(self, sent: int, message: str) -> bool:
         """Give up what a refusal names; whether the request may be sent again.
 
         Args:
             sent: the version the refused request was put in; requests under way may be refused for the same thing.
-            said: the service's words.
+            message: the service's words.
         """
         if sent != self.version:
             return True
-        said = said.lower()
-        if "max_completion_tokens" in said and self._limit == "max_tokens":
+        message = message.lower()
+        if "max_completion_tokens" in message and self._limit == "max_tokens":
             self._limit = "max_completion_tokens"
-        elif "temperature" in said and self._sends_temperature:
+        elif "temperature" in message and self._sends_temperature:
             self._sends_temperature = False
-        elif any(word in said for word in _SAID_OF_STRUCTURE) and self.structure != _STRUCTURES[-1]:
+        elif any(word in message for word in _STRUCTURE_WORDS) and self.structure != _STRUCTURES[-1]:
             self.structure = _STRUCTURES[_STRUCTURES.index(self.structure) + 1]
         else:
             return False
@@ -158,15 +158,15 @@ class Dialect:
 FIRST_BOUND = 0.5  # seconds within which a request is sent a second time
 LONGEST_ASKED = 600.0  # a service that asks for a longer wait wants the job to stop
 _LARGEST = 4 << 20  # bytes of a response
-_PASSING = {408, 409, 425, 429}
-_KEPT_OPEN = 4  # connections are reused; a service that closes them costs a retry
+_TEMPORARY_STATUSES = {408, 409, 425, 429}
+_SPARE_CONNECTIONS = 4  # connections are reused; a service that closes them costs a retry
 
 
 class ServiceError(UserError):
     """A service cannot be reached, knows no such model, or takes no such key."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The service takes exception to one request."""
 
 
@@ -192,7 +192,7 @@ class Service:
         local = urlsplit(self._config.base).hostname in LOCAL
         self._session = aiohttp.ClientSession(
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=self._config.in_flight + _KEPT_OPEN),
+            connector=aiohttp.TCPConnector(limit=self._config.in_flight + _SPARE_CONNECTIONS),
             timeout=aiohttp.ClientTimeout(total=self._config.timeout),
             trust_env=not local,  # proxies
         )
@@ -211,21 +211,21 @@ class Service:
         """
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
-        except Passing as failure:
+        except TemporaryFailure as failure:
             raise self._unreachable(failure) from failure
         if status in (401, 403):
             raise self._key_refused(status, body)
         known = model_names(body) if status == 200 else []
         if known and self._config.llm not in known:
             remedy = did_you_mean(self._config.llm, known[:20])
-            raise ServiceError(f"the service has no model {self._config.llm!r}", "--llm", self._shown(remedy))
+            raise ServiceError(f"the service has no model {self._config.llm!r}", "--llm", self._clean(remedy))
 
     async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:
         """The answer to one request.
 
         Raises:
             ServiceError: it cannot be had, and no other answer could.
-            Refused: this one cannot be had.
+            RequestRefused: this one cannot be had.
         """
         attempt = 0
         while True:
@@ -239,7 +239,7 @@ class Service:
                 if status in (400, 422) and self.dialect.adapt(sent, error_message(body)):
                     continue
                 raise self._failure(status, body, wait)
-            except Passing as failure:
+            except TemporaryFailure as failure:
                 kind = str(failure)
                 self.retried[kind] = self.retried.get(kind, 0) + 1
                 if attempt >= self._config.retries or self.stop.is_set():
@@ -266,56 +266,60 @@ class Service:
             async with self._session.request(
                 method, self._config.base + path, json=body, allow_redirects=False
             ) as response:
-                found = bytearray()
+                result = bytearray()
                 async for block in response.content.iter_chunked(1 << 16):
-                    found += block
-                    if len(found) > _LARGEST:
-                        raise Passing("an answer without end")
-                return response.status, bytes(found), retry_after(response.headers.get("Retry-After"))
+                    result += block
+                    if len(result) > _LARGEST:
+                        raise TemporaryFailure("an answer without end")
+                return response.status, bytes(result), retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise ServiceError(
                 f"no trusted connection ({error})", self._config.base, "check its certificate"
             ) from error
         except aiohttp.InvalidURL as error:
-            raise ServiceError("is no address", "--endpoint", "give one such as http://localhost:8000/v1") from error
+            raise ServiceError(
+                "is not a valid address", "--endpoint", "give one such as http://localhost:8000/v1"
+            ) from error
         except TimeoutError as error:
-            raise Passing(f"no answer within {self._config.timeout:g} s") from error
+            raise TemporaryFailure(f"no answer within {self._config.timeout:g} s") from error
         except aiohttp.ClientConnectorError as error:
-            raise Passing(f"no connection ({error.os_error.strerror or error.os_error})") from error
+            raise TemporaryFailure(f"no connection ({error.os_error.strerror or error.os_error})") from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise Passing("connection lost") from error
+            raise TemporaryFailure("connection lost") from error
 
     def _failure(self, status: int, body: bytes, wait: float) -> Exception:
-        config, said = self._config, self._shown(error_message(body))
+        config, message = self._config, self._clean(error_message(body))
         if status in (401, 403):
             return self._key_refused(status, body)
-        if status == 402 or (status == 429 and "insufficient_quota" in said):
-            return ServiceError(f"the account has no credit ({said})", config.base, "top it up and go on")
-        if status in _PASSING or status >= 500:
-            return Passing(f"status {status}", wait)
-        if status == 404 and (config.llm in said or "model" in said.lower()):
-            return ServiceError(f"the service has no model {config.llm!r} ({said})", "--llm", "give one that it lists")
+        if status == 402 or (status == 429 and "insufficient_quota" in message):
+            return ServiceError(f"the account has no credit ({message})", config.base, "top it up and go on")
+        if status in _TEMPORARY_STATUSES or status >= 500:
+            return TemporaryFailure(f"status {status}", wait)
+        if status == 404 and (config.llm in message or "model" in message.lower()):
+            return ServiceError(
+                f"the service has no model {config.llm!r} ({message})", "--llm", "give one that it lists"
+            )
         if status in (404, 405):
             return ServiceError(
                 f"nothing answers at {config.base}{CHAT} ({status})", "--endpoint", "the address often ends in /v1"
             )
         if 300 <= status < 400:
             return ServiceError(f"sends requests elsewhere ({status})", config.base, "give the address it names")
-        return Refused(f"status {status}: {said}")
+        return RequestRefused(f"status {status}: {message}")
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
         name = self._config.key_variable
         remedy = f"check the key in {name}" if self._key else f"put a key into {name}, or name another --key-variable"
         return ServiceError(
-            f"refuses the key ({status}: {self._shown(error_message(body))})", self._config.base, remedy
+            f"refuses the key ({status}: {self._clean(error_message(body))})", self._config.base, remedy
         )
 
-    def _unreachable(self, failure: Passing) -> ServiceError:
+    def _unreachable(self, failure: TemporaryFailure) -> ServiceError:
         return ServiceError(
             f"gives no answer: {failure}", self._config.base, "check --endpoint and the service, then go on"
         )
 
-    def _shown(self, text: str) -> str:
+    def _clean(self, text: str) -> str:
         """Return the part of a service's text that may be shown."""
         if self._key:
             text = text.replace(self._key, HIDDEN)

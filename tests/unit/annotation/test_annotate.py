@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, Annotator, Question, portions
+from raytriever.annotation.annotator import Annotation, Annotator, Question, split_evenly
 from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import Spending
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
@@ -51,8 +51,8 @@ def test_relevant_then_useful_in_order(serve: Callable[..., Any], tmp_path: Path
 
 
 def test_portions_of_a_long_list_lose_nothing(serve: Callable[..., Any], tmp_path: Path) -> None:
-    assert [(start, len(some)) for start, some in portions(["p"] * 7, 3)] == [(0, 2), (2, 2), (4, 3)]
-    assert list(portions([], 3)) == []
+    assert [(start, len(some)) for start, some in split_evenly(["p"] * 7, 3)] == [(0, 2), (2, 2), (4, 3)]
+    assert list(split_evenly([], 3)) == []
     found, annotator = run(serve().endpoint, tmp_path, [WOOD], AnnotationConfig(passages_per_prompt=1))
     assert found[0].useful == [8, 5]
     assert annotator.counts.asked == 4 + 2
@@ -68,7 +68,7 @@ def test_equal_requests_are_asked_once(serve: Callable[..., Any], tmp_path: Path
 
 def test_another_prompt_model_or_setting_is_another_request(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path)
-    messages = load_prompts("").ask("answer", "what", ["this"])
+    messages = load_prompts("").build_messages("answer", "what", ["this"])
 
     def key(llm: str = "judge", content: str = "", **settings: Any) -> str:
         config = AnnotationConfig(**settings)
@@ -93,7 +93,7 @@ def test_an_estimate_counts_what_the_log_lacks(serve: Callable[..., Any], tmp_pa
     log.close()
     assert (before.likely.requests, before.most.requests, before.from_log) == (6, 6, 0)
     _, annotator = run(serve().endpoint, tmp_path / "log", [WOOD, NOTHING])
-    assert annotator.spending.spent.read <= before.most.tokens(annotator.spending.gauge).read
+    assert annotator.spending.spent.read <= before.most.tokens(annotator.spending.estimator).read
     full = AnswerLog(tmp_path / "log")
     after = guess(full)
     full.close()

@@ -81,7 +81,7 @@ def test_a_line_cut_short_is_cut_off_and_one_damaged_passed_over(tmp_path: Path)
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path)
-    with pytest.raises(StorageError, match=r"in use by .* or give other --answers"):
+    with pytest.raises(StorageError, match=r"in use by .* or give another folder with --answers"):
         AnswerLog(tmp_path)
     log.close()
     AnswerLog(tmp_path).close()

@@ -38,29 +38,29 @@ def told(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     [
         ("", "the following arguments are required: --output; see `raytriever annotate --help`"),
         ("--output o", "--endpoint: is missing; give the address of an OpenAI-compatible service"),
-        ("--output o --endpoint localhost:8000", "--endpoint: is no address; give one such as http://"),
-        ("--output o --endpoint ftp://host/v1", "--endpoint: is no address; "),
-        ("--output o --endpoint http://host:99999/v1", "--endpoint: is no address; "),
+        ("--output o --endpoint localhost:8000", "--endpoint: is not a valid address; give one such as http://"),
+        ("--output o --endpoint ftp://host/v1", "--endpoint: is not a valid address; "),
+        ("--output o --endpoint http://host:99999/v1", "--endpoint: is not a valid address; "),
         ("--output o --endpoint http://me:pw@host/v1", "--endpoint http://***@host/v1: there is a password in its "),
-        ("--output o --endpoint http://host/v1?x=1", "--endpoint: holds more than host and path; put a key into the "),
-        ("--output o --endpoint http://host/v1", "--llm: is missing; give the model's name"),
+        ("--output o --endpoint http://host/v1?x=1", "--endpoint: contains more than host and path; store a key in "),
+        ("--output o --endpoint http://host/v1", "--llm: is missing; give the name of the model at the service"),
         (
             "{} --key-variable sk-proj-123",
-            "--key-variable: is no name of an environment variable; give the name, never",
+            "--key-variable: is not the name of an environment variable; give the name, never",
         ),
         (
             "{} --key-variable gsk_12345abc",
-            "--key-variable: the variable it names is not set; export it, or name another",
+            "--key-variable: names an environment variable that is not set; export it, or name another",
         ),
         ("{} --budget -1", "--budget: -1.0 is out of range; give a value above 0"),
         ("{} --budget 0", "--budget: 0.0 is out of range; give a value above 0"),
         ("{} --budget nan", "--budget: nan is out of range; give a finite number"),
-        ("{} --budget 5", "--budget: needs to know what tokens cost; give --price-in and --price-out, or --budget-tok"),
+        ("{} --budget 5", "--budget: needs the prices of tokens; give --price-in and --price-out, or --budget-tok"),
         ("{} --budget-tokens -5", "--budget-tokens: -5 is out of range; give a value at least 1"),
         ("{} --price-in -1", "--price-in: -1.0 is out of range; give a value at least 0"),
         ("{} --in-flight 0", "--in-flight: 0 is out of range; give a value at least 1"),
-        ("{} --candidates ,", "--candidates: nobody is named; give bm25, dense or the path of a run"),
-        ("{} --candidates bm25,bm25", "--candidates: 'bm25' is named twice; name each once"),
+        ("{} --candidates ,", "--candidates: is empty; give bm25, dense or the path of a run"),
+        ("{} --candidates bm25,bm25", "--candidates: contains 'bm25' twice; give each source once"),
         ("{} --split ../x", "--split: '../x' is not a valid name of a split; use letters, digits, '_' and '-'"),
         ("{} --prompts none", "--prompts none: no such folder; give a folder with files such as relevance.txt"),
         ("{} --agreed both", "--agreed: unknown value 'both'; choose from human, llm"),
@@ -77,7 +77,7 @@ def test_settings(told: Callable[..., str], flags: str, line: str) -> None:
 def test_a_key_that_cannot_be_sent(told: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nX-More: 1")
     line = told("--output", "o", "--endpoint", "http://127.0.0.1:9/v1", "--llm", "judge")
-    assert line == "--key-variable: the variable it names holds a character that no key has; set it to the key alone"
+    assert line == "--key-variable: names a variable with a character that is invalid in a key; set it to the key alone"
 
 
 def test_nobody_answers(told: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
@@ -139,7 +139,7 @@ def test_queries_of_nobody(told: Callable[..., str], serve: Callable[..., Any], 
     words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics]
     line = told(*words, "--split", "trian")
     assert line == (
-        "topics: no query of split 'trian', and none that no split judges; its splits are: dev, test, train"
+        "topics: has no split 'trian' and no query without judgements; choose one of its splits: dev, test, train"
     )
 
 
@@ -157,7 +157,7 @@ def test_places_that_are_taken(told: Callable[..., str], serve: Callable[..., An
     log = AnswerLog(work / "answers")
     line = told(*words, "o", "--answers", "answers")
     assert line.startswith("answers: in use by ")
-    assert line.endswith("); wait for it with --wait, or give other --answers")
+    assert line.endswith("); wait for it with --wait, or give another folder with --answers")
     log.close()
     line = told(*words, "o", "--embeddings", "e")
     assert line.startswith("--embeddings: has no effect with --candidates bm25; ")
@@ -171,7 +171,7 @@ def test_a_service_that_fails_for_good_ends_the_job_and_what_was_paid_is_kept(
     assert run("annotate", [*words, "--endpoint", broken.endpoint]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].endswith("gives no answer: status 500; check --endpoint and the service, then go on")
-    assert " queries are annotated; answers are kept in " in lines[-2]
+    assert " queries are annotated. Their answers are kept in " in lines[-2]
     assert not Path("o").exists()
     whole = serve()
     assert run("annotate", [*words, "--endpoint", whole.endpoint]) == 0

@@ -112,8 +112,8 @@ def test_malformed_answers_are_counted_told_and_asked_again(
     again = [word if word != "out" else "strict" for word in words(topics, served.endpoint, "--repairs", "0")]
     assert run("annotate", again) == 2
     err = capsys.readouterr().err
-    assert "queries got no annotation; the first: " in err
-    assert "take a model that follows the form asked for, or raise --max-tokens or --max-failed" in err
+    assert "queries have no annotation; the first error: " in err
+    assert "use a model that follows the requested format, or raise --max-tokens or --max-failed" in err
     assert not Path("strict").exists()
     assert run("annotate", [*again, "--max-failed", "1"]) == 0
     failed = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from raytriever.annotation.annotator import Annotation
-from raytriever.annotation.candidates import fused
-from raytriever.annotation.output import with_positives, write_annotated
+from raytriever.annotation.candidates import fuse
+from raytriever.annotation.output import merge_positives, write_annotated
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_dataset
@@ -27,12 +27,12 @@ def table(rows: Judgements) -> list[tuple[int, ...]]:
 
 
 def test_people_are_not_contradicted() -> None:
-    merged, counts = with_positives(ROWS, FOUND, "human")
+    merged, counts = merge_positives(ROWS, FOUND, "human")
     assert table(merged) == [(0, 0, 1, 0, 0), (0, 1, 0, 0, 0), (0, 3, 1, 1, 0), (1, 2, 1, 1, 0), (2, 1, 1, 1, 0)]
     assert counts == {"positives": 3, "agreed": 1, "judged_irrelevant": 1}
-    merged, _ = with_positives(ROWS, FOUND, "llm")
+    merged, _ = merge_positives(ROWS, FOUND, "llm")
     assert table(merged)[0] == (0, 0, 1, 1, 2)
-    merged, _ = with_positives(None, FOUND, "human")
+    merged, _ = merge_positives(None, FOUND, "human")
     assert table(merged) == [(0, 0, 1, 1, 2), (0, 1, 1, 1, 1), (0, 3, 1, 1, 0), (2, 1, 1, 1, 0)]
 
 
@@ -52,7 +52,7 @@ def test_whatever_the_ids_it_is_read_as_it_was_written(
     assert list(read.documents.ids) == documents.ids
     assert list(read.documents.texts) == documents.texts
     assert list(read.queries.texts) == queries.texts
-    assert table(read.judgements["train"]) == table(with_positives(ROWS, FOUND, "human")[0])
+    assert table(read.judgements["train"]) == table(merge_positives(ROWS, FOUND, "human")[0])
     assert table(read.judgements["test"]) == table(ROWS)
     assert read_manifest(tmp_path / "out")["meta"]["positives"] == 3
 
@@ -87,6 +87,6 @@ def test_hard_negatives_are_carried_over(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_several_found_stands_in_front() -> None:
     first, second = np.array([4, 7, 2]), np.array([7, -1, -1])
-    assert fused([first, second]) == [7, 4, 2]
-    assert fused([np.array([9, 1]), np.array([1, 9])]) == [1, 9]
-    assert fused([np.array([-1])]) == []
+    assert fuse([first, second]) == [7, 4, 2]
+    assert fuse([np.array([9, 1]), np.array([1, 9])]) == [1, 9]
+    assert fuse([np.array([-1])]) == []

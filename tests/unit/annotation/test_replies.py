@@ -9,10 +9,10 @@ from raytriever.annotation.prompts import (
     LONGEST_ANSWER,
     RELEVANCE,
     UTILITY,
-    Malformed,
+    MalformedAnswer,
+    build_schema,
     read_answer,
     read_numbers,
-    schema_of,
 )
 
 
@@ -53,7 +53,7 @@ def test_numbers_are_read_in_the_order_named(content: str, places: list[int]) ->
     ],
 )
 def test_anything_else_is_malformed(content: str, why: str) -> None:
-    with pytest.raises(Malformed) as found:
+    with pytest.raises(MalformedAnswer) as found:
         read_numbers(RELEVANCE, content, 3)
     assert why in str(found.value)
 
@@ -63,16 +63,16 @@ def test_answers() -> None:
     assert len(read_answer(f'{{"answer": "{"x" * 9000}"}}')) == LONGEST_ANSWER
     assert read_answer('{"answer": "\\ud800"}') == "?"
     for content in ('{"answer": " "}', '{"answer": 42}', '{"answer": null}', "Forty-two."):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedAnswer):
             read_answer(content)
 
 
 def test_the_schema_allows_what_is_read() -> None:
     import jsonschema
 
-    schema = schema_of(RELEVANCE, 2)
+    schema = build_schema(RELEVANCE, 2)
     jsonschema.validate({"relevant": [2, 1]}, schema)
     for wrong in ({"relevant": [3]}, {"relevant": ["1"]}, {}, {"relevant": [], "more": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
-    jsonschema.validate({"answer": "yes"}, schema_of(ANSWER, 2))
+    jsonschema.validate({"answer": "yes"}, build_schema(ANSWER, 2))

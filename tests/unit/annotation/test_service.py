@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from raytriever.annotation.config import ServiceConfig
-from raytriever.annotation.prompts import RELEVANCE, load_prompts, read_numbers, schema_of
-from raytriever.annotation.service import Refused, Reply, Service, ServiceError
+from raytriever.annotation.prompts import RELEVANCE, build_schema, load_prompts, read_numbers
+from raytriever.annotation.service import Reply, RequestRefused, Service, ServiceError
 
 QUICK = ServiceConfig(llm="judge", timeout=5.0, longest_wait=0.05)
-ASKED = load_prompts("").ask(RELEVANCE, "what is wood", ["wood is hard", "iron is harder"])
+ASKED = load_prompts("").build_messages(RELEVANCE, "what is wood", ["wood is hard", "iron is harder"])
 
 
 def chat(config: ServiceConfig, key: str | None = None, times: int = 1) -> tuple[Reply, Service]:
     async def ask() -> tuple[Reply, Service]:
         async with Service(config, 0.0, 64, key) as service:
-            replies = await asyncio.gather(*(service.chat(ASKED, schema_of(RELEVANCE, 2)) for _ in range(times)))
+            replies = await asyncio.gather(*(service.chat(ASKED, build_schema(RELEVANCE, 2)) for _ in range(times)))
             return replies[0], service
 
     return asyncio.run(ask())
@@ -149,7 +149,7 @@ def test_requests_at_once_find_the_dialect_together(serve: Callable[..., Any]) -
 
 def test_a_request_that_is_refused_is_not_sent_again(serve: Callable[..., Any]) -> None:
     served = serve(filters="iron is harder")
-    with pytest.raises(Refused, match="status 400: blocked by the content filter"):
+    with pytest.raises(RequestRefused, match="status 400: blocked by the content filter"):
         chat(replace(QUICK, endpoint=served.endpoint))
     assert served.events("asked").total() == 1
 

@@ -19,7 +19,7 @@ async def rounds() -> list[int]:
     async def work() -> None:
         for _ in queries:
             for step in range(STEPS):
-                async with slots.taken(step):
+                async with slots.hold(step):
                     answer = asyncio.get_running_loop().create_future()
                     waiting.append(answer)
                     await answer
@@ -47,7 +47,7 @@ def test_the_earliest_step_goes_first_and_within_it_who_came_first() -> None:
         slots, went = Slots(1), list[str]()
 
         async def one(step: int, name: str) -> None:
-            async with slots.taken(step):
+            async with slots.hold(step):
                 went.append(name)
                 await asyncio.sleep(0)
 
@@ -65,11 +65,11 @@ def test_one_that_gives_up_waiting_takes_no_slot_with_it(given: bool) -> None:
         leaving = asyncio.Event()
 
         async def hold() -> None:
-            async with slots.taken(0):
+            async with slots.hold(0):
                 await leaving.wait()
 
         async def wait() -> None:
-            async with slots.taken(0):
+            async with slots.hold(0):
                 pass
 
         holder, impatient = asyncio.create_task(hold()), asyncio.create_task(wait())

@@ -6,20 +6,20 @@ import asyncio
 
 import pytest
 
-from raytriever.annotation.budget import BudgetReached, Gauge, Spending, Tokens
+from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, Tokens
 from raytriever.annotation.config import ServiceConfig
 
 
 def run(config: ServiceConfig, requests: int, earlier: Tokens | None = None) -> tuple[Spending, int, list[float]]:
     """Requests of 100 tokens read that may write 100 and write 10, eight at once; how many were paid, and the cost."""
     spending = Spending(config, earlier or Tokens())
-    spending.gauge.learn(400, 100)
+    spending.estimator.record(400, 100)
     costs = []
 
     async def ask(slots: asyncio.Semaphore) -> int:
         async with slots:
             try:
-                aside = await spending.set_aside(399, 100)
+                aside = await spending.reserve(399, 100)
             except BudgetReached:
                 return 0
             await asyncio.sleep(0.001)
@@ -56,7 +56,7 @@ def test_without_a_budget_all_are_paid() -> None:
 
 
 def test_tokens_are_guessed_until_they_are_counted() -> None:
-    gauge = Gauge()
-    assert gauge.tokens(400) == pytest.approx(100, abs=1)
-    gauge.learn(300, 100)
-    assert gauge.tokens(300) == pytest.approx(100, abs=1)
+    estimator = TokenEstimator()
+    assert estimator.estimate(400) == pytest.approx(100, abs=1)
+    estimator.record(300, 100)
+    assert estimator.estimate(300) == pytest.approx(100, abs=1)

@@ -127,7 +127,7 @@ CASES = of_area(
     Case(
         "an escape sequence in an endpoint",
         "annotate --dataset letters --llm '\x1b[2J' --endpoint 'http://\x1b[2J/v1' --output out",
-        "--endpoint: is no address",
+        "--endpoint: is not a valid address",
     ),
     Case(
         "bytes that are no UTF-8 as a word", "search 'caf\udce9' --dataset letters", "is not UTF-8", shell='"$@" 2>&2'

@@ -169,13 +169,13 @@ CASES = of_area(
     Case(
         "a service's key of two lines",
         "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output out",
-        "--key-variable: the variable it names holds a character that no key has",
+        "--key-variable: names a variable with a character that is invalid in a key",
         env={"OPENAI_API_KEY": "one\ntwo"},
     ),
     Case(
         "a service's key with letters of no header",
         "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output out",
-        "--key-variable: the variable it names holds a character that no key has",
+        "--key-variable: names a variable with a character that is invalid in a key",
         env={"OPENAI_API_KEY": "schl\u00fcssel\u2603"},
     ),
 )

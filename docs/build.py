@@ -132,14 +132,18 @@ def api() -> Iterator[str]:
 
 
 def layers() -> Iterator[str]:
-    """Yield the packages as a table, each row above those that it may import."""
+    """Yield the packages as a table: the number of the layer, the package or module, and its first line."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    yield "| packages | |\n| --- | --- |"
-    for row in contracts[0]["layers"]:
+    rows = contracts[0]["layers"]
+    yield "| layer | package | |\n| --- | --- | --- |"
+    for number, row in zip(range(len(rows), 0, -1), rows, strict=True):
         for name in row.split(" | "):
-            yield f"| `{name}` | {_cell(_idea(ROOT / 'platform' / 'raytriever' / name))} |"
+            package = ROOT / "platform" / "raytriever" / name
+            yield f"| {number} | `{name}` | {_cell(_idea(package))} |"
+            for file in sorted(package.glob("*/**/__init__.py")):
+                yield f"| | `{file.parent.relative_to(package.parent)}` | {_cell(_idea(file.parent))} |"
 
 
 def _idea(module: Path) -> str:

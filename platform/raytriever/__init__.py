@@ -12,7 +12,7 @@
 
 Nothing heavy is imported before a name is used, so that `import raytriever` and `--help` answer at once. Errors that a
 user can correct are `UserError` and its kinds. Lines of progress appear on standard error, as from the commands;
-`contextlib.redirect_stderr` hides them. The packages follow the route of the data (docs/architecture.md).
+`contextlib.redirect_stderr` hides them. The packages follow the route of the data (docs/explanation/architecture.md).
 """
 
 from __future__ import annotations

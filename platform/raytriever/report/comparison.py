@@ -1,8 +1,8 @@
-"""One page over several finished runs: figures, differing settings, curves, significance, queries.
+"""Page that compares finished runs: metrics, differing settings, curves, significance and queries.
 
-A training run is one row of the tables under its own name; BM25 and the untrained encoder, with which it was measured,
-are rows of their own, once where runs agree on them. The models of an evaluation keep their names where no other run
-has one of the same name. Gains and tests are against the run given first: its trained encoder, or its first model.
+A training run is one row of the tables, under its own name. Its BM25 and its untrained encoder have rows of their own;
+runs whose metrics agree share them. A model of an evaluation keeps its name if no other run has a model of this name.
+Gains and tests compare with the first run: with its trained encoder, or with its first model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves
 from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
 from raytriever.report.page import Page, Picture, Table, write_page
-from raytriever.report.queries import chosen_queries
+from raytriever.report.queries import choose_queries
 from raytriever.report.request import RUN_ID
 from raytriever.report.tables import result_tables
 
@@ -35,18 +35,18 @@ def compare_runs(runs: Sequence[str], output: Path) -> None:
     """Read finished runs and write one page that compares them.
 
     Args:
-        runs: directories, ids of MLflow, or filters of its search, see `report.request.check_comparison`.
-        output: the HTML file.
+        runs: directories, run ids of MLflow, or filters of its search; see `report.request.check_comparison`.
+        output: path of the HTML file.
 
     Raises:
-        ConfigError: one is no finished run.
+        ConfigError: one of them is not a finished run.
         StorageError: a run is damaged, or the page cannot be written.
     """
     write_comparison(output, _with_distinct_names(_read(runs)))
 
 
 def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
-    """Read every run, in the order given; a filter may find several."""
+    """Yield every run in order. A filter may match several runs."""
     names = iter(distinct_names([word for word in runs if Path(word).is_dir()]))
     for word in runs:
         if Path(word).is_dir():
@@ -58,7 +58,7 @@ def _read(runs: Sequence[str]) -> Iterator[FinishedRun]:
 
 
 def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
-    """Number the runs whose name an earlier one has."""
+    """Append a number to each name that an earlier run has."""
     distinct: list[FinishedRun] = []
     for run in runs:
         names = {one.name for one in distinct}
@@ -71,14 +71,14 @@ def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
 
 @activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page.
+    """Write the page that compares runs.
 
     Args:
-        path: of the HTML file.
-        runs: at least one, of different names.
+        path: path of the HTML file.
+        runs: at least one run; their names differ.
 
     Raises:
-        StorageError: the disk is full or forbidden.
+        StorageError: the disk is full or not writable.
     """
     names = row_names(runs)
     labels, others = dataset_labels(runs)
@@ -95,81 +95,84 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
             if curves:
                 save_curves(Path(folder) / f"{name}.png", curves, name)
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
-        write_page(path, Page("Comparison of runs", about, tables, pictures, _shown(queries, baseline)))
+        write_page(path, Page("Comparison of runs", about, tables, pictures, _page_queries(queries, baseline)))
 
 
 def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
-    """Return the name of each run's model in tables, by the run's index and the model's own name."""
+    """Return the row names of the tables, by the index of the run and the name of the model in its run."""
     names: dict[tuple[int, str], str] = {}
     seen: dict[str, Any] = {}
     own = Counter(name for run in runs for name in ([run.name] if run.trained else run.figures))
-    # What was trained comes before what it is compared with.
-    for place, run in enumerate(runs):
+    # Trained encoders come before their baselines.
+    for index, run in enumerate(runs):
         for model in run.figures:
             if run.trained and model == "after":
-                names[place, model] = run.name
+                names[index, model] = run.name
             elif not run.trained:
-                names[place, model] = model if own[model] == 1 else f"{run.name}: {model}"
-    for place, run in enumerate(runs):
+                names[index, model] = model if own[model] == 1 else f"{run.name}: {model}"
+    for index, run in enumerate(runs):
         for model, figures in run.figures.items():
             if run.trained and model != "after":
                 same = seen.setdefault(model, figures) == figures and model not in own
-                names[place, model] = model if same else f"{run.name}: {model}"
+                names[index, model] = model if same else f"{run.name}: {model}"
     return names
 
 
 def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], str], list[str]]:
     """Name the data set of each run for the tables.
 
-    The name has the split where runs were measured on several, and a number where another run has other queries under
-    it: these are two data sets. A run that kept no queries counts with the first one.
+    The name includes the split if runs were measured on several splits. It has a number if an earlier run has other
+    queries under the same name: these are two data sets. A run without stored queries counts as the first data set.
 
     Returns:
-        The names by the run's place and the data set's own name, and a line on each that has a number.
+        The names, by the index of the run and the name of the data set in its run; and one line per numbered name.
     """
     labels: dict[tuple[int, str], str] = {}
     lines = []
-    found: dict[str, list[set[str]]] = {}
-    for place, run in enumerate(runs):
+    query_sets: dict[str, list[set[str]]] = {}
+    for index, run in enumerate(runs):
         for dataset in dict.fromkeys(name for sets in run.figures.values() for name in sets):
             splits = {one.splits[dataset] for one in runs if dataset in one.splits}
             label = f"{dataset} ({run.splits.get(dataset, '')})" if len(splits) > 1 else dataset
-            known = found.setdefault(label, [])
+            known = query_sets.setdefault(label, [])
             queries = set(run.queries[dataset]["queries"]) if dataset in run.queries else None
             if queries is not None and queries not in known:
                 known.append(queries)
             number = known.index(queries) + 1 if queries is not None else 1
-            labels[place, dataset] = label if number == 1 else f"{label}-{number}"
+            labels[index, dataset] = label if number == 1 else f"{label}-{number}"
             if number > 1:
-                other = f"which is called {labels[place, dataset]} here"
-                lines.append(f"{run.name} was measured on other queries of {label}, {other} and not tested against it.")
+                name = labels[index, dataset]
+                lines.append(
+                    f"{run.name} was measured on other queries of {label}. They are called {name} here and have no"
+                    f" significance test against {label}."
+                )
     return labels, lines
 
 
 def _figures(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
 ) -> Figures:
-    """The rows, baselines first."""
+    """Return the rows of the tables, baselines first."""
     rows: Figures = {}
-    trained = {name for (place, model), name in names.items() if runs[place].trained and model == "after"}
-    for (place, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
-        for dataset, values in runs[place].figures[model].items():
-            rows.setdefault(name, {})[labels[place, dataset]] = dict(values)
+    trained = {name for (index, model), name in names.items() if runs[index].trained and model == "after"}
+    for (index, model), name in sorted(names.items(), key=lambda item: item[1] in trained):
+        for dataset, values in runs[index].figures[model].items():
+            rows.setdefault(name, {})[labels[index, dataset]] = dict(values)
     return rows
 
 
 def _queries(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
 ) -> dict[str, dict[str, Any]]:
-    """Per-query values of all runs together by data set."""
+    """Merge the per-query values of all runs, by data set."""
     merged: dict[str, dict[str, Any]] = {}
-    for place, run in enumerate(runs):
-        for dataset, found in run.queries.items():
-            whole = merged.setdefault(labels.get((place, dataset), dataset), {**found, "models": {}})
-            row = {query: number for number, query in enumerate(found["queries"])}
+    for index, run in enumerate(runs):
+        for dataset, content in run.queries.items():
+            whole = merged.setdefault(labels.get((index, dataset), dataset), {**content, "models": {}})
+            row = {query: number for number, query in enumerate(content["queries"])}
             order = [row[query] for query in whole["queries"]]
-            for model, values in found["models"].items():
-                name = names.get((place, model))
+            for model, values in content["models"].items():
+                name = names.get((index, model))
                 if name is not None:
                     whole["models"][name] = {
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
@@ -181,7 +184,7 @@ def _queries(
 def _significance(
     queries: Mapping[str, Mapping[str, Any]], baseline: str, others: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Every other model against the baseline, over the data sets and metrics that both have per query."""
+    """Test every other model against the baseline, on the data sets and metrics that both have per query."""
     rows: list[dict[str, Any]] = []
     for model in others:
         pair: dict[str, dict[str, dict[str, Any]]] = {baseline: {}, model: {}}
@@ -200,26 +203,26 @@ def _significance(
 
 
 def _values(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    """The values a query by model, data set and metric."""
+    """Return the values of all queries, by model, data set and metric."""
     values: dict[str, dict[str, dict[str, ndarray]]] = {}
     for dataset, whole in queries.items():
-        for model, found in whole["models"].items():
-            arrays = {metric: np.array(one, dtype=np.float64) for metric, one in found["metrics"].items()}
+        for model, content in whole["models"].items():
+            arrays = {metric: np.array(one, dtype=np.float64) for metric, one in content["metrics"].items()}
             values.setdefault(model, {})[dataset] = arrays
     return values
 
 
-def _shown(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:
-    """Choose the queries of each data set, with the baseline as first model: the page compares with it by default."""
+def _page_queries(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:
+    """Choose the queries of each data set. The baseline is the first model: the page compares with it by default."""
     shown = {}
     for dataset, whole in queries.items():
         models = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))
-        shown[dataset] = chosen_queries({**whole, "models": models})
+        shown[dataset] = choose_queries({**whole, "models": models})
     return shown
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
-    """The settings in which runs of one kind differ; what one has not stays empty."""
+    """Return the settings that differ between runs of one kind. A setting that a run does not have is empty."""
     tables = []
     for trained, kind in ((True, "training"), (False, "evaluation")):
         members = [run for run in runs if run.trained == trained]
@@ -228,7 +231,7 @@ def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
         every = list(dict.fromkeys(name for run in members for name in run.settings))
         differ = [name for name in every if len({run.settings.get(name) for run in members}) > 1]
         rows = [[name, *(run.settings.get(name, "") for run in members)] for name in differ]
-        note = "" if rows else "They have the same settings."
+        note = "" if rows else "All runs have the same settings."
         columns = unique_names(["setting", *(run.name for run in members)])
         tables.append(Table(f"Settings of {kind} that differ", columns, rows, note))
     return tables

@@ -1,4 +1,4 @@
-"""Pictures and page of an evaluation, from the files of its directory only."""
+"""Figures and page of an evaluation, made only from the files of its directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raytriever.mining.analyser import analyser_line
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_thresholds
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.queries import chosen_queries
+from raytriever.report.queries import choose_queries
 from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
 from raytriever.report.tables import (
     Values,
@@ -33,14 +33,14 @@ from raytriever.report.tables import (
 from raytriever.storage import disk_errors
 
 REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "scores"
-# The type and the shape of the arrays of scores.
+# Types and shape of the arrays of scores.
 SCORES_KIND = (["float32", "float64"], (None,))
-GAIN_METRICS = ("auc", "mrr", "ndcg")  # those of Figure 4, whatever their cutoffs
+GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
 
 
 @dataclass(frozen=True)
 class StoredPools:
-    """The pooled scores of one model on one data set, as kept in `scores/`."""
+    """Pooled scores of one model on one data set, read from `scores/`."""
 
     positive_scores: Float32[ndarray, " positives"]
     negative_scores: Float32[ndarray, " negatives"]
@@ -51,18 +51,18 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 
     Args:
-        folder: holds `results.json`, and perhaps `per_query/` and `scores/`.
+        folder: directory with `results.json`, and optionally `per_query/` and `scores/`.
         title: heading of the page.
 
     Raises:
-        StorageError: a file is missing, torn or of another format, or the disk is full.
+        StorageError: a file is missing, damaged or of another format, or the disk is full.
     """
     results = read_results(folder)
     models, significance = results["models"], results.get("significance", [])
     calibration = results.get("calibration") or []
     queries = read_queries(folder)
-    of_scores = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
-    of_gains = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
+    score_figures = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
+    gain_figures = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
     page = Page(
         title,
         [*about_lines(results["about"]), *map(str, results.get("missing", ()))],
@@ -71,14 +71,14 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
         ],
-        [*of_gains, *of_scores, *threshold_pictures(folder / FIGURES, calibration)],
+        [*gain_figures, *score_figures, *threshold_pictures(folder / FIGURES, calibration)],
         queries,
     )
     write_page(folder / REPORT, page)
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
-    """Gain bars over each baseline: AUC, MRR and nDCG as in Figure 4, or all metrics where there is none of them."""
+    """Draw the gains over each baseline in AUC, MRR and nDCG, as in Figure 4; in all metrics if these are missing."""
     measured = metrics_of(models)
     metrics = [name for name in measured if name.split("_")[0] in GAIN_METRICS] or measured
     pictures = []
@@ -95,11 +95,11 @@ def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> li
 
 
 def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
-    """ROC curves, histograms and calibration of one data set, of the models whose scores are kept."""
+    """Draw ROC curves, histograms and calibration of one data set for the models with stored scores."""
     pools = {
-        name: found
+        name: stored
         for name in models
-        if (found := _pools(folder / SCORES / f"{dataset}.{safe_name(name)}.npz")) is not None
+        if (stored := _read_pools(folder / SCORES / f"{dataset}.{safe_name(name)}.npz")) is not None
     }
     if not pools:
         return []
@@ -117,7 +117,7 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
 
 
 def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Draw wanted and checked values of thresholds, one picture per data set."""
+    """Draw the target value and the checked value of each threshold, one figure per data set."""
     pictures = []
     for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
         own = [row for row in rows if row["dataset"] == dataset and row["checked"] is not None]
@@ -132,12 +132,12 @@ def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the queries that a page shows, by data set.
 
     Raises:
-        StorageError: a file is not what an evaluation writes.
+        StorageError: a file is damaged or of another format.
     """
-    return {path.stem: chosen_queries(read_per_query(path)) for path in sorted((folder / PER_QUERY).glob("*.json"))}
+    return {path.stem: choose_queries(read_per_query(path)) for path in sorted((folder / PER_QUERY).glob("*.json"))}
 
 
-def _pools(path: Path) -> StoredPools | None:
+def _read_pools(path: Path) -> StoredPools | None:
     if not path.is_file():
         return None
     with disk_errors(path, reading=True):
@@ -159,13 +159,13 @@ def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, fl
 
 
 def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The models that others were tested against; the first one where nothing was."""
+    """Return the models of `against` in the tests; the first model if there are no tests."""
     named = dict.fromkeys(str(row["against"]) for row in significance)
     return [name for name in named if name in models] or list(models)[:1]
 
 
 def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Describe the data sets in a line each, with what their figures leave out, and then BM25's analyser."""
+    """Return one line per data set, with its absent documents and warnings, and a last line on the analyser of BM25."""
     lines = []
     for name, one in about.items():
         measured = (

@@ -1,6 +1,8 @@
-"""Finished runs: figures, settings, curves and per-query results, read from a directory or from MLflow.
+"""Finished runs: metrics, settings, curves and per-query results, read from a directory or from MLflow.
 
-A training run is read from `metrics.json`, an evaluation from `results.json`. MLflow finds runs by id or by filter."""
+The directory of a training run has `metrics.json`, that of an evaluation has `results.json`. MLflow finds runs by id or
+by filter.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,29 @@ from raytriever.storage import disk_errors
 from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, check_uri, flatten, tracking_uri
 from raytriever.tracking.steps import STEPS, read_curves
 
+METRICS, CONFIG = "metrics.json", "config.yaml"
+CURVES = ("loss", "dev_loss")
+NOT_SETTINGS = ("hash",)
+SYSTEMS = ("bm25", "before", "after")
+MAX_RUNS = 20  # of one filter
+REASON_CHARACTERS = 200
+
 Curve = list[tuple[int, float]]
 Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One of the runs that are compared.
+    """Finished run of a comparison.
 
     Args:
-        name: on the page.
-        figures: by model, data set and metric. Of a training run the model is `after`, what it is compared with
-            `before` and `bm25`; of an evaluation each has its own name.
-        splits: of each data set.
-        settings: `section.name` and its value as text.
-        curves: `loss` and `dev_loss` by step, of a training run.
-        queries: by data set, the content of `per_query/DATASET.json`.
+        name: name on the page.
+        figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
+            and `bm25`; the models of an evaluation have their own names.
+        splits: split by data set.
+        settings: values as text, by `section.name`.
+        curves: `loss` and `dev_loss` by step; empty for an evaluation.
+        queries: content of `per_query/DATASET.json`, by data set.
         trained: whether it is a training run.
     """
 
@@ -51,25 +60,24 @@ class FinishedRun:
     trained: bool = False
 
 
-METRICS, CONFIG = "metrics.json", "config.yaml"
-CURVES = ("loss", "dev_loss")
-NOT_SETTINGS = ("hash",)
-
-
 def read_directory(folder: Path, name: str) -> FinishedRun:
-    """Read the finished run of a directory, and give it a name.
+    """Read the finished run of a directory.
+
+    Args:
+        folder: directory of a training run or an evaluation.
+        name: name of the run on the page.
 
     Raises:
-        ConfigError: it holds no finished run.
-        StorageError: a file of it is torn, changed or of an older format.
+        ConfigError: the directory has no finished run.
+        StorageError: a file is damaged or of an older format.
     """
     if (folder / RESULTS).is_file():
         return _evaluation(folder, name)
     if (folder / METRICS).is_file():
         return _training(folder, name)
     if (folder / CONFIG).is_file():
-        raise ConfigError("holds a run that is not finished", str(folder), "go on with it by the command that began it")
-    raise ConfigError("holds no run", str(folder), "name a directory of jobs/train.py or of jobs/evaluate.py")
+        raise ConfigError("holds a run that is not finished", str(folder), "finish it with the command that started it")
+    raise ConfigError("holds no run", str(folder), "give a directory of jobs/train.py or jobs/evaluate.py")
 
 
 class _Trained(TypedDict):
@@ -83,28 +91,28 @@ class _Trained(TypedDict):
 def _training(folder: Path, name: str) -> FinishedRun:
     path = folder / METRICS
     with disk_errors(path, reading=True):
-        content = read_json(path, _Trained, "train again, with --fresh", "is not what this version writes")
+        content = read_json(path, _Trained, "train again with --fresh", "is not what this version writes")
     dataset = content["dataset"]
     systems = {"bm25": content.get("bm25"), "before": content.get("before"), "after": content["after"]}
     figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}
     splits = {dataset: content["split"]}
     return FinishedRun(
-        name, figures, splits, _settings(folder / CONFIG), _curves(folder), read_queries(folder), trained=True
+        name, figures, splits, _settings(folder / CONFIG), _curves(folder), _read_queries(folder), trained=True
     )
 
 
 def _evaluation(folder: Path, name: str) -> FinishedRun:
     results = read_results(folder)
     if not any(results["models"].values()):
-        raise StorageError("holds no figures", str(folder / RESULTS), "evaluate again")
+        raise StorageError("holds no metrics", str(folder / RESULTS), "evaluate again")
     splits = {dataset: about["split"] for dataset, about in results["about"].items()}
     settings = flatten({key: value for key, value in (results.get("asked") or {}).items() if value is not None})
     figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
-    return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
+    return FinishedRun(name, figures, splits, settings, queries=_read_queries(folder))
 
 
 def _settings(path: Path) -> dict[str, str]:
-    remedy = "write it again by the run's command"
+    remedy = "write it again with the command of the run"
     try:
         with disk_errors(path, reading=True):
             content = conform(read_yaml(path, remedy), str(path), dict[str, Any], remedy)
@@ -114,39 +122,34 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def _curves(folder: Path) -> dict[str, Curve]:
-    """The curves of a run, those of a curriculum's stages one behind another."""
-    # Where there are stages, the whole's own file has its last figures only.
-    files = sorted(folder.glob(f"stages/*/{STEPS}"), key=_number) or [f for f in [folder / STEPS] if f.is_file()]
+    """Return the curves of a run. The curves of the stages of a curriculum are joined."""
+    # In a run with stages, the file of the whole run has only the last values.
+    files = sorted(folder.glob(f"stages/*/{STEPS}"), key=_stage_number) or [f for f in [folder / STEPS] if f.is_file()]
     whole: dict[str, Curve] = {name: [] for name in CURVES}
     done = 0
     for file in files:
-        found = read_curves(file.parent, CURVES)
-        for name, points in found.items():
+        curves = read_curves(file.parent, CURVES)
+        for name, points in curves.items():
             whole[name] += [(done + step, value) for step, value in points]
-        done += max((step for step, _ in found["loss"]), default=0)
+        done += max((step for step, _ in curves["loss"]), default=0)
     return whole
 
 
-def _number(file: Path) -> tuple[int, str]:
+def _stage_number(file: Path) -> tuple[int, str]:
     number = file.parent.name.split("-")[0]
     return (int(number) if number.isdigit() else 0, file.parent.name)
 
 
-def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
-    """The content of a run's `per_query/`, by data set; raises `StorageError` where a file is not what a run writes."""
+def _read_queries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the content of `per_query/`, by data set; raise `StorageError` if a file is damaged."""
     return {path.stem: dict(read_per_query(path)) for path in sorted((folder / "per_query").glob("*.json"))}
 
 
-SYSTEMS = ("bm25", "before", "after")
-MOST = 20  # runs of a filter
-REASON_CHARACTERS = 200
-
-
 class MlflowRuns:
-    """The runs of the tracking server or database that `tracking_uri` names.
+    """Runs of the tracking server or database of `tracking_uri`.
 
     Raises:
-        ConfigError: there is none, or it does not answer.
+        ConfigError: the database does not exist, or the server does not answer.
     """
 
     def __init__(self) -> None:
@@ -155,42 +158,44 @@ class MlflowRuns:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         if self._uri.startswith(SQLITE) and not Path(self._uri.removeprefix(SQLITE)).is_file():
-            # MLflow would make an empty one.
-            raise ConfigError("no such database", self._shown, "name the server or database by MLFLOW_TRACKING_URI")
+            # MLflow would create an empty database.
+            raise ConfigError("no such database", self._shown, "set MLFLOW_TRACKING_URI to your server or database")
         check_uri(self._uri)
         from mlflow import MlflowClient
 
-        with self._telling("does not answer"):
+        with self._mlflow_errors("does not answer"):
             self._client = MlflowClient(tracking_uri=self._uri)
 
     def by_id(self, run_id: str) -> FinishedRun:
-        """One run.
+        """Return the run of an id.
 
         Raises:
-            ConfigError: there is none of this id, or it has no figures.
+            ConfigError: there is no run of this id, or it has no metrics.
         """
-        with self._telling(f"does not know the run {run_id!r}"):
+        with self._mlflow_errors(f"does not know the run {run_id!r}"):
             return self._read(self._client.get_run(run_id))
 
-    def by_filter(self, words: str) -> list[FinishedRun]:
-        """The newest runs that a filter finds, with figures of their own; as in the search field of MLflow's UI.
+    def by_filter(self, query: str) -> list[FinishedRun]:
+        """Return the newest runs with metrics that match a filter, the oldest first. MLflow's UI has the same filters.
 
         Raises:
-            ConfigError: it is no filter, or finds nothing.
+            ConfigError: the filter is invalid or matches no run.
         """
-        with self._telling(f"does not understand {words!r}"):
+        with self._mlflow_errors(f"does not understand {query!r}"):
             experiment = self._client.get_experiment_by_name(EXPERIMENT)
-            where = [experiment.experiment_id] if experiment else []
-            found = self._client.search_runs(where, words, max_results=MOST, order_by=["attributes.start_time DESC"])
-            runs = [self._read(run) for run in found if _figures(run)]
+            experiments = [experiment.experiment_id] if experiment else []
+            matches = self._client.search_runs(
+                experiments, query, max_results=MAX_RUNS, order_by=["attributes.start_time DESC"]
+            )
+            runs = [self._read(run) for run in matches if _figures(run)]
         if not runs:
-            raise ConfigError(f"no finished run matches {words!r}", self._shown, "try the filter in MLflow's UI")
+            raise ConfigError(f"no finished run matches {query!r}", self._shown, "try the filter in MLflow's UI")
         return runs[::-1]
 
     def _read(self, run: Any) -> FinishedRun:
         figures = _figures(run)
         if not figures:
-            raise ConfigError(f"run {run.info.run_id} has no figures", self._shown, "name a finished run")
+            raise ConfigError(f"run {run.info.run_id} has no metrics", self._shown, "give a finished run")
         curves = {
             name: sorted(
                 {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}.items()
@@ -206,15 +211,16 @@ class MlflowRuns:
 
     def _queries(self, run_id: str) -> dict[str, dict[str, Any]]:
         """Read the results per query from a run's artifacts; empty if the run has none."""
-        with self._telling("does not give the artifacts of a run"):
+        with self._mlflow_errors("cannot download the artifacts of a run"):
             if not any(one.path == PER_QUERY for one in self._client.list_artifacts(run_id)):
                 return {}
             with TemporaryDirectory() as folder:
                 self._client.download_artifacts(run_id, PER_QUERY, folder)
-                return read_queries(Path(folder))
+                return _read_queries(Path(folder))
 
     @contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
+    def _mlflow_errors(self, problem: str) -> Iterator[None]:
+        """Raise errors of MLflow and its database as `ConfigError`."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -223,12 +229,12 @@ class MlflowRuns:
         except (MlflowException, SQLAlchemyError) as error:
             reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
             raise ConfigError(
-                f"MLflow {what} ({reason})", self._shown, "give an id or a filter of MLflow's UI"
+                f"MLflow {problem} ({reason})", self._shown, "give an id or a filter of MLflow's UI"
             ) from error
 
 
 def _figures(run: Any) -> Figures:
-    """A training run logs `SYSTEM/METRIC` when it ends."""
+    """Return the metrics of a run. A training run logs them as `SYSTEM/METRIC` when it ends."""
     inputs = run.inputs.dataset_inputs if run.inputs else []
     dataset = str(inputs[0].dataset.name) if inputs else "data set"
     figures: Figures = {}

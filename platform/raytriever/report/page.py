@@ -1,8 +1,8 @@
-"""One page that opens offline: tables, pictures, queries and settings in a single HTML file.
+"""Single HTML file that opens offline, with tables, figures, queries and settings.
 
-Everything stands in the file, script and style included, and its policy lets nothing else in: no address is ever asked.
-Names, queries and passages come from anywhere. Here they are escaped; what the script shows reaches it as JSON, and the
-page as text. Look and behaviour are the files of `page/`.
+The file contains its script and its style. Its content security policy blocks all requests. Names, queries and passages
+are untrusted: this module escapes them. The script reads its data as JSON and inserts them as text only. The style and
+the script are in `page/`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Cell:
     """One value of a table.
 
     Args:
-        text: as shown.
-        value: what its column is sorted by; without one it stands last.
-        mark: raised behind the text.
-        hint: what the mark means here, shown under the pointer.
-        best: set in bold.
+        text: text on the page.
+        value: sort key of the column; a cell without a value is sorted last.
+        mark: superscript after the text.
+        hint: explanation of the mark, shown as a tooltip.
+        best: whether the text is bold.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A sortable table; texts of its rows sort as texts. Of the tables of one `group` one is shown at a time."""
+    """Sortable table. A `str` in a row is sorted as text. The page shows one table of a `group` at a time."""
 
     title: str
     columns: Sequence[str]
@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG or PNG file, what it shows, and the heading it stands under."""
+    """SVG or PNG file with its caption and its heading."""
 
     caption: str
     file: Path
@@ -66,11 +66,12 @@ class Page:
     """Content of a page, in this order.
 
     Args:
-        title: its heading.
-        about: paragraphs under it.
-        tables, pictures: those of one group or heading one behind the other.
-        queries: by data set, from `report.queries.chosen_queries`.
-        settings: of the run, as text.
+        title: heading of the page.
+        about: paragraphs below the heading.
+        tables: tables; the tables of one group follow each other.
+        pictures: figures; the figures of one heading follow each other.
+        queries: queries by data set, from `report.queries.choose_queries`.
+        settings: settings of the run, as text.
     """
 
     title: str
@@ -85,9 +86,9 @@ def write_page(path: Path, page: Page) -> None:
     """Write the page as one HTML file.
 
     Raises:
-        StorageError: the disk is full or forbidden.
+        StorageError: the disk is full or not writable.
     """
-    style, script = _part("page.css"), _part("page.js")
+    style, script = _read_template("page.css"), _read_template("page.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -95,11 +96,11 @@ def write_page(path: Path, page: Page) -> None:
     parts = {
         "Results": _tables(page.tables),
         "Figures": _pictures(page.pictures),
-        "Queries": _part("queries.html") if page.queries else "",
+        "Queries": _read_template("queries.html") if page.queries else "",
         "Settings": f'<pre tabindex="0">{escape(page.settings)}</pre>' if page.settings else "",
     }
-    filled = {name: html for name, html in parts.items() if html}
-    # `<` never stands in the JSON, so that no text of a query can end the element it is in.
+    sections = {name: html for name, html in parts.items() if html}
+    # The JSON has no `<`, so that no text of a query can close the script element.
     content = json.dumps({"queries": page.queries}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     values = {
         "title": escape(page.title),
@@ -107,17 +108,17 @@ def write_page(path: Path, page: Page) -> None:
         "style": style,
         "script": script,
         "about": "".join(f"<p>{escape(text)}</p>" for text in page.about),
-        "contents": "".join(f'<a href="#{name.lower()}">{name}</a>' for name in filled),
+        "contents": "".join(f'<a href="#{name.lower()}">{name}</a>' for name in sections),
         "sections": "\n".join(
-            f'<section id="{name.lower()}"><h2>{name}</h2>\n{html}</section>' for name, html in filled.items()
+            f'<section id="{name.lower()}"><h2>{name}</h2>\n{html}</section>' for name, html in sections.items()
         ),
         "data": content,
     }
-    # In one pass: what is filled in is not searched for places to fill.
-    write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], _part("page.html")))
+    # One pass: inserted text is not searched for placeholders.
+    write_atomically(path, re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _read_template("page.html")))
 
 
-def _part(name: str) -> str:
+def _read_template(name: str) -> str:
     return (files("raytriever.report") / "page" / name).read_text(encoding="utf-8")
 
 
@@ -127,8 +128,8 @@ def _digest(content: str) -> str:
 
 def _tables(tables: Sequence[Table]) -> str:
     html = []
-    for number, (group, of_group) in enumerate(groupby(tables, key=lambda table: table.group)):
-        members = list(of_group)
+    for number, (group, grouped) in enumerate(groupby(tables, key=lambda table: table.group)):
+        members = list(grouped)
         if group and len(members) > 1:
             options = "".join(f'<option value="{i}">{escape(t.title)}</option>' for i, t in enumerate(members))
             html.append(
@@ -142,7 +143,7 @@ def _tables(tables: Sequence[Table]) -> str:
 def _table(table: Table) -> str:
     textual = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.columns))]
     head = "".join(
-        f'<th scope="col"{_kind(text)}><button type="button">{escape(name)}</button></th>'
+        f'<th scope="col"{_class_attribute(text)}><button type="button">{escape(name)}</button></th>'
         for name, text in zip(table.columns, textual, strict=True)
     )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in table.rows)
@@ -163,7 +164,7 @@ def _cell(cell: str | Cell) -> str:
     return f"<td{best}{value}{hint}>{escape(cell.text)}<sup>{escape(cell.mark)}</sup></td>"
 
 
-def _kind(text: bool) -> str:
+def _class_attribute(text: bool) -> str:
     return ' class="text"' if text else ""
 
 

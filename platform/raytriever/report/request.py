@@ -1,4 +1,4 @@
-"""Checks of what is compared, before anything heavy is imported."""
+"""Checks of the arguments of a comparison. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
 
 
 def check_comparison(runs: Sequence[str], output: Path) -> None:
-    """Refuse what is no run, and a page that cannot be written.
+    """Check that each argument can name runs and that the page can be written.
 
     Args:
-        runs: directories, ids of MLflow, and filters of its search.
-        output: the page.
+        runs: directories, run ids of MLflow, and filters of its search.
+        output: path of the page.
 
     Raises:
-        ConfigError: a word is none of these, or the page is a directory.
-        StorageError: nothing can be written there.
+        ConfigError: an argument is none of these, or `output` is a directory.
+        StorageError: the directory of the page is not writable.
     """
     for word in runs:
         if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):

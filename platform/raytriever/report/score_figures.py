@@ -1,4 +1,4 @@
-"""Pictures of scores: ROC curves with their bands, both pools' histograms, and what share of scores is relevant."""
+"""Figures of pooled scores: ROC curves with bands, histograms, and the share of relevant pairs by score."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from raytriever.report.figures import COLOURS, WIDTH, label, lines, picture
 
 ROC_POINTS = 150
 BINS = 40
-FEWEST = 5  # scores in a bin whose share of positives is drawn
+MIN_SCORES = 5  # a bin with fewer scores has no share
 PANEL = 1.7  # inches of height
 NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
 
 
 class Pools(Protocol):
-    """The pooled scores of one system: an `Evaluation`, or what was read back of one."""
+    """Pooled scores of one system: an `Evaluation`, or the scores stored by one."""
 
     @property
     def positive_scores(self) -> Float[ndarray, " positives"]:
-        """Of all positives of all queries."""
+        """Scores of all positives of all queries."""
 
     @property
     def negative_scores(self) -> Float[ndarray, " negatives"]:
-        """Of each query's highest-scoring non-positives."""
+        """Scores of the highest-scoring non-positives of each query."""
 
 
 def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
-    """The share of positives against the share of negatives above every threshold, one curve a system.
+    """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 
-    Each curve has its 95 % band, which holds the whole curve at once.
+    Each curve has a simultaneous 95 % band: it contains the whole curve.
 
     Args:
         path: path of the PNG; the SVG is written next to it.
-        systems: by name; one whose pools are not both filled has no curve and is left out.
-        title: above the picture.
+        systems: pools by name; a system with an empty pool has no curve.
+        title: title of the figure.
     """
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
-        for (name, pools), (colour, dash) in zip(_filled(systems).items(), lines(), strict=False):
+        for (name, pools), (colour, dash) in zip(_without_empty_pools(systems).items(), lines(), strict=False):
             curve = roc_curve(pools.positive_scores, pools.negative_scores, ROC_POINTS)
             area = pooled_auc(pools.positive_scores, pools.negative_scores)
             axes.plot(
@@ -73,18 +73,18 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
 
 def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
     """Draw histograms of the scores of positives and of the best non-positives, one panel per system."""
-    filled = _filled(systems)
+    filled = _without_empty_pools(systems)
     with picture(path, WIDTH, 0.9 + PANEL * max(1, len(filled))) as figure:
         for row, (name, pools) in enumerate(filled.items()):
             axes = figure.add_subplot(len(filled), 1, row + 1)
-            found = score_histograms(pools.positive_scores, pools.negative_scores, BINS)
+            histograms = score_histograms(pools.positive_scores, pools.negative_scores, BINS)
             for text, counts, colour in (
-                ("best non-positives", found.negatives, NEGATIVE),
-                ("positives", found.positives, POSITIVE),
+                ("best non-positives", histograms.negatives, NEGATIVE),
+                ("positives", histograms.positives, POSITIVE),
             ):
-                density = counts / max(1, counts.sum()) / np.diff(found.edges)
-                axes.stairs(density, found.edges, fill=True, color=colour, alpha=0.35, label=text)
-                axes.stairs(density, found.edges, color=colour, linewidth=1.2)
+                density = counts / max(1, counts.sum()) / np.diff(histograms.edges)
+                axes.stairs(density, histograms.edges, fill=True, color=colour, alpha=0.35, label=text)
+                axes.stairs(density, histograms.edges, color=colour, linewidth=1.2)
             axes.set_title(label(name, 48), loc="left")
             axes.set_ylabel("density")
         if filled:
@@ -95,10 +95,10 @@ def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str =
 def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
     """Draw the share of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
 
-    A score that means the same for all queries gives a steep rise from 0 to 1: a threshold there parts relevant from
-    other documents. Bins are of equal width; those of fewer than five scores are not drawn.
+    If a score means the same for all queries, the share rises steeply from 0 to 1: a threshold there separates
+    relevant documents from others. Bins have equal width. Bins with fewer than five scores are not drawn.
     """
-    filled = _filled(systems)
+    filled = _without_empty_pools(systems)
     with picture(path, WIDTH, 0.6 + PANEL * max(1, len(filled))) as figure:
         for row, (name, pools) in enumerate(filled.items()):
             axes = figure.add_subplot(len(filled), 1, row + 1)
@@ -110,19 +110,19 @@ def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") 
         _finish(figure, title or "Share of relevant pairs among those that score so", "score")
 
 
-def _shares(found: ScoreHistograms) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    whole = found.positives + found.negatives
-    kept = np.flatnonzero(whole >= FEWEST)
-    bounds = np.array([wilson(int(found.positives[bin]), int(whole[bin])) for bin in kept]).reshape(-1, 2)
-    middles = (found.edges[:-1] + found.edges[1:]) / 2
-    return middles[kept], found.positives[kept] / whole[kept], bounds[:, 0], bounds[:, 1]
+def _shares(histograms: ScoreHistograms) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    whole = histograms.positives + histograms.negatives
+    kept = np.flatnonzero(whole >= MIN_SCORES)
+    bounds = np.array([wilson(int(histograms.positives[bin]), int(whole[bin])) for bin in kept]).reshape(-1, 2)
+    middles = (histograms.edges[:-1] + histograms.edges[1:]) / 2
+    return middles[kept], histograms.positives[kept] / whole[kept], bounds[:, 0], bounds[:, 1]
 
 
-def _filled(systems: Mapping[str, Pools]) -> dict[str, Pools]:
+def _without_empty_pools(systems: Mapping[str, Pools]) -> dict[str, Pools]:
     return {name: pools for name, pools in systems.items() if len(pools.positive_scores) and len(pools.negative_scores)}
 
 
-def _finish(figure: Figure, title: str, below: str) -> None:
+def _finish(figure: Figure, title: str, x_label: str) -> None:
     figure.suptitle(title, fontsize=11)
     if figure.axes:
-        figure.axes[-1].set_xlabel(below)
+        figure.axes[-1].set_xlabel(x_label)

@@ -1,4 +1,4 @@
-"""Results as tables of a page: models by data sets for each metric, all metrics in one, and what is significant."""
+"""Tables of a page: models by data sets for each metric, all metrics, significance, AUC and thresholds."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def metrics_of(models: Values) -> list[str]:
-    """The metrics that any model has, in the order they come."""
+    """Return the metrics that any model has, in order of appearance."""
     return list(dict.fromkeys(name for sets in models.values() for values in sets.values() for name in values))
 
 
 def datasets_of(models: Values) -> list[str]:
-    """The data sets that any model was measured on, in the order they come."""
+    """Return the data sets on which any model was measured, in order of appearance."""
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 
 def result_tables(models: Values, significance: Rows = (), best: Best | None = None) -> list[Table]:
-    """A table a metric, of models by data sets with their mean; one of all metrics; one of all tests.
+    """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
-    Of one data set the table of all metrics says it all.
+    For one data set the table of all metrics is enough: the tables per metric are left out.
 
     Args:
-        models: the figures.
+        models: values by model, data set and metric.
         significance: rows of `evaluation.significance.significance_rows`.
-        best: the models that are bold; none where it is not known.
+        best: models in bold; None if they are unknown.
     """
-    ahead = best or {}
+    bold = best or {}
     tables = []
     if len(datasets_of(models)) > 1:
-        tables = [_metric_table(models, metric, significance, ahead) for metric in metrics_of(models)]
-    tables.append(_whole_table(models, significance, ahead))
+        tables = [_metric_table(models, metric, significance, bold) for metric in metrics_of(models)]
+    tables.append(_whole_table(models, significance, bold))
     if significance:
         tables.append(_tests(significance))
     return tables
 
 
 def auc_table(rows: Rows) -> list[Table]:
-    """Pooled AUC with its interval; no table where there are none.
+    """Return a table of the pooled AUC with its interval; no table if there are no rows.
 
     Args:
-        rows: of `evaluation.pooled_scores.auc_rows`.
+        rows: rows of `evaluation.pooled_scores.auc_rows`.
     """
     if not rows:
         return []
@@ -65,16 +65,16 @@ def auc_table(rows: Rows) -> list[Table]:
         ]
         for row in rows
     ]
-    note = "95 % intervals of the AUC over all queries' pairs. The scores of a query count as one cluster."
+    note = "95 % intervals of the AUC over the pairs of all queries. The scores of one query are one cluster."
     columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
     return [Table("AUC", columns, cells, note)]
 
 
 def threshold_table(rows: Rows) -> list[Table]:
-    """Thresholds chosen on one split and checked on another; no table where there are none.
+    """Return a table of thresholds chosen on one split and checked on another; no table if there are no rows.
 
     Args:
-        rows: of `evaluation.pooled_scores.calibration_rows`.
+        rows: rows of `evaluation.pooled_scores.calibration_rows`.
     """
     if not rows:
         return []
@@ -98,11 +98,12 @@ def threshold_table(rows: Rows) -> list[Table]:
             ]
         )
     note = (
-        f"Each threshold is the score from which on a pair counts as relevant, chosen on {on} for what is wanted and "
-        "checked on the judged split. Queries answered: those with a document at or above it. Top answer relevant: of "
-        "these, those whose best document is relevant. In brackets are 95 % intervals by Wilson; the pairs of a query "
-        "are alike, so they count as fewer, independent ones. Calibration error: of taking a score's share of "
-        "relevant pairs there for its chance here, 0 at best."
+        f"A pair counts as relevant if its score is at or above the threshold. Each threshold was chosen on {on} for "
+        "the wanted value and checked on the judged split. Queries answered: queries with a document at or above the "
+        "threshold. Top answer relevant: the share of these whose best document is relevant. Brackets contain 95 % "
+        "intervals by Wilson. The pairs of one query are alike, so they count as fewer independent pairs. Calibration "
+        f"error: the share of relevant pairs by score on {on}, used as a probability, against the judged split; 0 is "
+        "best."
     )
     note = " ".join([note, *calibration_notes(rows)])
     return [Table("Thresholds", columns, cells, note)]
@@ -134,7 +135,7 @@ def _whole_table(models: Values, significance: Rows, best: Best) -> Table:
 
 
 def _column(models: Values, dataset: str, metric: str, significance: Rows, best: Best) -> dict[str, Cell]:
-    """One metric on one data set, by model."""
+    """Return the cells of one metric on one data set, by model."""
     values = {model: sets.get(dataset, {}).get(metric) for model, sets in models.items()}
     cells = _cells(values, best.get((dataset, metric), ()))
     for row in significance:
@@ -166,8 +167,8 @@ def _tests(significance: Rows) -> Table:
         for row in significance
     ]
     note = (
-        "From and to: the 95 % interval of the difference, which belongs to p, before Holm's correction. Effect: the "
-        f"mean of the differences in standard deviations of the differences. Significant: p after Holm below {LEVEL}."
+        "From and to: the 95 % interval of the difference. Like p, it is without Holm's correction. Effect: the "
+        f"mean of the differences, divided by their standard deviation. Significant: p after Holm below {LEVEL}."
     )
     return Table("Significance", columns, rows, note)
 
@@ -190,18 +191,18 @@ def _hint(row: Mapping[str, Any]) -> str:
 
 
 def _notes(models: Values, significance: Rows, best: Best) -> str:
-    """Explain marks and bold figures, for below a table."""
-    ahead = ""
+    """Return the note below a table, which explains marks and bold values."""
+    bold = ""
     if len(models) > 1:
-        ahead = (
+        bold = (
             f"Bold: significantly above every other model of its column, p < {LEVEL} after Holm's correction over the "
             "data sets. A column without bold has no significant best."
         )
-    return " ".join(filter(None, [_meaning(significance), ahead]))
+    return " ".join(filter(None, [_meaning_of_marks(significance), bold]))
 
 
-def _meaning(rows: Rows) -> str:
-    """Explain the marks and the model that they compare with."""
+def _meaning_of_marks(rows: Rows) -> str:
+    """Return the meaning of the marks, with the model that they compare with."""
     pairs = {}
     for row in rows:
         for marks in (FIRST_MARKS, SECOND_MARKS):

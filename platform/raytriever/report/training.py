@@ -1,4 +1,4 @@
-"""Report of a training run: TREC runs, per-query results, figures, and the page that holds them together."""
+"""Report of a training run: TREC runs, per-query results, figures and the HTML page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_training_report(
     title: str,
     split: str,
     judged: JudgedQueries,
-    found: Mapping[str, Evaluation],
+    evaluations: Mapping[str, Evaluation],
     losses: Curve,
     dev_losses: Curve,
     dev_metrics: Mapping[str, Curve],
@@ -47,20 +47,20 @@ def write_training_report(
     Args:
         folder: the run directory.
         title: heading of the page.
-        split: what was measured.
-        judged: judged queries of that split.
-        found: evaluations by system; `before` and `after` are drawn.
-        losses: by step.
-        dev_losses: by step.
-        dev_metrics: what checkpoints were worth on dev data, by step and metric; drawn where there are any.
+        split: name of the measured split.
+        judged: judged queries of this split.
+        evaluations: evaluations by system; the figures show `before` and `after`.
+        losses: training loss by step.
+        dev_losses: loss on the dev split by step.
+        dev_metrics: metrics of checkpoints on dev data, by metric and step; drawn if there are any.
         config_yaml: the resolved settings, shown on the page.
         tests: rows of `training_tests`, shown on the page.
-        warning: of BM25's figures, shown on the page; may be empty.
+        warning: warning on the metrics of BM25, shown on the page; may be empty.
     """
     dataset = judged.dataset
-    for name, evaluation in found.items():
+    for name, evaluation in evaluations.items():
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
-    dense = {name: found[name] for name in ("before", "after")}
+    dense = {name: evaluations[name] for name in ("before", "after")}
     figures = folder / "figures"
     save_roc(figures / "roc.png", dense)
     save_score_histograms(figures / "scores.png", dense)
@@ -78,12 +78,12 @@ def write_training_report(
     }
     measured = DatasetMeasurement(
         EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
-        [PartMeasurement(dataset.name, dataset, judged, dict(found))],
+        [PartMeasurement(dataset.name, dataset, judged, dict(evaluations))],
     )
     per_query = per_query_content(measured)
     write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
-    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in found.items()}
-    queries, documents = len(found["after"].queries), len(dataset.documents)
+    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
+    queries, documents = len(evaluations["after"].queries), len(dataset.documents)
     page = Page(
         title,
         list(
@@ -96,7 +96,7 @@ def write_training_report(
                 ],
             )
         ),
-        result_tables(figures_of, tests, best_models(figures_of, _values(dataset, found))),
+        result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations))),
         [Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
         read_queries(folder),
         config_yaml,
@@ -104,10 +104,12 @@ def write_training_report(
     write_page(folder / "report.html", page)
 
 
-def training_tests(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
-    """Test every system against `before`; see `significance_rows`."""
-    return significance_rows(_values(dataset, found), ["before"])
+def training_tests(dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
+    """Test every system against `before`, as `significance_rows` does."""
+    return significance_rows(_values(dataset, evaluations), ["before"])
 
 
-def _values(dataset: RetrievalDataset, found: Mapping[str, Evaluation]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    return {name: {dataset.name: testable_values(evaluation)} for name, evaluation in found.items()}
+def _values(
+    dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation]
+) -> dict[str, dict[str, dict[str, ndarray]]]:
+    return {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}

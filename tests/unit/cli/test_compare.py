@@ -29,9 +29,9 @@ def values(system: str, number: int) -> list[float]:
     [
         ([], "the following arguments are required: RUN"),
         (["nowhere"], "'nowhere' is neither a directory nor an MLflow run; give a directory"),
-        ([ID], "no such database; name the server or database by MLFLOW_TRACKING_URI"),
+        ([ID], "no such database; set MLFLOW_TRACKING_URI to your server or database"),
         (["params.loss.loss = 'mw'"], "no such database"),
-        (["."], ".: holds no run; name a directory"),
+        (["."], ".: holds no run; give a directory"),
         ([".", "--output", "."], "--output .: is a directory; give the path of the HTML file to write"),
         ([".", "--outpt", "x"], "--outpt: unknown flag; did you mean '--output'?"),
     ],
@@ -77,7 +77,7 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     for word, expected in (
         (ID, f"does not know the run '{ID}'"),
-        (empty.run_id, "has no figures; name a finished run"),
+        (empty.run_id, "has no metrics; give a finished run"),
         ("metrics.nothing = ", "does not understand"),
         ("metrics.nothing > 3", "no finished run matches"),
     ):

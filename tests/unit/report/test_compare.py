@@ -1,4 +1,4 @@
-"""Finished runs side by side: what is read of their directories, how rows are called, what is tested."""
+"""Comparison of finished runs: reading of directories, names of rows, and contents of the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evaluations import write_evaluation
 
 
 def training_run(folder: Path, loss: str, after: float, split: str = "test") -> Path:
-    """What a finished run leaves that comparing reads."""
+    """Write the files of a finished run that a comparison reads."""
     folder.mkdir()
     metrics = {"bm25": {"ndcg_at_10": 0.4}, "before": {"ndcg_at_10": 0.3}, "after": {"ndcg_at_10": after}}
     (folder / "metrics.json").write_text(json.dumps({"dataset": "letters", "split": split, **metrics}))
@@ -30,7 +30,7 @@ def training_run(folder: Path, loss: str, after: float, split: str = "test") -> 
     return folder
 
 
-def test_a_run_is_read_whole(tmp_path: Path) -> None:
+def test_a_run_has_figures_splits_settings_and_curves(tmp_path: Path) -> None:
     run = read_directory(training_run(tmp_path / "mw", "mw", 0.5), "mw")
     assert run.figures["after"] == {"letters": {"ndcg_at_10": 0.5}}
     assert run.splits == {"letters": "test"}
@@ -38,7 +38,7 @@ def test_a_run_is_read_whole(tmp_path: Path) -> None:
     assert run.curves == {"loss": [(1, 1.0), (2, 0.5), (3, 1 / 3)], "dev_loss": [(2, 0.5)]}
 
 
-def test_curves_of_stages_lie_one_behind_another(tmp_path: Path) -> None:
+def test_curves_of_stages_are_joined(tmp_path: Path) -> None:
     folder = training_run(tmp_path / "run", "mw", 0.5)
     for stage in ("2-b", "10-c", "1-a"):
         (folder / "stages" / stage).mkdir(parents=True)
@@ -53,7 +53,7 @@ def run_of(name: str, trained: bool = True, **figures: float) -> FinishedRun:
     return FinishedRun(name, rows, {"letters": "test"}, {}, trained=trained)
 
 
-def test_rows_that_runs_agree_on_stand_once() -> None:
+def test_runs_share_rows_with_equal_values() -> None:
     same = [run_of("mw", bm25=0.4, before=0.3, after=0.5), run_of("cl", bm25=0.4, before=0.3, after=0.4)]
     assert set(row_names(same).values()) == {"bm25", "before", "mw", "cl"}
     other = [same[0], run_of("cl", bm25=0.4, before=0.2, after=0.4)]
@@ -65,7 +65,7 @@ def test_rows_that_runs_agree_on_stand_once() -> None:
 
 
 @pytest.mark.slow
-def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
+def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
     folders = [training_run(tmp_path / "mw", "mw", 0.5), training_run(tmp_path / "cl", "infonce", 0.4, split="dev")]
     first = write_evaluation(tmp_path / "first", ["bm25", "mini"], ["letters"])
     second = write_evaluation(tmp_path / "second", ["tuned"], ["letters"], queries=40)
@@ -88,7 +88,7 @@ def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
     few = write_evaluation(tmp_path / "few", ["other"], ["letters"], queries=7)
     write_comparison(tmp_path / "page.html", [*runs[2:], read_directory(few, "few")])
     text = (tmp_path / "page.html").read_text()
-    assert "few was measured on other queries of letters, which is called letters-2 here and not" in text
+    assert "few was measured on other queries of letters. They are called letters-2 here and have no" in text
     assert dataset_labels([*runs[2:], read_directory(few, "few")])[0] == {
         (0, "letters"): "letters",
         (1, "letters"): "letters",
@@ -98,9 +98,9 @@ def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "message"),
     [
-        (None, "", "holds no run; name a directory"),
+        (None, "", "holds no run; give a directory"),
         ("config.yaml", "loss: {}", "holds a run that is not finished"),
         ("metrics.json", "{", "is not JSON"),
         ("metrics.json", "[]", "is not what this version writes"),
@@ -115,16 +115,16 @@ def test_a_page_over_runs_of_both_kinds(tmp_path: Path) -> None:
         ("results.json", '{"format": 1, "models": []}', "is torn or changed"),
     ],
 )
-def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path, file: str | None, content: str, told: str) -> None:
+def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | None, content: str, message: str) -> None:
     if file:
         (tmp_path / file).write_text(content)
-    with pytest.raises(UserError, match=told) as mistake:
+    with pytest.raises(UserError, match=message) as error:
         read_directory(tmp_path, "run")
-    assert str(tmp_path) in str(mistake.value)
-    assert "\n" not in str(mistake.value)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_an_unfinished_run_is_a_mistake_of_the_command(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     with pytest.raises(ConfigError):
         read_directory(tmp_path, "run")

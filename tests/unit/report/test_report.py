@@ -1,4 +1,4 @@
-"""Pages and pictures: what is on them, that texts stay texts, and that nothing outside is asked for."""
+"""Pages and figures: their contents, escaped texts, and no requests to the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytriever.errors import StorageError
 from raytriever.report.evaluation import StoredPools, read_queries, write_evaluation_report
 from raytriever.report.figures import save_gains
 from raytriever.report.page import Cell, Page, Table, write_page
-from raytriever.report.queries import MOST, chosen_queries
+from raytriever.report.queries import MAX_QUERIES, choose_queries
 from raytriever.report.score_figures import save_roc
 from raytriever.report.tables import result_tables
 
@@ -30,17 +30,17 @@ MODELS = ("bm25", "mini<b>tuned</b>")
 
 
 class Elements(HTMLParser):
-    """Every element with its attributes, and the text of scripts and styles, as a browser would find them."""
+    """Elements of a page with their attributes, and the texts of its scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.inner: list[str] = []
         self._open = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         self._open = tag
         if tag in ("script", "style"):
             self.inner.append("")
@@ -59,32 +59,32 @@ def evaluation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_an_evaluation_gets_its_pictures_and_a_page_with_all_of_them(evaluation: Path) -> None:
+def test_an_evaluation_gets_figures_and_a_page_with_all_of_them(evaluation: Path) -> None:
     write_evaluation_report(evaluation)
     names = {file.name for file in (evaluation / "figures").iterdir()}
     stems = ["calibration.letters", "gain-auc", "gain-mrr_at_10", "gain-ndcg_at_10", "roc.letters", "scores.letters"]
     stems.append("thresholds.letters")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     page = Elements((evaluation / "report.html").read_text())
-    images = [attributes["src"] or "" for tag, attributes in page.found if tag == "img"]
+    images = [attributes["src"] or "" for tag, attributes in page.elements if tag == "img"]
     assert len(images) == len(stems)
     for image in images:
         ElementTree.fromstring(base64.b64decode(image.removeprefix("data:image/svg+xml;base64,")))
 
 
-def test_a_page_holds_all_it_needs_and_hostile_texts_stay_texts(evaluation: Path, tmp_path: Path) -> None:
+def test_a_page_needs_no_other_file_and_escapes_hostile_texts(evaluation: Path, tmp_path: Path) -> None:
     tables = result_tables(json.loads((evaluation / "results.json").read_text())["models"])
     write_page(tmp_path / "p.html", Page("Evaluation", tables=tables, queries=read_queries(evaluation)))
     text = (tmp_path / "p.html").read_text()
     page = Elements(text)
-    assert [tag for tag, _ in page.found].count("script") == 2
-    assert "b" not in [tag for tag, _ in page.found]
-    for _, attributes in page.found:
+    assert [tag for tag, _ in page.elements].count("script") == 2
+    assert "b" not in [tag for tag, _ in page.elements]
+    for _, attributes in page.elements:
         assert not [name for name in attributes if name.startswith("on") or name == "style"]
         for name in ("src", "href"):
             assert (attributes.get(name) or "data:").startswith(("data:", "#"))
     style, data, script = page.inner
-    policy = next(a["content"] or "" for _, a in page.found if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(a["content"] or "" for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; img-src data:; ")
     for kind, content in (("style-src", style), ("script-src", script)):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -96,7 +96,7 @@ def test_a_page_holds_all_it_needs_and_hostile_texts_stay_texts(evaluation: Path
     assert HOSTILE not in text
 
 
-def test_a_page_of_one_table(tmp_path: Path) -> None:
+def test_a_page_with_one_table_escapes_its_texts(tmp_path: Path) -> None:
     rows = [["a", Cell("0.5", 0.5, "+", "better", best=True)], ["<i>", Cell("<0.1", 0.0)]]
     write_page(
         tmp_path / "p.html", Page("T & {{data}}", ["{{script}}"], [Table("x", ["model", "y"], rows)], settings="<a: 1>")
@@ -109,15 +109,15 @@ def test_a_page_of_one_table(tmp_path: Path) -> None:
     assert 'id="drill"' not in text
 
 
-def found_of(values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Per-query values of models by metrics by queries, each query with one document."""
+def per_query_content(values: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return per-query content for values `[models, metrics, queries]`, with one document per query."""
     count = values.shape[2]
     models = {
         f"m{i}": {
-            "metrics": {f"x{j}": [None if v != v else v for v in row.tolist()] for j, row in enumerate(of_model)},
+            "metrics": {f"x{j}": [None if v != v else v for v in row.tolist()] for j, row in enumerate(model_values)},
             "top": [[[f"d{q % 3}", "t", "text", 1.0, None]] for q in range(count)],
         }
-        for i, of_model in enumerate(values)
+        for i, model_values in enumerate(values)
     }
     return {
         "queries": [f"q{i}" for i in range(count)],
@@ -127,12 +127,12 @@ def found_of(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     }
 
 
-def test_of_many_queries_the_first_of_every_list_are_on_the_page() -> None:
+def test_a_page_has_the_first_queries_of_every_list() -> None:
     values = np.random.default_rng(0).random((3, 2, 3000))
     values[0, 0, :2900] = np.nan
-    shown = chosen_queries(found_of(values))
+    shown = choose_queries(per_query_content(values))
     on_page = {query["id"] for query in shown["queries"]}
-    assert len(on_page) <= MOST
+    assert len(on_page) <= MAX_QUERIES
     assert shown["of"] == 3000
     assert shown["depth"] >= 5
     assert len(shown["documents"]) == 3
@@ -141,12 +141,12 @@ def test_of_many_queries_the_first_of_every_list_are_on_the_page() -> None:
     for keys in lists:
         first = np.argsort(keys)[: shown["depth"]]
         assert {f"q{query}" for query in first} <= on_page
-    everything = chosen_queries(found_of(values[:, :, :50]))
+    everything = choose_queries(per_query_content(values[:, :, :50]))
     assert len(everything["queries"]) == 50
     assert everything["queries"][0]["values"][0][0] is None
 
 
-def test_tables_have_means_only_of_whole_rows_and_say_what_marks_mean() -> None:
+def test_tables_have_means_of_complete_rows_and_explain_marks() -> None:
     models = {
         "a": {"s": {"ndcg_at_10": 0.5}, "t": {"ndcg_at_10": 0.1}},
         "b": {"s": {"ndcg_at_10": 0.4}, "t": {"ndcg_at_10": 0.4}},
@@ -176,7 +176,7 @@ def test_tables_have_means_only_of_whole_rows_and_say_what_marks_mean() -> None:
 
 
 @pytest.mark.slow
-def test_pictures_are_the_same_each_time_and_bear_any_name(tmp_path: Path) -> None:
+def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
     scores = np.linspace(0, 1, 50, dtype=np.float32)
     pools = StoredPools(scores, scores / 2)
     systems = {"$x^": pools, "_<hidden>&": pools, "模型": pools, "empty": StoredPools(scores[:0], scores)}
@@ -192,19 +192,19 @@ def test_pictures_are_the_same_each_time_and_bear_any_name(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "message"),
     [
         ("per_query/letters.json", "{}", "is torn or changed: 'queries' is missing"),
         ("scores/letters.bm25.npz", "nothing", "is torn or changed: File is not a zip file"),
         ("results.json", '{"split": "test"}', "older format"),
     ],
 )
-def test_what_is_torn_or_older_is_one_line(
-    evaluation: Path, tmp_path: Path, file: str, content: str, told: str
+def test_a_damaged_or_older_file_gives_one_line(
+    evaluation: Path, tmp_path: Path, file: str, content: str, message: str
 ) -> None:
     for kept in ("results.json", file):
         (tmp_path / kept).parent.mkdir(exist_ok=True)
         (tmp_path / kept).write_bytes((evaluation / kept).read_bytes())
     (tmp_path / file).write_text(content)
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=message):
         write_evaluation_report(tmp_path)

@@ -67,9 +67,9 @@
     const [id, title, text] = set.documents[number];
     const item = made("li", undefined, grade > 0 ? "relevant" : "");
     const judged = grade === null ? "not judged" : grade > 0 ? `relevant, grade ${grade}` : `judged ${grade}`;
-    const told = score === undefined ? [id, judged] : [id, `score ${Number(score.toPrecision(4))}`, judged];
+    const facts = score === undefined ? [id, judged] : [id, `score ${Number(score.toPrecision(4))}`, judged];
     if (title) item.append(made("strong", title), " ");
-    item.append(made("span", told.join(" · "), "tag"), made("div", text));
+    item.append(made("span", facts.join(" · "), "tag"), made("div", text));
     return item;
   };
   const list = (set, heading, entries) => {

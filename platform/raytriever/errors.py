@@ -14,7 +14,7 @@ class UserError(Exception):
         where: the file, row, flag, argument or field that is wrong.
         remedy: what is right, or what to do.
 
-    Example:
+    Examples:
         >>> try:
         ...     rt.load_dataset("no/such/folder")
         ... except rt.UserError as error:
@@ -35,7 +35,7 @@ class UserError(Exception):
 class ConfigError(UserError):
     """A setting is unknown, out of range, without effect, or contradicts another.
 
-    Example:
+    Examples:
         >>> try:
         ...     rt.mine_hard_negatives(data, num_negatives=0)
         ... except rt.ConfigError as error:
@@ -47,7 +47,7 @@ class ConfigError(UserError):
 class DataError(UserError):
     """A data set is missing or broken, or contains something else than its name says.
 
-    Example:
+    Examples:
         >>> try:
         ...     rt.evaluate(["bm25"], data, split="tset")
         ... except rt.DataError as error:
@@ -59,7 +59,7 @@ class DataError(UserError):
 class ModelError(UserError):
     """An encoder cannot be found, loaded or trusted.
 
-    Example:
+    Examples:
         >>> try:
         ...     rt.load_model("./no/such/model")
         ... except rt.ModelError as error:
@@ -71,7 +71,7 @@ class ModelError(UserError):
 class StorageError(UserError):
     """A file or directory is damaged or incomplete, cannot be written, or exists already.
 
-    Example:
+    Examples:
         >>> report = rt.evaluate(["bm25"], data)
         >>> _ = report.save("lexical")
         >>> try:
@@ -85,7 +85,7 @@ class StorageError(UserError):
 class LossInputError(UserError, ValueError):
     """A loss has no value for its scores, ids or temperature. It is a `ValueError` too.
 
-    Example:
+    Examples:
         >>> try:
         ...     rt.losses.mann_whitney(torch.zeros(2, 3), torch.tensor([[0], [1]]), temperature=0.0)
         ... except rt.losses.LossInputError as error:

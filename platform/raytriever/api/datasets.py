@@ -44,7 +44,7 @@ class Dataset:
         counts: number of documents, of queries, and of the queries, judgements and positives of each split.
         bad_rows: `{"file", "row", "reason", "raw"}` of each row that was left out.
 
-    Example:
+    Examples:
         >>> data = rt.load_dataset(folder)
         >>> data.splits
         ['dev', 'test', 'train']
@@ -84,7 +84,7 @@ class Dataset:
             DataError: an argument has another form, or too many rows are bad.
             StorageError: the cache cannot be written.
 
-        Example:
+        Examples:
             >>> documents = {"d1": {"title": "Vienna", "text": "It lies on the Danube."}, "d2": "Graz lies on the Mur."}
             >>> queries = {"q1": "which river flows through vienna"}
             >>> rt.Dataset.from_dict(documents, queries, {"test": {"q1": {"d1": 1}}}, name="rivers")
@@ -131,7 +131,7 @@ class Dataset:
             DataError: a column is missing, or too many rows are bad (empty texts, ids that are not unique).
             StorageError: the cache cannot be written.
 
-        Example:
+        Examples:
             >>> import pandas as pd
             >>> frame = pd.DataFrame({"question": ["a?", "b?", "c?"], "passage": ["A.", "B.", "C."]})
             >>> rt.Dataset.from_pandas(frame, query="question", name="faq")
@@ -169,7 +169,7 @@ class Dataset:
             DataError: there is no such file, a column is missing, or too many rows are bad.
             StorageError: a file cannot be read, or the cache cannot be written.
 
-        Example:
+        Examples:
             >>> from pathlib import Path
             >>> _ = Path("faq.csv").write_text("query,passage\\na?,A.\\nb?,B.\\nc?,C.\\n")
             >>> rt.Dataset.from_csv("faq.csv").counts["documents"]
@@ -198,7 +198,7 @@ class Dataset:
             DataError: it is no `DatasetDict`, its columns are of no known format, or too many rows are bad.
             StorageError: the cache cannot be written.
 
-        Example:
+        Examples:
             >>> import datasets
             >>> rows = datasets.Dataset.from_dict({"anchor": ["a?", "b?", "c?"], "positive": ["A.", "B.", "C."]})
             >>> rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows}), name="faq").splits
@@ -225,7 +225,7 @@ def load_dataset(path: str | os.PathLike[str], *, name: str | None = None, max_b
         DataError: there is no such data set, its format is unknown, a file is broken, or too many rows are bad.
         StorageError: the cache cannot be written.
 
-    Example:
+    Examples:
         >>> rt.load_dataset(folder)
         Dataset('letters': 160 documents, 160 queries, splits dev, test, train)
     """

@@ -37,7 +37,7 @@ class Report:
             `auc`, and lie between 0 and 1.
         path: the directory with all files where `output` was given, else None until `save`.
 
-    Example:
+    Examples:
         >>> report = rt.evaluate(["bm25", encoder], data, split="test")
         >>> round(report.metrics["bm25"]["letters"]["recall_at_100"], 3)
         1.0
@@ -146,7 +146,7 @@ def evaluate(
         ModelError: a model cannot be loaded.
         StorageError: a file cannot be written, or another process writes `output`.
 
-    Example:
+    Examples:
         >>> report = rt.evaluate({"lexical": "bm25", "dense": encoder}, data, metrics=["ndcg@10"])
         >>> list(report.metrics)
         ['lexical', 'dense']
@@ -218,7 +218,7 @@ def compare(
         ConfigError: one is no finished run.
         StorageError: a run is damaged, or the file cannot be written.
 
-    Example:
+    Examples:
         >>> lexical = rt.evaluate(["bm25"], data)
         >>> folder = rt.evaluate([encoder], data).save("results/dense")
         >>> rt.compare([lexical, folder], "page.html")

@@ -29,7 +29,7 @@ class Model:
         config: how it reads texts.
         precision: of encoding as `load_model` got it, `fp32`, `bf16` or None for what the hardware is fastest at.
 
-    Example:
+    Examples:
         >>> model = rt.load_model(encoder)
         >>> model.encode_queries(["what is abc", "what is xyz"]).shape
         (2, 32)
@@ -106,7 +106,7 @@ class Run:
         metrics: `{"bm25" | "before" | "after": {metric: value}}` on the test split; `before` and `after` are the
             encoder before and after training.
 
-    Example:
+    Examples:
         >>> run = rt.train(data, encoder, max_steps=4, batch_size=8, output="runs/mine")  # doctest: +SKIP
         >>> run.metrics["after"]["ndcg_at_10"]  # doctest: +SKIP
         0.6652
@@ -165,7 +165,7 @@ def load_model(
         ModelError: there is no such model, or it cannot be loaded or trusted.
         ConfigError: a setting is out of range.
 
-    Example:
+    Examples:
         >>> model = rt.load_model(encoder, query_prefix="query: ")
         >>> model.width
         32

@@ -33,7 +33,7 @@ class Index:
     Attributes:
         kind: `exact`, or the kind of the approximate index.
 
-    Example:
+    Examples:
         >>> index = rt.build_index(encoder, data)
         >>> [[best]] = index.search(["what is abc"], top_k=1)
         >>> isinstance(best, rt.Hit)
@@ -106,7 +106,7 @@ def build_index(
         ModelError: the model cannot be loaded, or an embedding is not finite.
         StorageError: the cache or `output` cannot be written, or `output` holds another index.
 
-    Example:
+    Examples:
         >>> index = rt.build_index(encoder, data)
         >>> hits = index.search(["what is abc", "what is jih"], top_k=3)
         >>> [len(each) for each in hits]

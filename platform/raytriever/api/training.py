@@ -47,7 +47,7 @@ class HardNegatives:
         path: its directory of Parquet files; `raytriever train --negatives-table` takes it too.
         settings: how the negatives were mined.
 
-    Example:
+    Examples:
         >>> hard = rt.mine_hard_negatives(data, encoder, num_negatives=2)
         >>> len(hard)
         192
@@ -131,7 +131,7 @@ def mine_hard_negatives(
         ModelError: the model cannot be loaded.
         StorageError: `output` exists, or cannot be written.
 
-    Example:
+    Examples:
         >>> hard = rt.mine_hard_negatives(data, encoder, num_negatives=2)
         >>> sorted(hard.to_pandas()["origin"].unique())
         ['dense']
@@ -225,7 +225,7 @@ def train(
         ModelError: the model cannot be loaded.
         StorageError: a file cannot be written, or another process writes `output`.
 
-    Example:
+    Examples:
         >>> hard = rt.mine_hard_negatives(data, model)  # doctest: +SKIP
         >>> run = rt.train(data, model, loss="mw", hard_negatives=hard, max_steps=500)  # doctest: +SKIP
     """

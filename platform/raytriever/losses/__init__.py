@@ -1,6 +1,6 @@
 """Losses: functions of embeddings and ids that return a value and its gradients.
 
-Example:
+Examples:
     >>> scores = torch.tensor([[0.9, 0.2, 0.1], [0.3, 0.8, 0.2]], requires_grad=True)
     >>> loss = rt.losses.mann_whitney(scores, torch.tensor([[0], [1]]), temperature=0.1)
     >>> loss.backward()

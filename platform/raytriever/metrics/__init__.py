@@ -1,6 +1,6 @@
 """Metrics as pure functions of arrays: rankings, pooled scores, and the tests that compare systems.
 
-Example:
+Examples:
     >>> rt.metrics.pooled_auc(np.array([0.9, 0.5]), np.array([0.7, 0.1]))
     0.75
 """

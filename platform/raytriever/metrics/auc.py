@@ -42,7 +42,7 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
     Raises:
         MetricInputError: a score is NaN, or there are 2^63 pairs or more.
 
-    Example:
+    Examples:
         >>> rt.metrics.pooled_auc(np.array([0.9, 0.5]), np.array([0.7, 0.1]))
         0.75
     """

@@ -12,7 +12,7 @@ from raytriever.errors import UserError
 class MetricInputError(UserError, ValueError):
     """Rankings, judgements or scores for which a metric has no value. It is a `ValueError` too.
 
-    Example:
+    Examples:
         >>> try:
         ...     rt.metrics.pooled_auc(np.array([np.nan]), np.array([0.5]))
         ... except rt.metrics.MetricInputError as error:

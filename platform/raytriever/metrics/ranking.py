@@ -207,7 +207,7 @@ def measure_ranking(
     Raises:
         MetricInputError: a metric is unknown, or the ranking or the judgements are inconsistent.
 
-    Example:
+    Examples:
         >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([1, 1, 1])
         >>> relevance = rt.metrics.Relevance(queries, documents, grades, query_count=2)
         >>> rt.metrics.measure_ranking(np.array([[4, 5], [7, 5]]), relevance, ["recall_at_2"])

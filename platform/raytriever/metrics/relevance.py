@@ -35,7 +35,7 @@ class Relevance:
         scores: integer grade of the document, int64 `[judgements]`; above 0 is relevant.
         query_count: number of queries; positions count from 0.
 
-    Example:
+    Examples:
         >>> queries, documents, grades = np.array([0, 0, 1]), np.array([4, 7, 5]), np.array([2, 1, 1])
         >>> rt.metrics.Relevance(queries, documents, grades, query_count=2).query_count
         2

@@ -161,7 +161,7 @@ class ScoreCounts:
     Raises:
         MetricInputError: the budget is below 4 MiB.
 
-    Example:
+    Examples:
         >>> counts, others = rt.metrics.ScoreCounts(), rt.metrics.ScoreCounts()
         >>> counts.add(np.array([0.9]), np.array([0.7, 0.1]))
         >>> others.add(np.array([0.5]), np.array([0.2]))
@@ -294,9 +294,10 @@ class BoundedAuc:
     Args:
         value: AUC, 0 to 1; NaN if a pool is empty.
         error_bound: largest possible difference from the exact AUC of all added scores; NaN if a pool is empty.
-        positives, negatives: sizes of the pools.
+        positives: size of the pool of positives.
+        negatives: size of the pool of negatives.
 
-    Example:
+    Examples:
         >>> rt.metrics.BoundedAuc(0.75, 0.0, positives=2, negatives=2).value
         0.75
     """
@@ -324,7 +325,7 @@ def streaming_auc(counts: ScoreCounts) -> BoundedAuc:
     Returns:
         The AUC, 0 to 1, its error bound and the sizes of the pools. AUC and bound are NaN while a pool is empty.
 
-    Example:
+    Examples:
         >>> counts = rt.metrics.ScoreCounts()
         >>> counts.add(np.array([0.9, 0.5]), np.array([0.7, 0.1]))
         >>> rt.metrics.streaming_auc(counts).value

@@ -2,7 +2,7 @@
 
 An array or a column that is mapped stays on the disk: checking its type and shape reads its header alone.
 
-Example:
+Examples:
     >>> read_array(Path("documents.live.npy"), ["int64"], (None,), "prepare the data set again")
     array([0, 1, 3])
 """

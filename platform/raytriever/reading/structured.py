@@ -1,6 +1,6 @@
 """Checked readers of JSON and YAML: the types that the caller expects, and no deeper than 100 lists and objects.
 
-Example:
+Examples:
     >>> parse_json(b'{"step": 3}', "run.json", dict[str, int], "give --fresh")
     {'step': 3}
     >>> parse_json(b'{"step": "3"}', "a.json", dict[str, int], "give --fresh")

@@ -91,7 +91,7 @@ class Hit:
         title: its title, which may be empty.
         text: its text.
 
-    Example:
+    Examples:
         >>> rt.Hit(0.73, "d1", "Vienna", "It lies on the Danube.").document_id
         'd1'
     """

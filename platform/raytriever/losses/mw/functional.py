@@ -48,7 +48,7 @@ def mann_whitney(
         LossInputError: an argument has another shape, type or device; a score is not finite or too large; a row has no
             positive; or the matrix has no negative.
 
-    Example:
+    Examples:
         Two queries and three candidates; the positives are in columns 0 and 1.
 
         >>> scores = torch.tensor([[0.9, 0.2, 0.1], [0.3, 0.8, 0.4]], requires_grad=True)

@@ -107,7 +107,7 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
     drawn = {
         f"roc.{dataset}": (save_roc, "ROC curves with 95 % bands"),
         f"scores.{dataset}": (save_score_histograms, "Scores of positives and of the best non-positives"),
-        f"calibration.{dataset}": (save_calibration, "Share of relevant pairs among those that score so"),
+        f"calibration.{dataset}": (save_calibration, "Share of relevant pairs by score"),
     }
     pictures = []
     for name, (draw, caption) in drawn.items():

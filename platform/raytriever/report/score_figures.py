@@ -107,7 +107,7 @@ def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") 
             axes.fill_between(middles, low, high, color=POSITIVE, alpha=0.2, linewidth=0)
             axes.set_title(label(name, 48), loc="left")
             axes.set(ylabel="share relevant", ylim=(-0.02, 1.02))
-        _finish(figure, title or "Share of relevant pairs among those that score so", "score")
+        _finish(figure, title or "Share of relevant pairs by score", "score")
 
 
 def _shares(histograms: ScoreHistograms) -> tuple[ndarray, ndarray, ndarray, ndarray]:

@@ -72,9 +72,9 @@ def write_training_report(
     captions = {
         "roc": "ROC curves with 95 % bands",
         "scores": "Scores of positives and of the best non-positives",
-        "calibration": "Share of relevant pairs among those that score so",
+        "calibration": "Share of relevant pairs by score",
         "loss": "Loss",
-        **({"dev": "Checkpoints on dev data, as they were evaluated during training"} if drawn else {}),
+        **({"dev": "Metrics of checkpoints on dev data, measured during training"} if drawn else {}),
     }
     measured = DatasetMeasurement(
         EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),

@@ -34,12 +34,12 @@ class AnnotationJob:
 
     Args:
         dataset: path, URI or name.
-        split: whose queries; one that the data set does not have is made of the queries that no split judges.
+        split: split to annotate. A new name means the queries without a judgement.
         annotation, service: the settings.
-        model, precision: the encoder of `dense`, and its arithmetic.
-        max_bad_rows: the share of each file's rows that may be bad.
-        embeddings: of the passages, a store that `model` made.
-        answers: the folder of the log; a folder of the cache where None.
+        model, precision: encoder of `dense`, and its precision.
+        max_bad_rows: largest share of bad rows in each file.
+        embeddings: embedding store of the passages, written with `model`.
+        answers: folder of the answer log. None means a folder in the cache.
     """
 
     dataset: str
@@ -55,13 +55,13 @@ class AnnotationJob:
 
 @dataclass
 class OpenedJob:
-    """A job with everything opened.
+    """Job with its data set, candidates and annotator.
 
     Args:
-        queries: positions, in the order in which they are annotated.
-        candidates: of each, documents by position.
-        annotator: asks nothing until `ask` replaces it by one that does.
-        found: what came of each, by its place in `queries`.
+        queries: positions of the queries, in the order of annotation.
+        candidates: positions of the candidate documents of each query.
+        annotator: has no service until `annotate` replaces it.
+        annotations: result of each finished query, by its index in `queries`.
     """
 
     job: AnnotationJob
@@ -72,27 +72,27 @@ class OpenedJob:
     annotations: dict[int, Annotation] = field(default_factory=dict)
 
     def questions(self) -> Iterator[tuple[int, Question]]:
-        """All of them, made as they are wanted."""
+        """Yield each query with its index, lazily."""
         longest, passages = self.job.annotation.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
             shown = [passages[document][:longest] for document in documents]
             yield number, Question(self.dataset.queries.texts[query], documents, shown)
 
 
-async def ask(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries; what is found is in `work.annotations`.
+async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
+    """Annotate all queries, and store the results in `work.annotations`.
 
     Returns:
-        Requests sent again, by what failed.
+        Number of repeated requests by the kind of failure.
 
     Raises:
-        UserError: the service fails, the budget is used up, the log cannot be written, too many queries failed.
+        UserError: the service fails, the budget is used up, the log cannot be written, or too many queries fail.
     """
     job, unconnected = work.job, work.annotator
     settings = job.annotation
     service = Service(job.service, settings.temperature, settings.max_tokens, key)
     spending = unconnected.spending
-    asking = Annotator(
+    annotator = Annotator(
         unconnected.prompts,
         settings,
         unconnected.llm,
@@ -102,8 +102,8 @@ async def ask(work: OpenedJob, key: str | None, report: Callable[[str], None]) -
         spending,
         job.service.in_flight,
     )
-    work.annotator = asking
-    counts = asking.counts
+    work.annotator = annotator
+    counts = annotator.counts
     with Progress("annotation", len(work.queries), "question") as progress:
 
         def on_result(number: int, annotation: Annotation) -> None:
@@ -114,13 +114,13 @@ async def ask(work: OpenedJob, key: str | None, report: Callable[[str], None]) -
                 raise failure
 
         async with service:
-            ended = await asking.run(work.questions(), on_result)
+            ended = await annotator.run(work.questions(), on_result)
     if isinstance(ended, BudgetReached):
         raise _out_of_budget(work)
     if ended is not None:
         report(
             f"{len(work.annotations):,} of {len(work.queries):,} queries are annotated. "
-            f"Their answers are kept in {asking.log.path}."
+            f"Their answers are kept in {annotator.log.path}."
         )
         raise ended
     if failure := check_failures(counts, len(work.annotations), settings.max_failed, is_complete=True):
@@ -132,7 +132,7 @@ def _out_of_budget(work: OpenedJob) -> UserError:
     first = next((number for number in range(len(work.queries)) if number not in work.annotations), len(work.queries))
     config, spent = work.job.service, work.annotator.spending.spent
     flag = "--budget-tokens" if config.budget_tokens is not None else "--budget"
-    remedy = "raise it to go on; answers are kept"
+    remedy = "raise it, and run the same command again; answers are kept"
     if first:
         remedy += f"; --max-queries {first} writes the finished queries at no cost"
     return ConfigError(
@@ -144,7 +144,7 @@ def _out_of_budget(work: OpenedJob) -> UserError:
 
 
 def write(work: OpenedJob, output: Path) -> dict[str, Any]:
-    """Commit the data set; answers the meta of its manifest. Raises `DataError` where there is no positive at all."""
+    """Write the data set, and return the meta of its manifest. Raise `DataError` if no query has a positive."""
     job, annotator = work.job, work.annotator
     numbers = sorted(work.annotations, key=lambda number: work.queries[number])
     annotations = {work.queries[number]: work.annotations[number] for number in numbers}
@@ -153,7 +153,7 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
         raise DataError(
             "the model found no positive for any query",
             work.dataset.name,
-            "look at the prompts, --llm and --candidates",
+            "check the prompts, --llm and --candidates",
         )
     spent = annotator.spending.spent
     meta: dict[str, Any] = {
@@ -186,10 +186,10 @@ class AnnotationResult:
 
     Args:
         meta: meta of the manifest.
-        human: people judged a document of the split relevant.
+        human: True if people judged a document of the split relevant.
         counts: counts of answers and failures.
-        retried: requests sent again, by what failed.
-        quarantined: a line on bad rows, if any were left out.
+        retried: number of repeated requests by the kind of failure.
+        quarantined: line about bad rows, None if there are none.
     """
 
     meta: dict[str, Any]
@@ -202,29 +202,31 @@ class AnnotationResult:
 def run_annotation(
     job: AnnotationJob, output: Path, dry_run: bool, report: Callable[[str], None], wait: bool = False
 ) -> tuple[str, AnnotationResult | None]:
-    """Annotate, and commit the data set to `output`; a dry run ends with the estimate. `wait` is for
-    another job that holds the answers.
+    """Annotate, and write the data set to `output`. A dry run ends with the estimate.
+
+    With `wait` the job waits for another job that holds the answer log.
 
     Returns:
-        The estimate, and the result; None for a dry run.
+        The estimate, and the result or None for a dry run.
 
     Raises:
-        UserError: something a user can mend. Nothing is written then but answers, which the same command goes on from.
+        UserError: an input is invalid, or the service fails. Only answers are kept, and the same command continues
+            from them.
     """
     check_annotation(job.annotation, job.embeddings is not None)
     if not dry_run:
         check_service(job.service)
     if not job.service.llm.strip():
-        raise ConfigError("is missing", "--llm", "give the model's name as the service knows it")
+        raise ConfigError("is missing", "--llm", "give the name of the model at the service")
     if output.exists():
-        raise StorageError("is there already", str(output), "give another --output, or remove it")
+        raise StorageError("exists already", str(output), "give another --output, or remove it")
     check_writable(output)
     prompts = load_prompts(job.annotation.prompts)
     key = None if dry_run else read_service_key(job.service, report)
     log = AnswerLog(job.answers or cache_folder() / "answers", wait, report)
     try:
         if log.damaged:
-            report(f"{log.path}: {log.damaged:,} damaged answers are asked for again")
+            report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
         paid, estimator = read_costs(log, job.service.llm)
         known = estimator.read_tokens > 0
         if not dry_run and not known:
@@ -236,9 +238,10 @@ def run_annotation(
         if dry_run:
             return table, None
         report(table)
+        # If the log has all answers, the service need not exist.
         if known and expected.most.requests:
             asyncio.run(_check(job, key))
-        retried = asyncio.run(ask(work, key, report))
+        retried = asyncio.run(annotate(work, key, report))
         meta = write(work, output)
     finally:
         log.close()
@@ -256,14 +259,16 @@ def _prepare(
     estimator: TokenEstimator,
     report: Callable[[str], None],
 ) -> OpenedJob:
-    """Find the candidates, and what was paid before; the annotator asks nothing yet."""
+    """Find the candidates, and create an annotator without a service."""
     settings = job.annotation
     queries = choose_queries(dataset, job.split, settings.max_queries)
     retrievers = settings.retrievers
     model = job.model, job.precision, job.embeddings
     candidates = find_candidates(dataset, queries, retrievers, settings.depth, *model, report)
     if not any(candidates):
-        raise DataError(f"nobody found a passage for any of {len(queries):,} queries", dataset.name, "add --candidates")
+        raise DataError(
+            f"has no candidate passage for any of {len(queries):,} queries", dataset.name, "add sources to --candidates"
+        )
     name = job_name(job, dataset, prompts)
     spending = Spending(job.service, paid.get(name, Tokens()), estimator)
     unconnected = Annotator(prompts, settings, job.service.llm, name, log, None, spending)
@@ -271,7 +276,7 @@ def _prepare(
 
 
 def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) -> str:
-    """A digest of everything that decides what is asked but for how many queries: runs of one name share a budget."""
+    """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget."""
     settings = asdict(replace(job.annotation, max_queries=None, prompts="", agreed="human", max_failed=0.0))
     parts = [dataset.documents.digest, dataset.queries.digest, job.split, job.service.llm, settings]
     parts.append(prompts.digests)
@@ -281,14 +286,14 @@ def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) ->
 
 
 async def _check(job: AnnotationJob, key: str | None) -> None:
-    """Before anything long is done; where answers are known, only if some are missing: the service may be gone."""
+    """Check the address, the key and the model of the service with one request."""
     async with Service(job.service, job.annotation.temperature, job.annotation.max_tokens, key) as service:
         await service.check()
 
 
-def summary(done: AnnotationResult, priced: bool) -> str:
-    """The funnel from candidates to positives, what went wrong with its first example, and what it cost."""
-    meta, counts = done.meta, done.counts
+def summary(result: AnnotationResult, priced: bool) -> str:
+    """Format the result: counts from candidates to positives, the first failure of each kind, and the cost."""
+    meta, counts = result.meta, result.counts
     queries = meta["queries"]
     rows = {
         "candidates": meta["candidates"],
@@ -300,20 +305,20 @@ def summary(done: AnnotationResult, priced: bool) -> str:
     lines += ["", f"{queries:,} queries; {meta['without_positives']:,} of them have no positive"]
     lines[-1] += f", {meta['without_candidates']:,} had no candidate, {meta['failed']:,} failed"
     if meta["agreed"]:
-        lines.append(f"{meta['agreed']:,} positives people had named too")
+        lines.append(f"{meta['agreed']:,} positives that people also judged relevant")
     if meta["judged_irrelevant"]:
-        lines.append(f"{meta['judged_irrelevant']:,} positives left out: people had judged them 0")
+        lines.append(f"{meta['judged_irrelevant']:,} positives left out, because people judged them 0")
     if counts.malformed:
-        lines.append(f"{counts.malformed:,} malformed answers; the first: {counts.first_malformed}")
+        lines.append(f"{counts.malformed:,} malformed answers; the first is {counts.first_malformed}")
     if counts.failed:
         lines.append(f"the first failure: {counts.first_failed}")
-    if done.retried:
-        kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(done.retried.items()))
-        lines.append(f"{sum(done.retried.values()):,} requests sent again: {kinds}")
-    lines.append(f"{counts.asked:,} answers paid for now, {counts.from_log:,} found in the log")
+    if result.retried:
+        kinds = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(result.retried.items()))
+        lines.append(f"{sum(result.retried.values()):,} repeated requests: {kinds}")
+    lines.append(f"{counts.asked:,} answers paid in this run, {counts.from_log:,} answers from the log")
     cost = f", cost {meta['cost']:,.4g}" if priced else ""
-    guessed = f" ({counts.uncounted:,} answers came without a count: guessed)" if counts.uncounted else ""
+    guessed = f" ({counts.uncounted:,} answers without a count are estimated)" if counts.uncounted else ""
     lines.append(f"{meta['tokens_read']:,} tokens read, {meta['tokens_written']:,} written{cost}, in all runs{guessed}")
-    if done.quarantined:
-        lines.append(done.quarantined)
+    if result.quarantined:
+        lines.append(result.quarantined)
     return "\n".join(lines)

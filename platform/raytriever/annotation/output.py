@@ -1,10 +1,10 @@
 """Annotations as a data set in BEIR layout (docs/reference/formats.md), which every job can read.
 
-The corpus, the queries, their answers and the judgements of all splits are those of the data set. The annotated split
-also has the model's positives with source `llm` and their ranks. A pair that both people and the model call relevant
-has one row, with the source that `agreed` names. A pair that people judged 0 stays judged 0. `annotations.jsonl` holds
-the model's answers for each query, and no job reads it. Hard negatives of the data set that have no judgement are
-written as a table in `negatives/`.
+The corpus, the queries, their answers and the judgements of all splits are copied from the data set. The annotated
+split also has the positives of the model with source `llm` and their ranks. A pair that both people and the model
+judged relevant has one row, with the source that `agreed` names. A pair that people judged 0 stays 0.
+`annotations.jsonl` contains the answers of the model for each query, and no job reads it. Hard negatives of the data
+set that have no judgement are written as a table in `negatives/`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raytriever.storage import committed_directory
 
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
 ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"
-# Also white space at an end, which a reader of columns may strip.
+# White space at the ends is included, because a reader of columns may strip it.
 _BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
 
 
@@ -41,19 +41,19 @@ def write_annotated(
     """Write the data set to the directory `path`.
 
     Args:
-        path: where; must not exist.
-        dataset: opened with all its splits.
-        split: the one annotated; it need not exist.
-        annotations, candidates: by query position.
+        path: a new directory.
+        dataset: data set with all its splits.
+        split: name of the annotated split, which may be new.
+        annotations, candidates: by the position of the query.
         agreed: `human` or `llm`.
-        meta: for the manifest; what is returned is added to it.
+        meta: meta of the manifest; the returned counts are added to it.
 
     Returns:
-        Counts: positives of the model; those that people had named too; those left out because people judged them 0;
-        hard negatives carried over.
+        Counts: positives of the model; those that people also judged relevant; those left out because people judged
+        them 0; copied hard negatives.
 
     Raises:
-        StorageError: `path` is row already, or cannot be written.
+        StorageError: `path` exists already, or cannot be written.
     """
     rows = dataset.judgements.get(split)
     merged, counts = merge_positives(rows, annotations, agreed)
@@ -83,7 +83,7 @@ def write_annotated(
 def merge_positives(
     rows: Judgements | None, annotations: Mapping[int, Annotation], agreed: str
 ) -> tuple[Judgements, dict[str, int]]:
-    """A split's judgements and the model's positives together, and the counts of `write_annotated`."""
+    """Merge the judgements of a split with the positives of the model. Return also the counts of `write_annotated`."""
     table: dict[tuple[int, int], list[int]] = {}
     if rows is not None:
         columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
@@ -110,7 +110,7 @@ def merge_positives(
 
 
 def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: RetrievalDataset) -> None:
-    """Tab-separated as BEIR has it; as JSON lines where an id holds what would break a line."""
+    """Write judgements as TSV in BEIR layout, or as JSON lines if an id contains tabs or line breaks."""
     header = ["query-id", "corpus-id", "score", "source", "rank"]
     columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
     lines = [
@@ -131,7 +131,7 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
 
 
 def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
-    """Write a table of the hard negatives that have no judgement, if row are any; return their number."""
+    """Write a table of the hard negatives that have no judgement, if there are any. Return their number."""
     rows = dataset.negatives
     if rows is None:
         return 0

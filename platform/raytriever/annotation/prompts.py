@@ -1,8 +1,9 @@
-"""Prompts for the language model, kept in files, and the parser of its replies.
+"""Prompts for the language model, stored in files, and the parser of its answers.
 
-Passages are untrusted text, so each stands between marks with a seal, the SHA-256 of all texts of the prompt. A reply
-may hold only numbers of passages that were shown, or a text; anything else is malformed. Placeholders are filled in
-one pass, and nothing that the model writes is run, opened or followed."""
+Passages are untrusted text. So each is enclosed by marks with a seal, the SHA-256 of all texts of the prompt. An answer
+may contain only numbers of passages in the prompt, or a text. Anything else is malformed. Placeholders are filled in
+one pass. Nothing that the model writes is run, opened or followed.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from raytriever.paths import PROMPTS, expanded
 from raytriever.reading.regular import open_regular
 from raytriever.storage import disk_errors
 
-STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order in which a query meets them
+STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order of requests for a query
 _SYSTEM, _REPAIR = "system", "repair"
-# Of each prompt the places that must stand in it.
+# Placeholders that each prompt must contain exactly once.
 PLACEHOLDERS: dict[str, tuple[str, ...]] = {
     _SYSTEM: (),
     _REPAIR: ("reason",),
@@ -39,22 +40,22 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Prompts:
-    """The text of each prompt by its name."""
+    """Text of each prompt by its name."""
 
     texts: dict[str, str]
 
     @property
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of each: the prompts' version."""
+        """SHA-256 of each prompt, which serves as its version."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
     def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
-        """The messages of a request.
+        """Build the messages of a request.
 
         Args:
             stage: `relevance`, `answer` or `utility`.
             query: the question.
-            passages: called 1, 2, ... in their order.
+            passages: numbered 1, 2, ... in their order.
             answer: the pseudo-answer, for `utility`.
         """
         seal = hashlib.sha256(json.dumps([query, *passages, answer]).encode()).hexdigest()[:12]
@@ -64,24 +65,24 @@ class Prompts:
             "passages": "\n".join(numbered),
             "answer": _mark("answer", answer, seal),
         }
-        filled = _PLACEHOLDER.sub(lambda place: texts[place[1]], self.texts[stage])
+        filled = _PLACEHOLDER.sub(lambda match: texts[match[1]], self.texts[stage])
         return [{"role": "system", "content": self.texts[_SYSTEM]}, {"role": "user", "content": filled}]
 
     def build_repair_messages(self, messages: list[Message], content: str, reason: str) -> list[Message]:
-        """The messages after an answer that was malformed for a reason; of a long answer the end is shown."""
-        said = _PLACEHOLDER.sub(lambda place: reason, self.texts[_REPAIR])
+        """Build the messages after a malformed answer, with the reason. A long answer is cut to its end."""
+        repair = _PLACEHOLDER.sub(lambda match: reason, self.texts[_REPAIR])
         return [
             *messages,
             {"role": "assistant", "content": content[-_REPEATED:]},
-            {"role": "user", "content": said},
+            {"role": "user", "content": repair},
         ]
 
 
 def load_prompts(folder: str) -> Prompts:
-    """The prompts, those in a folder before those that come along; no folder where it is empty.
+    """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none.
 
     Raises:
-        ConfigError: there is no such folder, it holds no prompt, or one that cannot be used.
+        ConfigError: the folder does not exist, has no prompt, or has an invalid prompt.
     """
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
@@ -96,10 +97,10 @@ def _read_folder(folder: Path) -> dict[str, str]:
     texts = {}
     for file in sorted(folder.glob("*.txt")):
         if file.stem not in PLACEHOLDERS:
-            raise ConfigError("is no prompt's name", str(file), f"the prompts are {known}")
+            raise ConfigError("is not the name of a prompt", str(file), f"rename it to one of {known}")
         texts[file.stem] = _read_prompt(file)
     if not texts:
-        raise ConfigError("no prompt in it", f"--prompts {folder}", f"the prompts are {known}")
+        raise ConfigError("contains no prompt", f"--prompts {folder}", f"add one or more of {known}")
     return texts
 
 
@@ -115,13 +116,13 @@ def _read_prompt(file: Path) -> str:
     if len(text) > _LONGEST:
         raise ConfigError(f"has {len(text):,} characters", str(file), f"give at most {_LONGEST:,}")
     matches = _PLACEHOLDER.findall(text)
-    for place in PLACEHOLDERS[file.stem]:
-        if matches.count(place) != 1:
-            times = f"holds {{{place}}} {matches.count(place)} times" if place in matches else f"holds no {{{place}}}"
-            raise ConfigError(times, str(file), "put it in once, where its text shall stand")
-    for place in matches:
-        if place not in PLACEHOLDERS[file.stem]:
-            raise ConfigError(f"holds {{{place}}}, which it is not given", str(file), "take it out")
+    for name in PLACEHOLDERS[file.stem]:
+        if matches.count(name) != 1:
+            times = f"contains {{{name}}} {matches.count(name)} times" if name in matches else f"contains no {{{name}}}"
+            raise ConfigError(times, str(file), "add it once, where its text belongs")
+    for name in matches:
+        if name not in PLACEHOLDERS[file.stem]:
+            raise ConfigError(f"contains {{{name}}}, which has no value in this prompt", str(file), "remove it")
     return text
 
 
@@ -130,19 +131,22 @@ def _mark(kind: str, text: str, seal: str, more: str = "") -> str:
 
 
 FIELDS = {RELEVANCE: "relevant", ANSWER: "answer", UTILITY: "useful"}
-# A pseudo-answer goes into the next prompt: no longer than a long passage.
+# The next prompt contains the pseudo-answer, so it may be as long as a long passage.
 LONGEST_ANSWER = 4000
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
-_BRACES = 200  # the last of an answer at which an object is looked for: what never ends costs no time
+_BRACES = 200  # the parser tries only the last braces of an answer, so that an endless answer takes little time
 _DECODER = json.JSONDecoder()
 
 
 class MalformedAnswer(Exception):
-    """An answer that says nothing of use; its message says why, in words that may be shown to the model."""
+    """Answer without a usable value. Its message is the reason.
+
+    The repair prompt contains the message, and keys of logged answers depend on it. So the texts must not change.
+    """
 
 
 def build_schema(stage: str, count: int) -> dict[str, Any]:
-    """The JSON schema of a stage's answer over `count` passages, in the subset that strict services take."""
+    """Build the JSON schema of an answer about `count` passages, in the subset that strict services accept."""
     if stage == ANSWER:
         value: dict[str, Any] = {"type": "string"}
     else:
@@ -152,10 +156,10 @@ def build_schema(stage: str, count: int) -> dict[str, Any]:
 
 
 def read_numbers(stage: str, content: str, count: int) -> list[int]:
-    """The passages an answer names, as places from 0 in the order named; a passage named twice counts once.
+    """Read the passages in an answer, as indices from 0 in the order of the answer, each once.
 
     Raises:
-        MalformedAnswer: there is no such list, or something in it is no number of a passage that was shown.
+        MalformedAnswer: the answer has no list, or an element is not the number of a passage in the prompt.
     """
     values = _field(stage, content)
     if not isinstance(values, list):
@@ -169,12 +173,12 @@ def read_numbers(stage: str, content: str, count: int) -> list[int]:
 
 
 def number_reader(stage: str, count: int) -> Callable[[str], list[int]]:
-    """`read_numbers` for a stage over `count` passages."""
+    """Return `read_numbers` for a stage and `count` passages."""
     return lambda content: read_numbers(stage, content, count)
 
 
 def read_answer(content: str) -> str:
-    """The pseudo-answer, cut at `LONGEST_ANSWER` characters; raises `MalformedAnswer` where there is none."""
+    """Read the pseudo-answer, cut to `LONGEST_ANSWER` characters. Raise `MalformedAnswer` if there is none."""
     text = _field(ANSWER, content)
     if not isinstance(text, str) or not text.strip():
         raise MalformedAnswer(f'"{FIELDS[ANSWER]}" is no text')
@@ -182,19 +186,19 @@ def read_answer(content: str) -> str:
 
 
 def _field(stage: str, content: str) -> Any:
-    """The value of the stage's field in the last object of the answer that has it."""
-    name, matches = FIELDS[stage], None
+    """Return the value of the stage's field in the last object that has it."""
+    name, last = FIELDS[stage], None
     text = _THOUGHT.sub("", content)
     end = 0
-    for place in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:
-        if place < end:
-            continue  # within an object that was read
+    for start in [match.start() for match in re.finditer(r"\{", text)][-_BRACES:]:
+        if start < end:
+            continue  # inside an object that was read
         try:
-            value, end = _DECODER.raw_decode(text, place)
+            value, end = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict) and name in value:
-            matches = value
-    if matches is None:
+            last = value
+    if last is None:
         raise MalformedAnswer(f'no JSON object with "{name}" in it')
-    return matches[name]
+    return last[name]

@@ -1,8 +1,9 @@
 """Requests to the model for one stage of one query.
 
-Each is looked up in the answer log, sent once, paid for, logged, parsed, and repeated where the reply is malformed.
-Every answer is on disk before anything follows from it. Identical requests are sent once. Requests of the earliest
-stage go first, so that the last queries do not end alone."""
+A request without an answer in the log is sent, paid, logged and parsed. If the answer is malformed, it is repeated with
+the reason. Every answer is on disk before the job uses it. Identical requests are sent once. Requests of the earliest
+stage go first, so that the service has work until the end.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from raytriever.errors import UserError
 
 
 class Slots:
-    """A semaphore whose waiters go by their step, and by their turn within one.
+    """Semaphore with priorities: waiters are served by their step, then by their order of arrival.
 
     Args:
-        free: how many may hold a slot at once, at least 1.
+        free: number of slots, at least 1.
     """
 
     def __init__(self, free: int) -> None:
@@ -38,7 +39,7 @@ class Slots:
 
     @asynccontextmanager
     async def hold(self, step: int) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it; `step` counts from 0."""
+        """Wait for a slot, and hold it. `step` counts from 0."""
         if self._free:
             self._free -= 1
         else:
@@ -81,7 +82,7 @@ class Counts:
 
 
 class MissingAnswer(Exception):
-    """Question that the log does not answer, when no request may be sent."""
+    """Error for a request without an answer in the log, when no service is connected."""
 
     def __init__(self, stage: str, messages: list[Message]) -> None:
         super().__init__(stage)
@@ -90,16 +91,16 @@ class MissingAnswer(Exception):
 
 @dataclass
 class StageClient:
-    """Asks what the log does not hold.
+    """Client for the stages of a query. It answers from the log, and sends only requests that the log lacks.
 
     Args:
-        prompts, config: what is asked, and how.
-        llm: the model's name, a part of every request's key.
-        job: what entries are marked with, so that a job knows what it paid.
-        log: of answers.
-        service: None to ask nothing: what is not in the log raises `MissingAnswer`.
-        spending: the budget.
-        in_flight: requests under way at once.
+        prompts, config: the prompts and the settings of requests.
+        llm: name of the model, a part of the key of every request.
+        job: name of the job in the entries of the log, from which later runs compute its costs.
+        log: the answer log.
+        service: with None no request is sent, and an answer that the log lacks raises `MissingAnswer`.
+        spending: costs and budget.
+        in_flight: number of parallel requests.
     """
 
     prompts: Prompts
@@ -120,11 +121,11 @@ class StageClient:
     async def ask(
         self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
     ) -> T:
-        """A stage's answer as `read` has it; one that it cannot read is asked for again, with the reason.
+        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason.
 
         Raises:
-            MalformedAnswer: after all repairs.
-            RequestRefused, ServiceError, StorageError, BudgetReached: entry is no answer.
+            MalformedAnswer: the answer is malformed after all repairs.
+            RequestRefused, ServiceError, StorageError, BudgetReached: there is no answer.
         """
         messages = self.prompts.build_messages(stage, query, passages, answer)
         schema = build_schema(stage, len(passages))
@@ -143,7 +144,7 @@ class StageClient:
         raise AssertionError("a range that begins at 0 is not empty")
 
     def key(self, messages: list[Message], schema: dict[str, Any]) -> str:
-        """SHA-256 of everything an answer depends on: model, parameters, messages, and the form asked for."""
+        """Return the SHA-256 of all inputs of an answer: model, parameters, messages and schema."""
         config = self.config
         parts = [self.llm, config.temperature, config.max_tokens, messages, schema]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -167,7 +168,7 @@ class StageClient:
         except BaseException as error:
             future.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
             with suppress(BaseException):
-                future.exception()  # another query may wait for it, or none
+                future.exception()  # marks the error as retrieved, because no other query may wait for it
             raise
         finally:
             del self._in_flight[key]
@@ -202,5 +203,5 @@ class StageClient:
 
 
 def count_bytes(messages: list[Message]) -> int:
-    """The size of a prompt in UTF-8, by which tokens are guessed."""
+    """Return the size of a prompt in bytes of UTF-8, from which its tokens are estimated."""
     return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)

@@ -1,13 +1,14 @@
 """Client of an OpenAI-compatible chat-completions service: requests, retries, parsing of responses.
 
 - Temporary failures are retried: refused or dropped connections, timeouts, 408, 409, 425, 429, 5xx, and a body that
-  is no chat completion. The pause is random with an exponentially growing bound (full jitter), and at least
+  is not a chat completion. The pause is random with an exponentially growing bound (full jitter), and at least
   Retry-After.
 - A refused key, an unknown model or used-up credit is a `ServiceError`, which ends the job.
 - A request that the service rejects (too long, filtered) is `RequestRefused`, which ends one query.
-- `Dialect` leaves out what a service refuses by name: JSON schema, `max_tokens`, temperature.
+- `Dialect` leaves out the parameters that a service rejects by name: JSON schema, `max_tokens`, temperature.
 
-The key comes from the environment, goes into one header, and is removed from all text quoted from the service."""
+The key comes from the environment, goes into one header, and is removed from all text quoted from the service.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +33,10 @@ from raytriever.options import did_you_mean
 
 
 class TemporaryFailure(Exception):
-    """A failure that may be over when the request is sent again; `wait` is the least number of seconds till then."""
+    """Failure after which the request is sent again, at the earliest after `wait` seconds."""
 
-    def __init__(self, what: str, wait: float = 0.0) -> None:
-        super().__init__(what)
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
         self.wait = wait
 
 
@@ -44,9 +45,9 @@ class Reply:
     """Answer of a model.
 
     Args:
-        content: the text; empty where there is none.
-        finish: why it ended: `stop`, `length`, `content_filter`...
-        read, written: tokens as the service counted them; None where it did not.
+        content: the text, possibly empty.
+        finish: the reason for its end: `stop`, `length`, `content_filter`...
+        read, written: input and output tokens as counted by the service, None without a count.
     """
 
     content: str
@@ -56,7 +57,7 @@ class Reply:
 
 
 def read_reply(body: bytes) -> Reply:
-    """The reply that a body holds; raises `TemporaryFailure` where it holds none."""
+    """Parse the body of a response. Raise `TemporaryFailure` if it is not a chat completion."""
     try:
         whole = json.loads(body)
         choice = whole["choices"][0]
@@ -86,7 +87,7 @@ def error_message(body: bytes) -> str:
 
 
 def model_names(body: bytes) -> list[str]:
-    """The models that a service lists; none where it says nothing of the kind."""
+    """Return the models that a service lists, an empty list if the body is not such a list."""
     try:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -94,7 +95,7 @@ def model_names(body: bytes) -> list[str]:
 
 
 def retry_after(value: str | None) -> float:
-    """Seconds; the header gives them, or a date. 0 where it gives neither."""
+    """Return the seconds of a Retry-After header, which holds seconds or a date; 0 if it holds neither."""
     if not value:
         return 0.0
     try:
@@ -112,7 +113,7 @@ _STRUCTURE_WORDS = ("response_format", "json_schema", "json_object", "structured
 
 
 class Dialect:
-    """Parameters that the service accepts, as far as known; `version` counts the dropped ones."""
+    """Parameters that the service accepts, as far as known. `version` counts the changes."""
 
     def __init__(self, llm: str, temperature: float, max_tokens: int) -> None:
         self.version = 0
@@ -122,7 +123,7 @@ class Dialect:
         self._sends_temperature = True
 
     def body(self, messages: list[Message], schema: dict[str, Any]) -> dict[str, Any]:
-        """The body of a request for an answer that fits a JSON schema."""
+        """Build the body of a request for an answer that fits a JSON schema."""
         result: dict[str, Any] = {"model": self._llm, "messages": messages, self._limit: self._max_tokens}
         if self._sends_temperature:
             result["temperature"] = self._temperature
@@ -134,11 +135,11 @@ class Dialect:
         return result
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Give up what a refusal names; whether the request may be sent again.
+        """Drop the parameter that an error names. Return True if the request may be sent again.
 
         Args:
-            sent: the version the refused request was put in; requests under way may be refused for the same thing.
-            message: the service's words.
+            sent: `version` of the rejected request. Parallel requests may be rejected for the same reason.
+            message: error message of the service.
         """
         if sent != self.version:
             return True
@@ -155,34 +156,34 @@ class Dialect:
         return True
 
 
-FIRST_BOUND = 0.5  # seconds within which a request is sent a second time
-LONGEST_ASKED = 600.0  # a service that asks for a longer wait wants the job to stop
+FIRST_BOUND = 0.5  # bound of the first pause in seconds
+LONGEST_ASKED = 600.0  # seconds; if a service asks for a longer pause, the job stops
 _LARGEST = 4 << 20  # bytes of a response
 _TEMPORARY_STATUSES = {408, 409, 425, 429}
-_SPARE_CONNECTIONS = 4  # connections are reused; a service that closes them costs a retry
+_SPARE_CONNECTIONS = 4  # connections are reused, and a service that closes one causes a retry
 
 
 class ServiceError(UserError):
-    """A service cannot be reached, knows no such model, or takes no such key."""
+    """Error of a service: it cannot be reached, does not have the model, or rejects the key."""
 
 
 class RequestRefused(Exception):
-    """The service takes exception to one request."""
+    """Rejection of one request by the service."""
 
 
 class Service:
-    """A service with its connections; an asynchronous context manager.
+    """Service with its connections, as an asynchronous context manager.
 
     Args:
-        config: where it is, and how patiently it is asked.
-        temperature, max_tokens: of every request.
-        key: goes along as bearer; None for a service that wants none.
+        config: address, timeout and retries.
+        temperature, max_tokens: parameters of every request.
+        key: bearer token, None for a service without a key.
     """
 
     def __init__(self, config: ServiceConfig, temperature: float, max_tokens: int, key: str | None) -> None:
         self.dialect = Dialect(config.llm, temperature, max_tokens)
         self.retried: dict[str, int] = {}
-        self.stop = asyncio.Event()  # set where the job ends: what waits to be sent again is given up
+        self.stop = asyncio.Event()  # set when the job stops, so that no request is retried
         self._config, self._key = config, key
         self._not_before = 0.0
         self._draw = random.Random()
@@ -204,10 +205,10 @@ class Service:
         await self._session.close()
 
     async def check(self) -> None:
-        """Ask for the list of models, where there is one: a wrong address, key or name shows before any work is done.
+        """Request the list of models, so that a wrong address, key or model name shows before any slow step.
 
         Raises:
-            ServiceError: the service cannot be reached, refuses the key, or lists other models.
+            ServiceError: the service cannot be reached, rejects the key, or does not list the model.
         """
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
@@ -221,11 +222,11 @@ class Service:
             raise ServiceError(f"the service has no model {self._config.llm!r}", "--llm", self._clean(remedy))
 
     async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:
-        """The answer to one request.
+        """Send one request, and return the answer.
 
         Raises:
-            ServiceError: it cannot be had, and no other answer could.
-            RequestRefused: this one cannot be had.
+            ServiceError: the service cannot answer this or any other request.
+            RequestRefused: the service rejects this request.
         """
         attempt = 0
         while True:
@@ -248,7 +249,7 @@ class Service:
                     raise ServiceError(
                         f"asks to wait for {failure.wait:,.0f} seconds",
                         self._config.base,
-                        "give the command again then",
+                        "run the same command again after that time",
                     ) from failure
                 self._not_before = max(self._not_before, time.monotonic() + failure.wait if failure.wait else 0.0)
                 bound = min(self._config.longest_wait, FIRST_BOUND * 2.0**attempt)
@@ -261,7 +262,7 @@ class Service:
                 await asyncio.wait_for(self.stop.wait(), seconds)
 
     async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes, float]:
-        """Status, body, and the seconds of Retry-After."""
+        """Return the status, the body and the seconds of Retry-After."""
         try:
             async with self._session.request(
                 method, self._config.base + path, json=body, allow_redirects=False
@@ -270,11 +271,11 @@ class Service:
                 async for block in response.content.iter_chunked(1 << 16):
                     result += block
                     if len(result) > _LARGEST:
-                        raise TemporaryFailure("an answer without end")
+                        raise TemporaryFailure("an answer that is too long")
                 return response.status, bytes(result), retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise ServiceError(
-                f"no trusted connection ({error})", self._config.base, "check its certificate"
+                f"has no trusted certificate ({error})", self._config.base, "check its certificate"
             ) from error
         except aiohttp.InvalidURL as error:
             raise ServiceError(
@@ -292,35 +293,39 @@ class Service:
         if status in (401, 403):
             return self._key_refused(status, body)
         if status == 402 or (status == 429 and "insufficient_quota" in message):
-            return ServiceError(f"the account has no credit ({message})", config.base, "top it up and go on")
+            return ServiceError(
+                f"the account has no credit ({message})", config.base, "add credit, and run the same command again"
+            )
         if status in _TEMPORARY_STATUSES or status >= 500:
             return TemporaryFailure(f"status {status}", wait)
         if status == 404 and (config.llm in message or "model" in message.lower()):
             return ServiceError(
-                f"the service has no model {config.llm!r} ({message})", "--llm", "give one that it lists"
+                f"the service has no model {config.llm!r} ({message})", "--llm", "give a model that it lists"
             )
         if status in (404, 405):
             return ServiceError(
                 f"nothing answers at {config.base}{CHAT} ({status})", "--endpoint", "the address often ends in /v1"
             )
         if 300 <= status < 400:
-            return ServiceError(f"sends requests elsewhere ({status})", config.base, "give the address it names")
+            return ServiceError(f"redirects requests ({status})", config.base, "give the address of the redirect")
         return RequestRefused(f"status {status}: {message}")
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
         name = self._config.key_variable
-        remedy = f"check the key in {name}" if self._key else f"put a key into {name}, or name another --key-variable"
+        remedy = f"check the key in {name}" if self._key else f"store a key in {name}, or give another --key-variable"
         return ServiceError(
-            f"refuses the key ({status}: {self._clean(error_message(body))})", self._config.base, remedy
+            f"rejects the key ({status}: {self._clean(error_message(body))})", self._config.base, remedy
         )
 
     def _unreachable(self, failure: TemporaryFailure) -> ServiceError:
         return ServiceError(
-            f"gives no answer: {failure}", self._config.base, "check --endpoint and the service, then go on"
+            f"gives no answer: {failure}",
+            self._config.base,
+            "check --endpoint and the service, then run the same command again",
         )
 
     def _clean(self, text: str) -> str:
-        """Return the part of a service's text that may be shown."""
+        """Return a short text of the service without secrets."""
         if self._key:
             text = text.replace(self._key, HIDDEN)
         return " ".join(masked(text).split())[:200]

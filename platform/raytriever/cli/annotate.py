@@ -78,7 +78,7 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="annotate",
-        description="Let a language model find the positives among the candidates of several retrievers.",
+        description="Select positives among the candidates of several retrievers with a language model.",
     )
     parser.add_argument(
         "--output",

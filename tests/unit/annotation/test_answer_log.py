@@ -1,4 +1,4 @@
-"""The log of answers: what has arrived is there, whatever happens then."""
+"""Answer log: an answer that has arrived survives kills, full disks and damaged lines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_answers_come_back(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_line_cut_short_is_cut_off_and_one_damaged_passed_over(tmp_path: Path) -> None:
+def test_incomplete_line_is_removed_and_damaged_line_is_skipped(tmp_path: Path) -> None:
     log = AnswerLog(tmp_path)
     put(log, *KEYS[:3])
     log.close()
@@ -87,7 +87,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     AnswerLog(tmp_path).close()
 
 
-def test_a_full_disk_is_told_and_leaves_a_log_that_opens(small_disk: Path) -> None:
+def test_full_disk_is_reported_and_the_log_still_opens(small_disk: Path) -> None:
     logs = []
 
     async def fill() -> None:
@@ -109,18 +109,18 @@ def test_a_full_disk_is_told_and_leaves_a_log_that_opens(small_disk: Path) -> No
         again.close()
 
 
-def test_what_had_arrived_before_a_kill_is_there(tmp_path: Path) -> None:
+def test_answers_survive_a_kill(tmp_path: Path) -> None:
     for _ in range(3):
         words = [sys.executable, "-c", WRITER, str(tmp_path)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        told = [int(process.stdout.readline()) for _ in range(30)]
+        numbers = [int(process.stdout.readline()) for _ in range(30)]
         os.kill(process.pid, signal.SIGKILL)
-        told += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        numbers += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
         process.stdout.close()
         process.wait()
         log = AnswerLog(tmp_path)
         assert log.damaged == 0
-        assert all(f"{number:064x}" in log for number in told)
+        assert all(f"{number:064x}" in log for number in numbers)
         log.close()
         (tmp_path / FILE).unlink()

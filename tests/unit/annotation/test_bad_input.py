@@ -1,4 +1,4 @@
-"""What a user may get wrong ends in one line that says what would be right; nothing is written, no key is told."""
+"""User errors of `annotate`: one line with the remedy, no output, and no key in the message."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from raytriever.cli.main import run
 
 
 @pytest.fixture
-def told(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Annotate to a mistake; answers its line."""
+def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run `annotate` with a user error, and return the line of the error."""
 
-    def end(*words: object, says: int = 1) -> str:
+    def end(*words: object, lines_expected: int = 1) -> str:
         before = sorted(work.rglob("*"))
         capsys.readouterr()
         code = run("annotate", [str(word) for word in words])
@@ -25,7 +25,7 @@ def told(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         assert code == 2, err
         assert not out
         lines = [line for line in err.splitlines() if ": prepar" not in line and ": ranking with" not in line]
-        assert len(lines) == says, err
+        assert len(lines) == lines_expected, err
         assert "Traceback" not in err
         assert sorted(work.rglob("*")) == before
         return lines[-1].removeprefix("error: ")
@@ -67,56 +67,56 @@ def told(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         ("{} --budgt 3", "--budgt: unknown flag; did you mean '--budget'?"),
     ],
 )
-def test_settings(told: Callable[..., str], flags: str, line: str) -> None:
-    found = told(*flags.replace("{}", "--output o --endpoint http://127.0.0.1:9/v1 --llm judge").split())
+def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None:
+    found = error_line(*flags.replace("{}", "--output o --endpoint http://127.0.0.1:9/v1 --llm judge").split())
     assert found.startswith(line)
     assert "sk-proj-123" not in found
     assert "gsk_12345abc" not in found
 
 
-def test_a_key_that_cannot_be_sent(told: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_cannot_be_sent(error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nX-More: 1")
-    line = told("--output", "o", "--endpoint", "http://127.0.0.1:9/v1", "--llm", "judge")
+    line = error_line("--output", "o", "--endpoint", "http://127.0.0.1:9/v1", "--llm", "judge")
     assert line == "--key-variable: names a variable with a character that is invalid in a key; set it to the key alone"
 
 
-def test_nobody_answers(told: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
+def test_unreachable_service(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
     served = serve()
     served.end()
-    line = told("--output", "o", "--endpoint", served.endpoint, "--llm", "judge", "--dataset", topics)
+    line = error_line("--output", "o", "--endpoint", served.endpoint, "--llm", "judge", "--dataset", topics)
     assert line.startswith(f"{served.endpoint}: gives no answer: no connection (Connect")
-    assert line.endswith("; check --endpoint and the service, then go on")
+    assert line.endswith("; check --endpoint and the service, then run the same command again")
 
 
-def test_the_key_is_refused(
-    told: Callable[..., str], serve: Callable[..., Any], topics: Path, monkeypatch: pytest.MonkeyPatch
+def test_rejected_key(
+    error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--output", "o", "--endpoint", serve(key="the-right-one").endpoint, "--llm", "judge", "--dataset", topics]
-    line = told(*words)
-    assert "refuses the key (401: Incorrect API key provided" in line
-    assert line.endswith("; put a key into OPENAI_API_KEY, or name another --key-variable")
+    line = error_line(*words)
+    assert "rejects the key (401: Incorrect API key provided" in line
+    assert line.endswith("; store a key in OPENAI_API_KEY, or give another --key-variable")
     monkeypatch.setenv("MY_OWN", "the-wrong-one")
-    line = told(*words, "--key-variable", "MY_OWN")
+    line = error_line(*words, "--key-variable", "MY_OWN")
     assert "Bearer ***" in line
     assert "wrong-one" not in line
     assert line.endswith("; check the key in MY_OWN")
 
 
-def test_the_model_is_not_known(told: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
+def test_unknown_model(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
     words = ["--output", "o", "--llm", "jugde", "--dataset", topics, "--endpoint"]
-    assert told(*words, serve().endpoint) == "--llm: the service has no model 'jugde'; did you mean 'judge'?"
-    # Of a service that lists none it shows at the first request; the estimate stands before it.
-    line = told(*words, serve(no_models=True).endpoint, says=7)
+    assert error_line(*words, serve().endpoint) == "--llm: the service has no model 'jugde'; did you mean 'judge'?"
+    # Without a list of models the first request fails, after the estimate.
+    line = error_line(*words, serve(no_models=True).endpoint, lines_expected=7)
     assert line == (
         "--llm: the service has no model 'jugde' (The model `jugde` does not exist. model_not_found); "
-        "give one that it lists"
+        "give a model that it lists"
     )
 
 
-def test_data(told: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
+def test_data(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
     words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset"]
-    assert "no data set" in told(*words, "nowhere") or "no such" in told(*words, "nowhere")
-    line = told(*words, topics, "--split", "trian", "--max-queries", "4", "--candidates", "none.trec")
+    assert "no data set" in error_line(*words, "nowhere") or "no such" in error_line(*words, "nowhere")
+    line = error_line(*words, topics, "--split", "trian", "--max-queries", "4", "--candidates", "none.trec")
     assert line.startswith("--candidates none.trec: no such file; ")
     run_file = topics / "run.trec"
     for text, wrong in (
@@ -127,50 +127,52 @@ def test_data(told: Callable[..., str], serve: Callable[..., Any], topics: Path,
         ("q\xff Q0 d1-1 1 0.5 x\n", ":1: is no line of a run; "),
     ):
         run_file.write_bytes(text.encode("latin-1"))
-        assert told(*words, topics, "--candidates", run_file).startswith(f"{run_file}{wrong}")
+        assert error_line(*words, topics, "--candidates", run_file).startswith(f"{run_file}{wrong}")
     run_file.unlink()
     (topics / "queries.jsonl").write_text("")
-    assert "queries.jsonl" in told(*words, topics)
+    assert "queries.jsonl" in error_line(*words, topics)
 
 
-def test_queries_of_nobody(told: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
+def test_no_query_to_annotate(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
     lines = (topics / "queries.jsonl").read_text().splitlines(keepends=True)
     (topics / "queries.jsonl").write_text("".join(lines[:32]))
     words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics]
-    line = told(*words, "--split", "trian")
+    line = error_line(*words, "--split", "trian")
     assert line == (
         "topics: has no split 'trian' and no query without judgements; choose one of its splits: dev, test, train"
     )
 
 
-def test_no_passage_is_found(told: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
+def test_no_passage_is_found(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path) -> None:
     rows = [json.dumps({"_id": f"q{i}", "text": "zzzz"}) + "\n" for i in range(40)]
     (topics / "queries.jsonl").write_text("".join(rows))
     words = ["--output", "o", "--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics]
-    assert told(*words).startswith("topics: nobody found a passage for any of 24 queries; ")
+    assert error_line(*words).startswith("topics: has no candidate passage for any of 24 queries; ")
 
 
-def test_places_that_are_taken(told: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
+def test_paths_in_use(error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
     words = ["--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output"]
     (work / "there").mkdir()
-    assert told(*words, "there") == "there: is there already; give another --output, or remove it"
+    assert error_line(*words, "there") == "there: exists already; give another --output, or remove it"
     log = AnswerLog(work / "answers")
-    line = told(*words, "o", "--answers", "answers")
+    line = error_line(*words, "o", "--answers", "answers")
     assert line.startswith("answers: in use by ")
     assert line.endswith("); wait for it with --wait, or give another folder with --answers")
     log.close()
-    line = told(*words, "o", "--embeddings", "e")
+    line = error_line(*words, "o", "--embeddings", "e")
     assert line.startswith("--embeddings: has no effect with --candidates bm25; ")
 
 
-def test_a_service_that_fails_for_good_ends_the_job_and_what_was_paid_is_kept(
+def test_permanent_failure_stops_the_job_and_keeps_paid_answers(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--llm", "judge", "--dataset", str(topics), "--output", "o", "--retries", "1", "--longest-wait", "0.01"]
     broken = serve(error=0.3, seed=3)
     assert run("annotate", [*words, "--endpoint", broken.endpoint]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].endswith("gives no answer: status 500; check --endpoint and the service, then go on")
+    assert lines[-1].endswith(
+        "gives no answer: status 500; check --endpoint and the service, then run the same command again"
+    )
     assert " queries are annotated. Their answers are kept in " in lines[-2]
     assert not Path("o").exists()
     whole = serve()
@@ -180,8 +182,10 @@ def test_a_service_that_fails_for_good_ends_the_job_and_what_was_paid_is_kept(
     assert paid.total() == 72
 
 
-def test_no_positive_for_anyone(told: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path) -> None:
+def test_no_query_has_a_positive(
+    error_line: Callable[..., str], serve: Callable[..., Any], topics: Path, work: Path
+) -> None:
     (topics / "run.trec").write_text("".join(f"q{i} Q0 d{(i + 1) % 40}-1 1 1.0 x\n" for i in range(24)))
     words = ["--endpoint", serve().endpoint, "--llm", "judge", "--dataset", topics, "--output", "o"]
-    line = told(*words, "--candidates", topics / "run.trec", says=6)
+    line = error_line(*words, "--candidates", topics / "run.trec", lines_expected=6)
     assert line.startswith("topics: the model found no positive for any query; ")

@@ -38,24 +38,24 @@ def positives(folder: str = "out", split: str = "train") -> dict[str, list[tuple
         rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks, strict=True
     ):
         if score > 0:
-            told = (dataset.documents.ids[int(document)], SOURCES[int(source)], int(rank))
-            found.setdefault(dataset.queries.ids[int(query)], []).append(told)
+            row = (dataset.documents.ids[int(document)], SOURCES[int(source)], int(rank))
+            found.setdefault(dataset.queries.ids[int(query)], []).append(row)
     return found
 
 
-def test_a_data_set_with_the_models_positives(
+def test_output_contains_the_positives_of_the_model(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve()
     assert run("annotate", words(topics, served.endpoint, "--price-in", "1", "--price-out", "4")) == 0
     out = capsys.readouterr().out
     assert "24 queries; 0 of them have no positive, 0 had no candidate, 0 failed" in out
-    assert "24 positives people had named too" in out
-    assert "10 positives left out: people had judged them 0" in out
-    assert "72 answers paid for now, 0 found in the log" in out
+    assert "24 positives that people also judged relevant" in out
+    assert "10 positives left out, because people judged them 0" in out
+    assert "72 answers paid in this run, 0 answers from the log" in out
     assert "jobs/train.py --dataset out --positives human-first --positives-order ranked" in out
     found = positives()
-    # The longest is the most useful; of the first ten topics people say that it is not relevant.
+    # The longest passage is the most useful. In the first ten topics people judged it 0.
     assert sorted(found["q12"]) == [
         ("d12-0", "human", 0),
         ("d12-1", "llm", 2),
@@ -68,22 +68,22 @@ def test_a_data_set_with_the_models_positives(
     assert (meta["queries"], meta["positives"], meta["agreed"], meta["judged_irrelevant"]) == (24, 86, 24, 10)
     read, written = meta["tokens_read"], meta["tokens_written"]
     assert meta["cost"] == pytest.approx((read + 4 * written) / 1e6)
-    told = [json.loads(line) for line in Path("out/annotations.jsonl").read_text().splitlines()]
-    assert {row["query"] for row in told} == {f"q{i}" for i in range(24)}
-    assert all(row["answer"].startswith("It is said: ") and len(row["useful"]) == 4 for row in told)
+    rows = [json.loads(line) for line in Path("out/annotations.jsonl").read_text().splitlines()]
+    assert {row["query"] for row in rows} == {f"q{i}" for i in range(24)}
+    assert all(row["answer"].startswith("It is said: ") and len(row["useful"]) == 4 for row in rows)
 
-    # Again, with the service gone: nothing is asked, and the bytes are the same.
+    # Without the service the second run sends no request and writes the same bytes.
     served.end()
     again = [word if word != "out" else "again" for word in words(topics, served.endpoint, "--agreed", "llm")]
     assert run("annotate", again) == 0
-    assert "0 answers paid for now, 72 found in the log" in capsys.readouterr().out
+    assert "0 answers paid in this run, 72 answers from the log" in capsys.readouterr().out
     assert Path("again/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
     assert ("d12-0", "llm", 3) in positives("again")["q12"]
     assert served.events("asked").total() == 72
 
 
 @pytest.mark.slow
-def test_faults_of_every_kind_change_nothing(
+def test_temporary_failures_do_not_change_the_output(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("annotate", words(topics, serve().endpoint, "--answers", "a")) == 0
@@ -99,15 +99,15 @@ def test_faults_of_every_kind_change_nothing(
     assert served.events("answered").total() == 72
 
 
-def test_malformed_answers_are_counted_told_and_asked_again(
+def test_malformed_answers_are_counted_reported_and_requested_again(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve(nonsense=0.3, seed=4)
     assert run("annotate", words(topics, served.endpoint, "--repairs", "12")) == 0
     out = capsys.readouterr().out
-    malformed = read_told(out, " malformed answers; the first: ")
+    malformed = read_count(out, " malformed answers; the first is ")
     assert malformed > 5
-    assert f"{72 + malformed:,} answers paid for now" in out
+    assert f"{72 + malformed:,} answers paid in this run" in out
     capsys.readouterr()
     again = [word if word != "out" else "strict" for word in words(topics, served.endpoint, "--repairs", "0")]
     assert run("annotate", again) == 2
@@ -121,16 +121,16 @@ def test_malformed_answers_are_counted_told_and_asked_again(
     ]
     assert f", {len(failed)} failed" in capsys.readouterr().out
     assert served.events("answered").total() == 72 + malformed  # the repairs are all that was paid for; nothing twice
-    # People's judgements of a query without an annotation stand.
+    # A query without an annotation keeps its human judgements.
     assert positives("strict")[failed[0]["query"]] == [(f"d{failed[0]['query'][1:]}-0", "human", 0)]
 
 
-def read_told(out: str, tail: str) -> int:
+def read_count(out: str, tail: str) -> int:
     (line,) = [line for line in out.splitlines() if tail in line]
     return int(line.split()[0].replace(",", ""))
 
 
-def test_a_budget_stops_the_job_and_more_of_it_goes_on(
+def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve()
@@ -139,10 +139,10 @@ def test_a_budget_stops_the_job_and_more_of_it_goes_on(
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
     err = capsys.readouterr().err.splitlines()[-1]
     assert err.startswith("error: --budget: is used up after ")
-    assert "raise it to go on; answers are kept" in err
+    assert "raise it, and run the same command again; answers are kept" in err
     assert not Path("out").exists()
     asked = served.events("asked").total()
-    # The same budget buys no more; and what it bought can be had.
+    # The same budget allows no further request, and its answers can be written.
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
     assert served.events("asked").total() == asked
     first = err.split("--max-queries ")[1].split()[0]
@@ -156,7 +156,7 @@ def test_a_budget_stops_the_job_and_more_of_it_goes_on(
     assert served.events("answered").total() == 72
 
 
-def test_a_dry_run_asks_nothing_and_its_bounds_hold(
+def test_dry_run_sends_no_request_and_its_bounds_hold(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve()
@@ -181,7 +181,7 @@ def test_a_dry_run_asks_nothing_and_its_bounds_hold(
     assert "72 answers are in the log already" in out
 
 
-def test_queries_that_no_split_judges(serve: Callable[..., Any], topics: Path, work: Path) -> None:
+def test_new_split_contains_the_queries_without_judgements(serve: Callable[..., Any], topics: Path, work: Path) -> None:
     assert run("annotate", words(topics, serve().endpoint, "--split", "more")) == 0
     found = positives(split="more")
     assert set(found) == {f"q{i}" for i in range(32, 40)}
@@ -196,23 +196,23 @@ def test_candidates_of_a_run_and_of_an_encoder(
     Path("some.trec").write_text("".join(lines))
     served = serve()
     assert run("annotate", words(topics, served.endpoint, "--candidates", "some.trec")) == 0
-    told = [json.loads(line) for line in Path("out/annotations.jsonl").read_text().splitlines()]
-    assert all([name[-1] for name in row["candidates"]] == ["3", "1"] for row in told)
+    rows = [json.loads(line) for line in Path("out/annotations.jsonl").read_text().splitlines()]
+    assert all([name[-1] for name in row["candidates"]] == ["3", "1"] for row in rows)
     more = ["--candidates", "some.trec, dense,bm25", "--model", str(tiny_encoder), "--depth", "6"]
     more += ["--passages-per-prompt", "3"]
     assert run("annotate", [word if word != "out" else "all" for word in words(topics, served.endpoint, *more)]) == 0
-    told = [json.loads(line) for line in Path("all/annotations.jsonl").read_text().splitlines()]
-    for row in told:
+    rows = [json.loads(line) for line in Path("all/annotations.jsonl").read_text().splitlines()]
+    for row in rows:
         topic = row["query"][1:]
         assert {f"d{topic}-{j}" for j in range(4)} <= set(row["candidates"])
         assert len(row["candidates"]) == len(set(row["candidates"])) <= 14
         assert set(row["useful"]) == {f"d{topic}-{j}" for j in range(4)}
-    assert np.mean([len(row["candidates"]) for row in told]) > 5
+    assert np.mean([len(row["candidates"]) for row in rows]) > 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_kill_in_the_middle_pays_no_answer_twice(
+def test_killed_job_pays_no_answer_twice(
     serve: Callable[..., Any], topics: Path, work: Path, by: signal.Signals
 ) -> None:
     served = serve(service_time=0.02)
@@ -241,9 +241,7 @@ def test_a_kill_in_the_middle_pays_no_answer_twice(
 
 
 @pytest.mark.slow
-def test_training_takes_it_as_it_stands(
-    serve: Callable[..., Any], topics: Path, tiny_encoder: Path, work: Path
-) -> None:
+def test_train_reads_the_output(serve: Callable[..., Any], topics: Path, tiny_encoder: Path, work: Path) -> None:
     assert run("annotate", words(topics, serve().endpoint, "--agreed", "llm")) == 0
     for which in ("llm", "human-first"):
         flags = ["--dataset", "out", "--positives", which, "--positives-order", "ranked", "--positives-per-query", "3"]
@@ -253,6 +251,6 @@ def test_training_takes_it_as_it_stands(
         if which == "llm":
             assert done.returncode == 0, done.stderr
             assert (Path("runs") / which / "metrics.json").exists()
-        else:  # every pair that people named too is the model's here
+        else:  # all pairs that people also judged relevant have source `llm` here
             assert done.returncode == 2
             assert "no query has a positive of source 'human'" in done.stderr

@@ -1,4 +1,4 @@
-"""The data set that is written: read again, it holds what was annotated and all that was there before."""
+"""Written data set: it contains the annotations and all previous data."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def test_people_are_not_contradicted() -> None:
 
 
 @pytest.mark.parametrize("name", ["d", "a\tb ", "ü\u2028"])
-def test_whatever_the_ids_it_is_read_as_it_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_output_with_special_ids_is_read_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     documents = Documents([f"{name}{i}" for i in range(4)], ["", "T", "", ""], ["a", "b\nc", "d", 'e"f'])
     queries = Queries([f"{name}{i}" for i in range(3)], ["one", "two", "three"])
@@ -85,7 +83,7 @@ def test_hard_negatives_are_carried_over(tmp_path: Path, monkeypatch: pytest.Mon
     assert table.relevant == 1
 
 
-def test_what_several_found_stands_in_front() -> None:
+def test_documents_of_several_retrievers_come_first() -> None:
     first, second = np.array([4, 7, 2]), np.array([7, -1, -1])
     assert fuse([first, second]) == [7, 4, 2]
     assert fuse([np.array([9, 1]), np.array([1, 9])]) == [1, 9]

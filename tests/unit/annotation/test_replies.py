@@ -1,4 +1,4 @@
-"""What counts as an answer."""
+"""Parser of answers, and their JSON schema."""
 
 from __future__ import annotations
 

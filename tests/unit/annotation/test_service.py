@@ -1,4 +1,4 @@
-"""One request against a real server: sent again where that helps, given up where it does not."""
+"""Requests to a real server: retries of temporary failures, and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_answer_and_its_tokens(serve: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "kind"),
     [
         ("drop", "connection lost"),
         ("busy", "status 429"),
@@ -55,19 +55,19 @@ def test_an_answer_and_its_tokens(serve: Callable[..., Any]) -> None:
         ("stall", "no answer within 0.2 s"),
     ],
 )
-def test_what_fails_in_passing_is_sent_again(serve: Callable[..., Any], fault: str, told: str) -> None:
+def test_temporary_failures_are_retried(serve: Callable[..., Any], fault: str, kind: str) -> None:
     served = serve(**{fault: 0.5}, retry_after=0.01, seed=1)
     config = replace(QUICK, endpoint=served.endpoint, retries=30, timeout=0.2 if fault == "stall" else 5.0)
     _, service = chat(config, times=6)
     again = sum(service.retried.values())
-    assert set(service.retried) == {told}
+    assert set(service.retried) == {kind}
     assert again > 0
     assert served.events("asked").total() == 6 + again
     assert served.events("answered").total() == 6
 
 
 @pytest.mark.parametrize("fault", ["drop", "error", "garbage"])
-def test_retries_come_to_an_end(serve: Callable[..., Any], fault: str) -> None:
+def test_number_of_retries_is_limited(serve: Callable[..., Any], fault: str) -> None:
     served = serve(**{fault: 1.0})
     with pytest.raises(ServiceError, match="gives no answer"):
         chat(replace(QUICK, endpoint=served.endpoint, retries=2))
@@ -97,10 +97,10 @@ def test_keys(serve: Callable[..., Any]) -> None:
     for ask in (check, chat):
         with pytest.raises(ServiceError) as found:
             ask(config, "wrong-secret-key")
-        assert "refuses the key (401" in str(found.value)
+        assert "rejects the key (401" in str(found.value)
         assert "check the key in OPENAI_API_KEY" in str(found.value)
         assert "wrong-secret" not in str(found.value)
-        with pytest.raises(ServiceError, match="put a key into OPENAI_API_KEY, or name another --key-variable"):
+        with pytest.raises(ServiceError, match="store a key in OPENAI_API_KEY, or give another --key-variable"):
             ask(config)
 
 
@@ -134,7 +134,7 @@ def test_addresses(serve: Callable[..., Any]) -> None:
         ("response_format,max_tokens,temperature", 5),
     ],
 )
-def test_what_a_service_does_not_take_is_left_out(serve: Callable[..., Any], refuses: str, asked: int) -> None:
+def test_rejected_parameters_are_left_out(serve: Callable[..., Any], refuses: str, asked: int) -> None:
     served = serve(refuses=refuses, wrapped=True)
     reply, _ = chat(replace(QUICK, endpoint=served.endpoint))
     assert read_numbers(RELEVANCE, reply.content, 2) == [0]
@@ -147,7 +147,7 @@ def test_requests_at_once_find_the_dialect_together(serve: Callable[..., Any]) -
     assert served.events("answered").total() == 8
 
 
-def test_a_request_that_is_refused_is_not_sent_again(serve: Callable[..., Any]) -> None:
+def test_rejected_request_is_not_retried(serve: Callable[..., Any]) -> None:
     served = serve(filters="iron is harder")
     with pytest.raises(RequestRefused, match="status 400: blocked by the content filter"):
         chat(replace(QUICK, endpoint=served.endpoint))

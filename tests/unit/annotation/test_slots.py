@@ -1,4 +1,4 @@
-"""Who of those that wait for the service goes next."""
+"""Priorities of waiting requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_service_is_at_work_until_the_end() -> None:
     assert counts[:-1] == [SERVED] * (len(counts) - 1), "a round before the last one was not full"
 
 
-def test_the_earliest_step_goes_first_and_within_it_who_came_first() -> None:
+def test_slots_go_to_the_earliest_step_then_by_arrival() -> None:
     async def order() -> list[str]:
         slots, went = Slots(1), list[str]()
 
@@ -59,7 +59,7 @@ def test_the_earliest_step_goes_first_and_within_it_who_came_first() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_one_that_gives_up_waiting_takes_no_slot_with_it(given: bool) -> None:
+def test_cancelled_waiter_keeps_no_slot(given: bool) -> None:
     async def after() -> None:
         slots = Slots(1)
         leaving = asyncio.Event()

@@ -149,13 +149,14 @@ def test_commands_and_their_flags_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_blocks_of_a_tutorial_run(page: str, tmp_path: Path) -> None:
-    """Python blocks run one after another, and shell blocks after `<!-- run -->`, in one folder."""
+    """Blocks after `<!-- run -->`, and Python blocks without raytriever, run one after another in one folder."""
     environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     for match in FENCE.finditer(_text(page)):
         _, language, block = match.groups()
-        if language == "python" and "raytriever" not in block:
+        is_marked = _text(page)[: match.start()].endswith("<!-- run -->\n")
+        if language == "python" and (is_marked or not re.search(r"raytriever|\brt\.", block)):
             commands = [[sys.executable, "-c", block]]
-        elif _text(page)[: match.start()].endswith("<!-- run -->\n"):
+        elif is_marked:
             lines = [line.split() for line in block.splitlines()]
             commands = [[sys.executable, str(REPOSITORY / f"jobs/{line[1]}.py"), *line[2:]] for line in lines]
         else:

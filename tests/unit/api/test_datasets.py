@@ -163,8 +163,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(passage="")),
-        'pairs of split dev row 1: empty "passage"; 1 of 1 rows is bad (100.00%), more than the 1 % allowed by '
-        "max_bad_rows",
+        ' row 1: empty "passage"; 1 of 1 rows is bad (100.00%), more than the 1 % allowed by max_bad_rows',
     ),
     (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is no name of a split"),
     (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is no name of a data set"),

@@ -103,4 +103,4 @@ def test_the_home_folder_is_expanded_in_flags_and_in_files(
     for words in (["--config", work / "mine.yaml"], ["--config=~/mine.yaml"]):
         assert error_line("train", *words).startswith(f"--dataset {work}/none: no data set of this name")
     (work / "mine.yaml").write_text("data: {dataset: ''}\n")
-    assert "mine.yaml: dataset: ''; the path is empty: give a path" in error_line("train", "--config=~/mine.yaml")
+    assert "dataset: '' is invalid; the path is empty: give a path" in error_line("train", "--config=~/mine.yaml")

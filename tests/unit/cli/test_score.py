@@ -225,7 +225,7 @@ def test_user_errors(
         ),
         ("--loss kl --teacher-temperature 0", "--teacher-temperature: 0.0 is out of range"),
         ("--loss kl --teacher s --negatives-per-query 2", "s: there are no scores; give a directory that jobs/score"),
-        ("--loss kl --teacher s,t --negatives-per-query 2", "--teacher: 2 for 1 data sets; give one for each"),
+        ("--loss kl --teacher s,t --negatives-per-query 2", "--teacher: 2 teachers for 1 data sets; give one teacher"),
     ],
 )
 def test_training_refuses_scores_of_other_data(

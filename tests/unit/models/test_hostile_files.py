@@ -205,7 +205,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("our pooling, unknown", settings("raytriever.json", pooling="zz"), "--pooling refuses: unknown value 'zz'"),
     ("our pooling, a list", settings("raytriever.json", pooling=["mean"]), "'pooling' is a list"),
     ("our length, text", settings("raytriever.json", query_length="x"), "'query_length' is a text"),
-    ("our length, too long", settings("raytriever.json", query_length=9999), "has 64 positions, but .* at 9999"),
+    ("our length, too long", settings("raytriever.json", query_length=9999), "has 64 positions, but .* 9999 tokens"),
     ("our file with more", settings("raytriever.json", query_length=9, foo=1), "'foo' is unknown"),
     ("no weights", remove("model.safetensors"), r"cannot be loaded \(no model.safetensors\)"),
     ("a pickle alone", only_pickle, r"only pytorch_model.bin, a pickle, which may run code and is never read"),

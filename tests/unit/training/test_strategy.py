@@ -137,9 +137,9 @@ def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
     ("change", "told"),
     [
         ("torn", "0.weight has 11 of its 12 values"),
-        ("shape", r"0.weight is \(12,\) there and \(3, 4\) here"),
-        ("renamed", r"other is \(3, 4\) there and absent here"),
-        ("gone", r"0.weight is absent there and \(3, 4\) here"),
+        ("shape", r"0.weight is \(12,\) in the checkpoint and \(3, 4\) in the model"),
+        ("renamed", r"other is \(3, 4\) in the checkpoint and absent in the model"),
+        ("gone", r"0.weight is absent in the checkpoint and \(3, 4\) in the model"),
     ],
 )
 def test_a_state_of_another_model_is_refused(change: str, told: str) -> None:

@@ -22,7 +22,7 @@ from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
-from raytriever.report.queries import chosen_queries
+from raytriever.report.queries import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
 from raytriever.storage import read_manifest
 from raytriever.tracking.outbox import Outbox
@@ -134,7 +134,7 @@ def test_results(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 def test_values_of_queries(tmp_path: Path) -> None:
     file = copy("finished", tmp_path) / "per_query" / "letters.json"
-    refused, count = check(file, lambda: chosen_queries(read_per_query(file)))
+    refused, count = check(file, lambda: choose_queries(read_per_query(file)))
     assert refused > count / 2
 
 

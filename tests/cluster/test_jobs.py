@@ -22,15 +22,15 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent.parent
 CODE = ["platform", "jobs", ".gitignore", ".rayignore", "pyproject.toml", "constraints.txt"]
 PLANTED = {".env": "canary", "runs/old/config.yaml": "canary", "mlflow.db": "canary", "key.pem": "canary"}
-# Which code a worker runs, told in its run: an editable install names another folder than the upload.
-TELLS = """
+# A worker writes where its code lies: an editable install names another folder than the upload.
+CODE_RECORD = """
 
 _train_as_it_is = _train
 
 
-def _train(job, sender, device):
-    Path(job["folder"], "worker_code").write_text(__file__)
-    _train_as_it_is(job, sender, device)
+def _train(job, device):
+    (job.folder / "worker_code").write_text(__file__)
+    _train_as_it_is(job, device)
 """
 
 
@@ -99,8 +99,8 @@ def head() -> Iterator[Head]:
                 checkout / name if (REPOSITORY / name).is_dir() else checkout,
                 **({"ignore": shutil.ignore_patterns("__pycache__")} if (REPOSITORY / name).is_dir() else {}),
             )
-        with (checkout / "platform" / "raytriever" / "cluster" / "worker.py").open("a") as module:
-            module.write(TELLS)
+        with (checkout / "platform" / "raytriever" / "cluster" / "train" / "worker.py").open("a") as module:
+            module.write(CODE_RECORD)
         for name, content in PLANTED.items():
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             (checkout / name).write_text(content)

@@ -83,7 +83,7 @@ CASES = of_area(
     yaml("a stage called by a path", "stages: [{name: ../x}]", "mine.yaml: stage 1 has the invalid name '../x'"),
     yaml("two stages of one name", "stages: [{name: a}, {name: a}]", "mine.yaml: two stages have the name 'a'"),
     yaml("a metric that is not known", "training: {best_metric: nope}", "--best-metric nope: unknown metric 'nope'"),
-    Case("settings that are a folder", TRAIN, "cannot be read", (folder("mine.yaml"),)),
+    Case("settings that are a folder", TRAIN, "mine.yaml: a folder is in the way", (folder("mine.yaml"),)),
     Case("settings that are a pipe", TRAIN, "mine.yaml: is a pipe, a socket or a device", (fifo("mine.yaml"),)),
     Case(
         "settings that link to themselves",
@@ -106,7 +106,7 @@ CASES = of_area(
     Case(
         "a search space of nothing",
         "tune --dataset letters --model model --search-space space.yaml --output out",
-        "space.yaml: holds no sections",
+        "space.yaml: the file holds no sections",
         (write("space.yaml", ""),),
     ),
     Case(

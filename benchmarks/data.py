@@ -144,10 +144,10 @@ def again(dataset: Path) -> dict[str, float]:
     from raytriever.data.prepare.pipeline import Request, in_processes, prepare
 
     request = Request(str(dataset), minilm())
-    told: list[str] = []
+    lines: list[str] = []
     prepare(request, in_processes)
-    took = seconds(lambda: prepare(request, in_processes, report=told.append))
-    return {"seconds": took, "said": float("prepared before" in told[0])}
+    took = seconds(lambda: prepare(request, in_processes, report=lines.append))
+    return {"seconds": took, "said": float("prepared before" in lines[0])}
 
 
 def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
@@ -169,7 +169,7 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     for runner in ("processes", "ray"):
         got = in_a_process(runner, arguments)
         per_second = got["texts"] / got["prepare"]
-        found[f"prepare by {runner}, texts a second"] = End(per_second, "told", True)
+        found[f"prepare by {runner}, texts a second"] = End(per_second, "reported", True)
         for name, rival in {
             "fast": "tokenizers.encode_batch_fast",
             "batch": "tokenizers.encode_batch",
@@ -178,16 +178,16 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
             share = got[name] / got["prepare"]
             # SQuAD is small enough that the job itself takes processes; Ray's speed on it is told beside.
             decides = name == "batch" and runner == "processes"
-            target, holds = ("at least 0.8", share >= 0.8) if decides else ("told", True)
+            target, holds = ("at least 0.8", share >= 0.8) if decides else ("reported", True)
             found[f"prepare by {runner}, speed / {rival}"] = End(share, target, holds)
-        found[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "told", True)
+        found[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "reported", True)
         found[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
     got = in_a_process("again", arguments)
     found["a second call (s)"] = End(got["seconds"], "says so, at most 1", got["seconds"] < 1 and got["said"] == 1)
     got = in_a_process("large", arguments)
     name = f"{arguments.passages:,} passages, object store 500 MB"
     found[f"{name}: seconds"] = End(got["seconds"], "goes through", True)
-    found[f"{name}: speed / tokenizers.encode_batch"] = End(got["bare"] / got["seconds"], "told", True)
+    found[f"{name}: speed / tokenizers.encode_batch"] = End(got["bare"] / got["seconds"], "reported", True)
     found[f"{name}: driver memory grown (MB)"] = End(got["grown"], "bounded", got["grown"] < 600)
     found[f"{name}: something was spilled to disk"] = End(got["spilled"], "no (0)", got["spilled"] == 0)
     return found

@@ -86,15 +86,15 @@ def feeding(dataset: Path = SQUAD) -> dict[str, End]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = {"making a batch (ms)": End(1_000 * median(made), "told", True)}
+        found = {"making a batch (ms)": End(1_000 * median(made), "reported", True)}
         for name, step in (("torch on one thread", computation()), ("a sleep", lambda: sleep(STEP_SECONDS))):
             first, share = fed(make, step)
             busy, idle = beside(make, step)
             found |= {
                 f"step of 50 ms, {name}: exposed wait (%)": End(100 * share, "under 2", share < 0.02),
-                f"step of 50 ms, {name}: wait for the first batch (ms)": End(1_000 * first, "told", True),
-                f"step of 50 ms, {name}: without the loader (ms)": End(1_000 * idle, "told", True),
-                f"step of 50 ms, {name}: beside the loader (x)": End(busy / idle, "told", True),
+                f"step of 50 ms, {name}: wait for the first batch (ms)": End(1_000 * first, "reported", True),
+                f"step of 50 ms, {name}: without the loader (ms)": End(1_000 * idle, "reported", True),
+                f"step of 50 ms, {name}: beside the loader (x)": End(busy / idle, "reported", True),
             }
     finally:
         torch.set_num_threads(threads)

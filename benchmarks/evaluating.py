@@ -102,16 +102,18 @@ def ends_of(title: str, run: Path, target: float | None) -> dict[str, End]:
     alone, beside, seconds, waited = costs(run)
     ratio = median(beside) / median(alone) if alone and beside else float("nan")
     return {
-        f"{title}: evaluations": End(len(seconds), "told", True),
-        f"{title}: an evaluation, median seconds": End(median(seconds), "told", True),
-        f"{title}: steps alone": End(len(alone), "told", True),
+        f"{title}: evaluations": End(len(seconds), "reported", True),
+        f"{title}: an evaluation, median seconds": End(median(seconds), "reported", True),
+        f"{title}: steps alone": End(len(alone), "reported", True),
         f"{title}: steps beside an evaluation": End(len(beside), "at least 1", len(beside) >= 1),
-        f"{title}: a step alone, seconds": End(median(alone) if alone else float("nan"), "told", True),
-        f"{title}: a step beside an evaluation, seconds": End(median(beside) if beside else float("nan"), "told", True),
-        f"{title}: beside / alone": End(
-            ratio, f"at most {target}" if target else "told", not target or ratio <= target
+        f"{title}: a step alone, seconds": End(median(alone) if alone else float("nan"), "reported", True),
+        f"{title}: a step beside an evaluation, seconds": End(
+            median(beside) if beside else float("nan"), "reported", True
         ),
-        f"{title}: steps waited, seconds in all": End(sum(waited), "told", True),
+        f"{title}: beside / alone": End(
+            ratio, f"at most {target}" if target else "reported", not target or ratio <= target
+        ),
+        f"{title}: steps waited, seconds in all": End(sum(waited), "reported", True),
     }
 
 
@@ -132,16 +134,16 @@ def main() -> None:
         folder = Path(name)
         subset(folder / "squad", arguments.documents)
         plain, seconds = train(folder, "plain", looks, arguments.steps, {})
-        found["whole run without evaluations, seconds"] = End(seconds, "told", True)
+        found["whole run without evaluations, seconds"] = End(seconds, "reported", True)
         shared, seconds = train(folder, "shared", evaluated, arguments.steps, {})
-        found["whole run, shared cores, seconds"] = End(seconds, "told", True)
+        found["whole run, shared cores, seconds"] = End(seconds, "reported", True)
         same = losses(plain) == losses(shared)
         found["losses are those without evaluations"] = End(float(same), "1", same)
         found |= ends_of("shared cores", shared, 1.1 if own else None)
         if len(cores) > 1:
             pins = {WORKER: set(cores[:-1]), EVALUATOR: {cores[-1]}}
             pinned, seconds = train(folder, "pinned", evaluated, arguments.steps, pins)
-            found["whole run, pinned, seconds"] = End(seconds, "told", True)
+            found["whole run, pinned, seconds"] = End(seconds, "reported", True)
             found |= ends_of("pinned", pinned, 1.1)
     report("evaluating", found, arguments.json)
 

@@ -215,9 +215,9 @@ def main() -> None:
         "deaths survived": End(len(deaths), f"{given.kills}", len(deaths) == given.kills),
         "steps whose loss is not that of the run in peace": End(other, "0", other == 0),
         "steps done again, most": End(max(redone), f"at most {INTERVAL}", max(redone) <= INTERVAL),
-        "steps done again, median": End(median(redone), "told", True),
+        "steps done again, median": End(median(redone), "reported", True),
         "death to first new step, most (s)": End(max(seconds), f"at most {SECONDS:g}", max(seconds) <= SECONDS),
-        "death to first new step, median (s)": End(median(seconds), "told", True),
+        "death to first new step, median (s)": End(median(seconds), "reported", True),
     }
     report(f"{given.workers} workers, one killed at a time, a checkpoint every {INTERVAL} steps", ends, given.json)
 

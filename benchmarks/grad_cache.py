@@ -143,10 +143,10 @@ def main() -> None:
     for strategy in given.strategies.split(","):
         taken = measured(strategy, given.workers, given.steps, given.precision, given.device)
         ratio = taken["cached"] / taken["whole"]
-        target, holds = ("at most 2.5", ratio <= 2.5) if strategy == "zero3" else ("told", True)
+        target, holds = ("at most 2.5", ratio <= 2.5) if strategy == "zero3" else ("reported", True)
         found[f"{strategy}: cached / whole step (x)"] = End(ratio, target, holds)
         for name, seconds in taken.items():
-            found[f"{strategy}: {name} step (s)"] = End(seconds, "told", True)
+            found[f"{strategy}: {name} step (s)"] = End(seconds, "reported", True)
     texts = f"{QUERIES} + {QUERIES * (1 + HARD)} texts a worker, chunk {CHUNK}"
     report(f"gradient caching, {given.workers} workers, {given.precision}, {texts}", found, given.json)
 

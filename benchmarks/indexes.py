@@ -46,9 +46,9 @@ def built(
         seconds = perf_counter() - began
         wanted = kind == "roargraph"
         ends[f"{kind}: build (s)"] = End(
-            seconds, f"at most {BUILD_SECONDS}" if wanted else "told", seconds <= BUILD_SECONDS or not wanted
+            seconds, f"at most {BUILD_SECONDS}" if wanted else "reported", seconds <= BUILD_SECONDS or not wanted
         )
-        ends[f"{kind}: memory beside the embeddings (MB)"] = End(indexes[kind].finder.bytes / 1e6, "told", True)
+        ends[f"{kind}: memory beside the embeddings (MB)"] = End(indexes[kind].finder.bytes / 1e6, "reported", True)
     return indexes, ends
 
 
@@ -59,15 +59,15 @@ def shift_of(indexes: dict[str, ApproximateIndex], sets: dict[str, tuple[ndarray
         points = {name: at_recall(index, queries, true, RECALL) for name, (queries, true) in sets.items()}
         for name, point in points.items():
             if not point.effort:
-                ends[f"{kind}: the greatest recall@10 it comes to, {name}"] = End(point.recall, "told", True)
+                ends[f"{kind}: the greatest recall@10 it comes to, {name}"] = End(point.recall, "reported", True)
             elif isnan(point.candidates):  # Vamana's are not told: the beam stands for them
-                ends[f"{kind}: documents held at recall@10 {RECALL}, {name}"] = End(point.effort, "told", True)
+                ends[f"{kind}: documents held at recall@10 {RECALL}, {name}"] = End(point.effort, "reported", True)
             else:
-                ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = End(point.candidates, "told", True)
+                ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = End(point.candidates, "reported", True)
         ratio = points["shifted"].candidates / points["unshifted"].candidates
         if not isnan(ratio):
             told = {"roargraph": ("at most 1.1", ratio <= 1.1), "hnsw": ("above 1.5", ratio > 1.5)}
-            ends[f"{kind}: shifted / unshifted candidates (x)"] = End(ratio, *told.get(kind, ("told", True)))
+            ends[f"{kind}: shifted / unshifted candidates (x)"] = End(ratio, *told.get(kind, ("reported", True)))
     return ends
 
 
@@ -99,7 +99,9 @@ def repeats(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
     ]
     ends = {}
     for kind in indexes:
-        ends[f"{kind}: queries a second at the default effort"] = End(median(run[kind] for run in runs), "told", True)
+        ends[f"{kind}: queries a second at the default effort"] = End(
+            median(run[kind] for run in runs), "reported", True
+        )
         rates = [run[kind] for run in runs]
         apart = max(rates) / min(rates) - 1
         ends[f"{kind}: spread of {RUNS} runs"] = End(apart, "at most 0.1", apart <= 0.1)
@@ -118,7 +120,7 @@ def budgets(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
             below = (effort, candidates)
         if not isnan(below[0]):
             found = measure(index, queries, true, int(below[0]), timed=False)
-            ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = End(found.recall, "told", True)
+            ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = End(found.recall, "reported", True)
     return ends
 
 

@@ -138,11 +138,11 @@ def main() -> None:
         "submitted over the direct command, to the first step (s)": End(
             over["direct"], f"at most {TARGET:g}", over["direct"] <= TARGET
         ),
-        "submitted over a command that joins the same head (s)": End(over["joined"], "told", True),
+        "submitted over a command that joins the same head (s)": End(over["joined"], "reported", True),
         "submitted after an edit, over the direct command (s)": End(
             changed - median(taken["direct"]), f"at most {TARGET:g}", changed - median(taken["direct"]) <= TARGET
         ),
-        **{f"{way}: to the first step (s)": End(median(taken[way]), "told", True) for way in WAYS},
+        **{f"{way}: to the first step (s)": End(median(taken[way]), "reported", True) for way in WAYS},
     }
     report("jobs, MiniLM, 160 documents", ends, given.json)
 

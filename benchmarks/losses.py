@@ -280,18 +280,18 @@ def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     for name in ("infonce", "mw"):
         run = in_fresh_process(name, 16384)
         found[f"{name}: B=16384 runs (s)"] = End(run["seconds"], "runs", True)
-        found[f"{name}: extra memory, B=16384 (MB)"] = End(run["bytes"] / 1e6, "told", True)
+        found[f"{name}: extra memory, B=16384 (MB)"] = End(run["bytes"] / 1e6, "reported", True)
     rivals = ["materialised infonce"]
     if importlib.util.find_spec("sentence_transformers"):
         rivals += ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"]
     for name in ("infonce", "mw", *rivals):
         run = in_fresh_process(name, 4096)
-        found[f"{name}, B=4096 (s)"] = End(run["seconds"], "told", True)
-        found[f"{name}, B=4096, extra memory (MB)"] = End(run["bytes"] / 1e6, "told", True)
+        found[f"{name}, B=4096 (s)"] = End(run["seconds"], "reported", True)
+        found[f"{name}, B=4096, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
     for name, python in (("mw", sys.executable), *([("PairwiseAUCLoss", libauc)] if libauc else [])):
         run = in_fresh_process(name, 256, python)
-        found[f"{name}, B=256 (s)"] = End(run["seconds"], "told", True)
-        found[f"{name}, B=256, extra memory (MB)"] = End(run["bytes"] / 1e6, "told", True)
+        found[f"{name}, B=256 (s)"] = End(run["seconds"], "reported", True)
+        found[f"{name}, B=256, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
     return found
 
 
@@ -311,9 +311,9 @@ def on_cuda() -> dict[str, End]:
     extra = (torch.cuda.max_memory_allocated() - before) / 1e9
     return {
         "mw / infonce by cross_entropy, B=8192 (x)": End(ratio, "at most 1.5", ratio <= 1.5),
-        "mw, share of the matrix-product peak, B=8192": End(share, "told", True),
+        "mw, share of the matrix-product peak, B=8192": End(share, "reported", True),
         "mw: B=65536 runs (s)": End(perf_counter() - start, "runs", True),
-        "mw: extra memory, B=65536 (GB)": End(extra, "told", True),
+        "mw: extra memory, B=65536 (GB)": End(extra, "reported", True),
     }
 
 

@@ -79,8 +79,8 @@ def rankings() -> dict[str, End]:
     )
     ready = seconds(ours, 3)
     return {
-        "10,000 x 1,000, as a search gives them (s)": End(ready, "told", True),
-        "pytrec_eval (s)": End(taken, "told", True),
+        "10,000 x 1,000, as a search gives them (s)": End(ready, "reported", True),
+        "pytrec_eval (s)": End(taken, "reported", True),
         "ahead of pytrec_eval, as a search gives them (x)": End(taken / ready, "at least 5", taken / ready >= 5),
         "largest difference of a figure from pytrec_eval's": End(apart, "under 1e-6", apart < 1e-6),
     }
@@ -103,7 +103,7 @@ def pooled() -> dict[str, End]:
         taken = seconds(lambda a=ours, b=theirs: pooled_auc(a, b), 3)
         ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / taken
         found |= {
-            f"AUC of 10^7 scores, {title} (s)": End(taken, "told", True),
+            f"AUC of 10^7 scores, {title} (s)": End(taken, "reported", True),
             f"AUC of 10^7 scores, {title}: ahead of scikit-learn (x)": End(ratio, "at least 20", ratio >= 20),
             f"AUC of 10^7 scores, {title}: difference": End(apart, "under 1e-9", apart < 1e-9),
         }
@@ -111,7 +111,7 @@ def pooled() -> dict[str, End]:
             queries = np.arange(len(ours)), np.repeat(np.arange(len(ours)), PER_POSITIVE + 1)[: len(theirs)]
             auc_interval(ours[:9], theirs[:9])
             interval = seconds(lambda a=ours, b=theirs, q=queries: auc_interval(a, b, *q))
-            found["its interval, clustered by query (s)"] = End(interval, "told", True)
+            found["its interval, clustered by query (s)"] = End(interval, "reported", True)
     return found
 
 
@@ -148,7 +148,7 @@ def streamed(scores: int) -> dict[str, End]:
         f"streaming AUC of {scores:.0e} scores: error": End(error, "under 1e-6", error < 1e-6),
         "its stated bound": End(bound, "under 1e-6", error <= bound < 1e-6),
         "peak memory of the process (MB)": End(memory, "under 1000", memory < 1000),
-        "a million scores (ms)": End(1e9 * taken / scores, "told", True),
+        "a million scores (ms)": End(1e9 * taken / scores, "reported", True),
     }
 
 
@@ -156,7 +156,7 @@ def significance() -> dict[str, End]:
     """The randomisation test of 10,000 queries."""
     rng = np.random.default_rng(0)
     taken = seconds(lambda: randomisation_test(rng.random(QUERIES), rng.random(QUERIES)))
-    return {"randomisation test, 10,000 queries, 10,000 draws (s)": End(taken, "told", True)}
+    return {"randomisation test, 10,000 queries, 10,000 draws (s)": End(taken, "reported", True)}
 
 
 def main() -> None:

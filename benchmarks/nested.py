@@ -117,13 +117,13 @@ def main() -> None:
             config = ModelConfig(model, passage_length=own.model.passage_length)
             found[name] = by_width(load_for_encoding(config, precision, CPU), measured_on(asked.others))
     ends = {
-        f"{name}: nDCG@10 at {width} components": End(value, "told", True)
+        f"{name}: nDCG@10 at {width} components": End(value, "reported", True)
         for name, values in found.items()
         for width, value in values.items()
     }
     gained, paid = (found["nested"][width] / found["plain"][width] for width in (NARROW, WHOLE))
     ends[f"nested / plain at {NARROW} components (x)"] = End(gained, "above 1", gained > 1)
-    ends[f"nested / plain at {WHOLE} components (x)"] = End(paid, "told", True)
+    ends[f"nested / plain at {WHOLE} components (x)"] = End(paid, "reported", True)
     report(f"nested embeddings, {asked.steps} steps", ends, asked.json)
 
 

@@ -105,18 +105,18 @@ def costs(run: Path) -> dict[str, End]:
     if alone and together:  # in a short run rounds may follow each other without a pause
         own = (os.cpu_count() or 1) >= OWN_CORES
         ratio = median(together) / median(alone)
-        target, holds = ("at most 1.1", ratio <= 1.1) if own else ("told", True)
+        target, holds = ("at most 1.1", ratio <= 1.1) if own else ("reported", True)
         found |= {
-            "a step alone, seconds": End(median(alone), "told", True),
-            "a step while refreshing, seconds": End(median(together), "told", True),
+            "a step alone, seconds": End(median(alone), "reported", True),
+            "a step while refreshing, seconds": End(median(together), "reported", True),
             "a step while refreshing / alone": End(ratio, target, holds),
         }
     found |= {
-        "steps alone, of all but the first three": End(len(alone) / len(measured), "told", True),
+        "steps alone, of all but the first three": End(len(alone) / len(measured), "reported", True),
         "a hand-over of weights, longest wait of a step, seconds": End(
-            max(told["refresh_wait_seconds"] for told in measured.values()), "told", True
+            max(told["refresh_wait_seconds"] for told in measured.values()), "reported", True
         ),
-        "rounds begun": End(len(rounds), "told", True),
+        "rounds begun": End(len(rounds), "reported", True),
         "rounds whose tables were used": End(len(taken), "at least 1", len(taken) >= 1),
     }
     for name in (
@@ -129,7 +129,7 @@ def costs(run: Path) -> dict[str, End]:
     ):
         values = [one[f"refresh_{name}"] for one in taken if f"refresh_{name}" in one]
         if values:
-            found[f"rounds: {name.replace('_', ' ')}, median"] = End(median(values), "told", True)
+            found[f"rounds: {name.replace('_', ' ')}, median"] = End(median(values), "reported", True)
     return found
 
 
@@ -157,14 +157,14 @@ def main() -> None:
             run, seconds = train(folder, title, more + refresh, steps)
             figures = json.loads((run / "metrics.json").read_text())
             if not found:
-                found["nDCG@10, BM25"] = End(figures["bm25"]["ndcg_at_10"], "told", True)
-                found["nDCG@10, before training"] = End(figures["before"]["ndcg_at_10"], "told", True)
+                found["nDCG@10, BM25"] = End(figures["bm25"]["ndcg_at_10"], "reported", True)
+                found["nDCG@10, before training"] = End(figures["before"]["ndcg_at_10"], "reported", True)
                 lines += [
                     line(name, figures[key], None) for name, key in {"BM25": "bm25", "untrained": "before"}.items()
                 ]
-            found[f"nDCG@10, {title}"] = End(figures["after"]["ndcg_at_10"], "told", True)
-            found[f"AUC, {title}"] = End(figures["after"]["auc"], "told", True)
-            found[f"whole run, {title}, seconds"] = End(seconds, "told", True)
+            found[f"nDCG@10, {title}"] = End(figures["after"]["ndcg_at_10"], "reported", True)
+            found[f"AUC, {title}"] = End(figures["after"]["auc"], "reported", True)
+            found[f"whole run, {title}, seconds"] = End(seconds, "reported", True)
             lines.append(line(title, figures["after"], seconds))
             if refresh:
                 found |= costs(run)

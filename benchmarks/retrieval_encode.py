@@ -277,22 +277,22 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     got = in_a_process("speed", arguments)
     name = f"{arguments.texts:,} paragraphs of SQuAD"
     for who in ("ours", "theirs"):
-        found[f"{name}: {who}, texts a second"] = End(got[f"{who} wall"], "told", True)
+        found[f"{name}: {who}, texts a second"] = End(got[f"{who} wall"], "reported", True)
     ratio = got["ours wall"] / got["theirs wall"]
     found[f"{name}: ours / sentence-transformers"] = End(ratio, "at least 3", ratio >= 3)
-    found[f"{name}: the same by processor time"] = End(got["ours cpu"] / got["theirs cpu"], "told", True)
+    found[f"{name}: the same by processor time"] = End(got["ours cpu"] / got["theirs cpu"], "reported", True)
     found[f"{name}: mean cosine to theirs"] = End(got["cosine"], "at least 0.999", got["cosine"] >= 0.999)
     got = in_a_process("loss", arguments)
     for dtype in ("fp32", "fp16", "int8"):
         away = got[f"{dtype} ndcg"] - TRUTH
-        target, holds = ("within 0.002", abs(away) <= 0.002) if dtype == "fp32" else ("told", True)
+        target, holds = ("within 0.002", abs(away) <= 0.002) if dtype == "fp32" else ("reported", True)
         found[f"SciFact: nDCG@10 kept as {dtype}, less {TRUTH}"] = End(away, target, holds)
-        found[f"SciFact: mean cosine lost by {dtype}"] = End(1 - got[f"{dtype} cosine"], "told", True)
+        found[f"SciFact: mean cosine lost by {dtype}"] = End(1 - got[f"{dtype} cosine"], "reported", True)
     got = in_a_process("pool", arguments)
     ratio = got["pool"] / got["alone"]
     found["an actor / this process, at as many threads"] = End(ratio, "at least 0.9", ratio >= 0.9)
     found["an actor writes the bytes of this process"] = End(got["same"], "yes (1)", got["same"] == 1)
-    found["a pool's start and end, in a session (s)"] = End(got["start"], "told", True)
+    found["a pool's start and end, in a session (s)"] = End(got["start"], "reported", True)
     got = in_a_process("large", arguments)
     name = f"{got['gigabytes']:.1f} GB of tokens and embeddings, object store 100 MB"
     for what, ratio in {
@@ -300,15 +300,15 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
         f"searching {QUERIES} queries, k = {K:,}": got["usual search"] / got["small search"],
     }.items():
         found[f"{name}: speed of {what} / with the usual one"] = End(ratio, "at least 0.5", ratio >= 0.5)
-    found[f"{name}: encoding, rows a second"] = End(got["small speed"], "told", True)
-    found[f"{name}: searching, seconds"] = End(got["small search"], "told", True)
+    found[f"{name}: encoding, rows a second"] = End(got["small speed"], "reported", True)
+    found[f"{name}: searching, seconds"] = End(got["small search"], "reported", True)
     found[f"{name}: driver memory grown by encoding (MB)"] = End(
         got["small grown"], "under 300", got["small grown"] < 300
     )
     for who in ("actor", "searcher"):
         most = got[f"small {who}"]
         found[f"{name}: memory of one {who} (MB)"] = End(most, "under 1000", most < 1000)
-    found[f"{name}: something was spilled to disk (1)"] = End(got["small spilled"], "told", True)
+    found[f"{name}: something was spilled to disk (1)"] = End(got["small spilled"], "reported", True)
     return found
 
 

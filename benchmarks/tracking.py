@@ -117,11 +117,11 @@ def costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
     slower = [100 * (mean(told[at : at + BLOCK]) / mean(bare[at : at + BLOCK]) - 1) for at in range(0, steps, BLOCK)]
     lost = missing(server, folder, len(told))
     return {
-        "a step, median (ms)": End(1000 * median(bare), "told", True),
+        "a step, median (ms)": End(1000 * median(bare), "reported", True),
         f"share of the steps that telling {METRICS} figures waits (%)": End(
             waited, f"at most {SHARE:g}", waited <= SHARE
         ),
-        "steps that tell, slower than those that do not, median block (%)": End(median(slower), "told", True),
+        "steps that tell, slower than those that do not, median block (%)": End(median(slower), "reported", True),
         "points of these steps that are not in the server, or twice": End(lost, "0", lost == 0),
     }
 

@@ -148,8 +148,8 @@ def compared(dataset: Path, count: int) -> dict[str, End]:
         speed = {who: median(result["speed"] for result in results) for who, results in turns.items()}
         memory = {who: median(result["memory"] for result in results) for who, results in turns.items()}
         for who in turns:
-            found[f"{precision}: {who}, examples a second"] = End(speed[who], "told", True)
-            found[f"{precision}: {who}, peak memory (MB)"] = End(memory[who], "told", True)
+            found[f"{precision}: {who}, examples a second"] = End(speed[who], "reported", True)
+            found[f"{precision}: {who}, peak memory (MB)"] = End(memory[who], "reported", True)
         ratio = speed["ours"] / speed["theirs"]
         found[f"{precision}: ours / theirs, examples a second"] = End(ratio, f"at least {wanted}", ratio >= wanted)
         less = memory["ours"] / memory["theirs"]

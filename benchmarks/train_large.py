@@ -99,14 +99,14 @@ def measured(device: torch.device, size: Size, precision: str) -> dict[str, End]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    told = throughput.rates(work, size.queries, median(times[1:]))
+    rates = throughput.rates(work, size.queries, median(times[1:]))
     found = {
-        "ours, examples a second": End(told["queries_per_second"], "told", True),
-        "ours, tokens a second": End(told["tokens_per_second"], "told", True),
-        "ours, peak memory (MB)": End(told["peak_memory_mb"], "told", True),
-        "ours, tokens of a chunk (0: all at once)": End(chunk.tokens or 0 if chunk else 0, "told", True),
+        "ours, examples a second": End(rates["queries_per_second"], "reported", True),
+        "ours, tokens a second": End(rates["tokens_per_second"], "reported", True),
+        "ours, peak memory (MB)": End(rates["peak_memory_mb"], "reported", True),
+        "ours, tokens of a chunk (0: all at once)": End(chunk.tokens or 0 if chunk else 0, "reported", True),
     }
-    share = told.get("model_flops_utilisation")
+    share = rates.get("model_flops_utilisation")
     if share is not None:
         found["ours, model FLOPs utilisation"] = End(share, f"at least {GOAL}", share >= GOAL)
     return found

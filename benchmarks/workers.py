@@ -113,9 +113,9 @@ def main() -> None:
     ratio = median(two[0] / one[0] for one, two in pairs)
     ends = {
         "2 workers of 1 thread / 1 of 2, a step (x)": End(ratio, f"at most {TARGET}", ratio <= TARGET),
-        "the same in processors' seconds (x)": End(median(two[1] / one[1] for one, two in pairs), "told", True),
-        "1 worker: a step (s)": End(median(one[0] for one, _ in pairs), "told", True),
-        "2 workers: a step (s)": End(median(two[0] for _, two in pairs), "told", True),
+        "the same in processors' seconds (x)": End(median(two[1] / one[1] for one, two in pairs), "reported", True),
+        "1 worker: a step (s)": End(median(one[0] for one, _ in pairs), "reported", True),
+        "2 workers: a step (s)": End(median(two[0] for _, two in pairs), "reported", True),
     }
     report(f"workers on {THREADS} cores, fp32, ddp, {given.queries} queries a step", ends, given.json)
 

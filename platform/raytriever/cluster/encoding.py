@@ -1,7 +1,7 @@
 """Encode one side of a data set as a job, in this process or by a pool of Ray Data actors.
 
 1. Only shard numbers travel. An actor reads the tokens of a shard from disk and commits its embeddings to disk, so the
-   object store holds nothing, whatever the corpus.
+   object store holds nothing, for a corpus of any size.
 2. Ray Data scales the pool between its smallest and largest size and gives the shard of a dead actor or node to
    another. Committed shards are not repeated; an uncommitted one starts again with the same batches, so its bytes do
    not depend on failures.

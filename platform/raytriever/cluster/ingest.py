@@ -1,7 +1,7 @@
 """Write shards of a data set with Ray Data, and prepare a data set as a job of its own.
 
 1. One task per file reads chunks of raw rows; further tasks write shards straight to the folder. Ray Data slows readers
-   down when writers are behind, so the object store holds a few chunks whatever the corpus.
+   down when writers are behind, so the object store holds a few chunks, for a corpus of any size.
 2. Ray repeats a task whose process dies. The writer finds the marker file of the first attempt and from it the row that
    was processed then (`data.prepare.shards`), so no row can kill it twice.
 3. User errors travel between processes as JSON text; nothing is unpickled for them."""

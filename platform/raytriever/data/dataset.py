@@ -209,7 +209,7 @@ class RetrievalDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the content as opened, whatever the files were called or compressed with."""
+        """SHA-256 over the content as opened; names and compression of the files do not change it."""
         parts = [self.documents.digest, self.queries.digest]
         for split in sorted(self.judgements):
             rows = self.judgements[split]

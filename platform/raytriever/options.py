@@ -27,6 +27,7 @@ def option(
     reads: Callable[[Any], Any] | None = None,
     form: str | None = None,
     needs: str | tuple[str, ...] = (),
+    formerly: str | None = None,
 ) -> Any:
     """Return a dataclass field that declares a setting.
 
@@ -40,6 +41,7 @@ def option(
         reads: function that makes the value from a flag or a file; its ValueError says what to give.
         form: form of the value for `--help`, for a setting with `reads`.
         needs: settings without which this one has no effect; see `NEEDS`. One of several is enough.
+        formerly: earlier name of the setting, which flags and files may still use.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
@@ -48,6 +50,7 @@ def option(
         "reads": reads,
         "form": form,
         "needs": (needs,) if isinstance(needs, str) else needs,
+        "formerly": formerly,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -55,6 +58,17 @@ def option(
 def flag_of(field_name: str) -> str:
     """Return the command-line spelling of a field: `batch_size` is `--batch-size`."""
     return "--" + field_name.replace("_", "-")
+
+
+def with_current_names(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return settings of a file with earlier names replaced by those of today.
+
+    Args:
+        settings: values by name.
+        kind: dataclass whose fields were declared with `option`.
+    """
+    names = {field.metadata.get("formerly"): field.name for field in dataclasses.fields(kind)}
+    return {names.get(name, name): value for name, value in settings.items()}
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

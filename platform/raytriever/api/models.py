@@ -48,7 +48,7 @@ class Model:
         """Encode queries.
 
         Args:
-            texts: any number of them; the model's query prefix is put before each.
+            texts: any number of them; the model's query prompt is put before each.
 
         Returns:
             Embeddings, float32 `[len(texts), width]`, of length 1 where the similarity is cosine. The score of a query
@@ -65,7 +65,7 @@ class Model:
         """Encode passages; see `encode_queries`. The title of a passage stands before its text, with a space between.
 
         Args:
-            texts: any number of them; the model's passage prefix is put before each.
+            texts: any number of them; the model's passage prompt is put before each.
 
         Returns:
             Embeddings, float32 `[len(texts), width]`.
@@ -137,8 +137,8 @@ def load_model(
     pooling: str | None = None,
     similarity: str | None = None,
     towers: str | None = None,
-    query_prefix: str | None = None,
-    passage_prefix: str | None = None,
+    query_prompt: str | None = None,
+    passage_prompt: str | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
     truncate_dim: int | None = None,
@@ -155,8 +155,8 @@ def load_model(
         pooling: `mean`, `cls` or `last`.
         similarity: `cosine` normalises embeddings, `dot` leaves them as they are.
         towers: `shared`, or `separate` for an encoder each (as DPR).
-        query_prefix: text put before every query.
-        passage_prefix: text put before every passage.
+        query_prompt: text put before every query.
+        passage_prompt: text put before every passage.
         query_length: longest query in tokens; longer ones are cut.
         passage_length: longest passage in tokens; longer ones are cut.
         truncate_dim: number of first components that are kept, for encoders of nested embeddings.
@@ -166,7 +166,7 @@ def load_model(
         ConfigError: a setting is out of range.
 
     Examples:
-        >>> model = rt.load_model(encoder, query_prefix="query: ")
+        >>> model = rt.load_model(encoder, query_prompt="query: ")
         >>> model.width
         32
     """
@@ -176,8 +176,8 @@ def load_model(
         pooling=pooling,
         similarity=similarity,
         towers=towers,
-        query_prefix=query_prefix,
-        passage_prefix=passage_prefix,
+        query_prompt=query_prompt,
+        passage_prompt=passage_prompt,
         query_length=query_length,
         passage_length=passage_length,
         truncate_dim=truncate_dim,

@@ -231,9 +231,10 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         )
         if choices and len(choices) > 4:
             common["help"] += f"{_CHOICES}{', '.join(choices)}"
-        group.add_argument(
-            flag_of(field.name), type=number_type(types[0], flag_of(field.name)), metavar=metavar, **common
-        )
+        common |= {"type": number_type(types[0], flag_of(field.name)), "metavar": metavar}
+        group.add_argument(flag_of(field.name), **common)
+        if field.metadata.get("formerly"):
+            group.add_argument(flag_of(field.metadata["formerly"]), **common | {"help": argparse.SUPPRESS})
 
 
 def path_type(kind: PathKind, flag: str) -> Callable[[str], str]:

@@ -10,7 +10,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.paths import OUTPUT, check_paths
 from raytriever.terminal import show, warn
 
-_MODEL = ("model", "revision", "query_prefix", "passage_prefix", "query_length", "passage_length")
+_MODEL = ("model", "revision", "query_prompt", "passage_prompt", "query_length", "passage_length")
 
 
 def main(words: list[str]) -> None:

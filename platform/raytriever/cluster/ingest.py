@@ -176,7 +176,7 @@ def run_preparation(
     description = describe_model(directory, model)
     tokenizer = load_tokenizer(tower_directory(directory, "query"))
     template = Template.of(tokenizer)
-    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prefix, description.passage_prefix)
+    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prompt, description.passage_prompt)
     request = Request(dataset, tokenisation, format, max_bad_rows)
     prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = read_prepared(prepared)

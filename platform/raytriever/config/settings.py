@@ -18,7 +18,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
-from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option
+from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option, with_current_names
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.refresh.config import RefreshConfig, check_refresh
 from raytriever.training.validation.config import ValidationConfig, check_validation
@@ -148,7 +148,7 @@ def from_dict(
 def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     hints, fields = get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
-    for name, value in settings.items():
+    for name, value in with_current_names(settings, kind).items():
         if name not in hints:
             raise ConfigError(f"unknown setting {name!r}", where, did_you_mean(str(name), hints))
         if fields[name].metadata.get("reads") is not None:

@@ -85,9 +85,9 @@ def plan_embeddings(
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix, length = (
-        (description.query_prefix, description.query_length)
+        (description.query_prompt, description.query_length)
         if side == "query"
-        else (description.passage_prefix, description.passage_length)
+        else (description.passage_prompt, description.passage_length)
     )
     decides = [weights, content_tokenizer_json(retriever.tokenizer), description.towers]
     return EmbeddingPlan(

@@ -1,6 +1,6 @@
 """Encoder of single shards of a store: read or make the tokens, encode them, and commit the embeddings.
 
-1. Prepared tokens are used if they were made by this tokenizer and prefix. Otherwise the texts are tokenised.
+1. Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised.
 2. Before each batch its number is written to a crash record next to the shards. If the process dies, the next process
    that encodes the shard knows at which batch.
 3. That process tries the texts of the batch one by one in a child process (`crashes`). A text that kills it twice more
@@ -139,5 +139,5 @@ def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Ca
 
 def tokenisation_of(retriever: Retriever) -> Tokenisation:
     """Return the settings with which a data set is tokenised for a retriever."""
-    prefixes = retriever.description.query_prefix, retriever.description.passage_prefix
-    return Tokenisation(content_tokenizer_json(retriever.tokenizer), *prefixes)
+    prompts = retriever.description.query_prompt, retriever.description.passage_prompt
+    return Tokenisation(content_tokenizer_json(retriever.tokenizer), *prompts)

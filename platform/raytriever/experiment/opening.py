@@ -238,7 +238,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     data, training = config.data, config.training
     description = describe(resolve_model(config.model.model, config.model.revision), config.model)
     tokenisation: Tokenisation = replace(
-        tokenisation_of(retriever), query_prefix=description.query_prefix, passage_prefix=description.passage_prefix
+        tokenisation_of(retriever), query_prompt=description.query_prompt, passage_prompt=description.passage_prompt
     )
     material = TrainingData.open(
         data.datasets,

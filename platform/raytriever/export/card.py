@@ -46,7 +46,7 @@ class CardFacts:
 
     Args:
         name: name of the model.
-        description: pooling, similarity, lengths and prefixes of the model.
+        description: pooling, similarity, lengths and prompts of the model.
         width: number of components of an embedding.
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
@@ -101,16 +101,16 @@ def _description(facts: CardFacts) -> str:
     is_shared = description.towers == "shared"
     towers = "One encoder reads queries and passages" if is_shared else "Queries and passages have separate encoders"
     similarity = "cosine similarity" if description.similarity == "cosine" else f"{description.similarity} products"
-    prefixes = [
+    prompts = [
         f"{side} begin with `{text}`"
-        for side, text in (("queries", description.query_prefix), ("passages", description.passage_prefix))
+        for side, text in (("queries", description.query_prompt), ("passages", description.passage_prompt))
         if text
     ]
     lines = [
         f"A dense retriever: it maps texts to vectors of {facts.width} components,"
         " and a query to a vector near its answers.",
         f"{towers}, {description.pooling} pooling, {similarity}; queries are cut at {description.query_length} tokens,"
-        f" passages at {description.passage_length}{''.join(', ' + line for line in prefixes)}.",
+        f" passages at {description.passage_length}{''.join(', ' + line for line in prompts)}.",
     ]
     return "\n".join(lines)
 

@@ -17,8 +17,8 @@ READING = (
     "pooling",
     "similarity",
     "towers",
-    "query_prefix",
-    "passage_prefix",
+    "query_prompt",
+    "passage_prompt",
     "query_length",
     "passage_length",
     "truncate_dim",
@@ -36,8 +36,8 @@ class ModelConfig:
     towers: str | None = option(
         None, "one encoder for queries and passages, or one encoder each (as in DPR)", choices=TOWERS
     )
-    query_prefix: str | None = option(None, "text in front of every query")
-    passage_prefix: str | None = option(None, "text in front of every passage")
+    query_prompt: str | None = option(None, "text in front of every query", formerly="query_prefix")
+    passage_prompt: str | None = option(None, "text in front of every passage", formerly="passage_prefix")
     query_length: int | None = option(None, "largest number of tokens of a query; longer queries are cut", minimum=3)
     passage_length: int | None = option(
         None, "largest number of tokens of a passage; longer passages are cut", minimum=3

@@ -1,4 +1,4 @@
-"""Description of an encoder in its model directory: pooling, similarity, towers, prefixes and lengths.
+"""Description of an encoder in its model directory: pooling, similarity, towers, prompts and lengths.
 
 Three kinds of directories are read: those of raytriever (`raytriever.json`), those of sentence-transformers
 (`modules.json`), and plain transformers checkpoints, for which mean pooling and cosine similarity are assumed.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.files import check_config, check_modules, read_model_file
-from raytriever.options import check_options
+from raytriever.options import check_options, with_current_names
+from raytriever.reading.structured import conform
 
 OWN_FILE, MODULES = "raytriever.json", "modules.json"
 TOWERS = {"query": "query_0_Transformer", "passage": "document_0_Transformer"}  # of a Router with two routes
@@ -31,8 +32,8 @@ class Description:
     pooling: str = "mean"
     similarity: str = "cosine"
     towers: str = "shared"
-    query_prefix: str = ""
-    passage_prefix: str = ""
+    query_prompt: str = ""
+    passage_prompt: str = ""
     query_length: int = DEFAULT_LENGTH
     passage_length: int = DEFAULT_LENGTH
     truncate_dim: int | None = None
@@ -69,7 +70,7 @@ class _Pooling(TypedDict, total=False):
 def describe(directory: Path, config: ModelConfig) -> Description:
     """Read the description in a model directory, and override it by the user's settings."""
     if (directory / OWN_FILE).is_file():
-        described = _check_ranges(read_model_file(directory / OWN_FILE, Description), directory / OWN_FILE)
+        described = _check_ranges(_own_description(directory / OWN_FILE), directory / OWN_FILE)
     elif (directory / MODULES).is_file():
         described = _check_ranges(_sentence_transformers(directory), directory)
     else:
@@ -88,6 +89,12 @@ def tower_directory(directory: Path, side: str) -> Path:
     if not (directory / OWN_FILE).is_file() and (directory / MODULES).is_file():
         return check_modules(directory).get("Transformer", directory)
     return directory
+
+
+def _own_description(file: Path) -> Description:
+    """Read `raytriever.json`, of any version."""
+    settings = with_current_names(read_model_file(file, dict[str, Any]), ModelConfig)
+    return conform(settings, str(file), Description, "copy the model again", error=ModelError)
 
 
 def _check_ranges(described: Description, where: Path) -> Description:
@@ -123,8 +130,8 @@ def _sentence_transformers(directory: Path) -> Description:
     return Description(
         pooling=_pooling_mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "mean",
         similarity="cosine" if "Normalize" in modules else "dot",
-        query_prefix=prompts.get("query") or "",
-        passage_prefix=prompts.get("document") or prompts.get("passage") or "",
+        query_prompt=prompts.get("query") or "",
+        passage_prompt=prompts.get("document") or prompts.get("passage") or "",
         query_length=length,
         passage_length=length,
         truncate_dim=truncate_dim,

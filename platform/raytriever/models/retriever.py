@@ -50,13 +50,13 @@ class Retriever(nn.Module):
         return self.description.truncate_dim or hidden_size(self.query.backbone)
 
     def contents(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
-        """Return the token ids of each text of one side with its prefix, as prepared data sets store them.
+        """Return the token ids of each text of one side with its prompt, as prepared data sets store them.
 
         They have no special tokens and are not truncated.
         """
-        prefix = self.description.query_prefix if side == "query" else self.description.passage_prefix
+        prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
         encodings = self._content_tokenizer.encode_batch_fast(
-            [prefix + text for text in texts], add_special_tokens=False
+            [prompt + text for text in texts], add_special_tokens=False
         )
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
@@ -66,7 +66,7 @@ class Retriever(nn.Module):
         return self.template.assemble(contents, length)
 
     def token_ids(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
-        """Prefix, tokenise and truncate texts of one side; no padding."""
+        """Tokenise and truncate texts with their prompt of one side; no padding."""
         return self.assemble(self.contents(texts, side), side)
 
     def pad(self, token_ids: Sequence[ndarray]) -> TokenBatch:
@@ -77,7 +77,7 @@ class Retriever(nn.Module):
         """Turn contents of one side into inputs of the encoder, in buckets of similar length.
 
         Args:
-            contents: token ids of each text with the side's prefix and without special tokens, of any integer type.
+            contents: token ids of each text with the side's prompt and without special tokens, of any integer type.
             side: side that decides the largest length.
         """
         on_cpu = next(self.parameters()).device.type == "cpu"

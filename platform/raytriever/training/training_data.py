@@ -30,11 +30,11 @@ from raytriever.training.batches import BatchSource
 
 
 def tokenisation_of(retriever: Retriever) -> Tokenisation:
-    """Return the tokenisation of data sets for a retriever: its tokenizer and prefixes. Lengths are not part of it."""
+    """Return the tokenisation of data sets for a retriever: its tokenizer and prompts. Lengths are not part of it."""
     return Tokenisation(
         content_tokenizer_json(retriever.tokenizer),
-        retriever.description.query_prefix,
-        retriever.description.passage_prefix,
+        retriever.description.query_prompt,
+        retriever.description.passage_prompt,
     )
 
 

@@ -33,13 +33,13 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_each_layer_overrides_the_layers_below(recipe: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("training: {seed: 4, warmup_steps: 5, learning_rate: 1e-3}\nmodel: {query_prefix: 'query: '}\n")
+    file.write_text("training: {seed: 4, warmup_steps: 5, learning_rate: 1e-3}\nmodel: {query_prompt: 'query: '}\n")
     config = resolved("--recipe", recipe, "--config", file, "--warmup-steps", 9, "--temperature", 1)
     default = TrainingConfig()
     assert config.training == dataclasses.replace(
         default, batch_size=24, max_steps=7, seed=4, warmup_steps=9, learning_rate=1e-3
     )
-    assert config.model == ModelConfig(pooling="cls", query_prefix="query: ")
+    assert config.model == ModelConfig(pooling="cls", query_prompt="query: ")
     assert config.loss.temperature == 1.0
     # What a layer does not name it does not touch.
     assert resolved("--recipe", recipe).training.patience == default.patience
@@ -79,7 +79,7 @@ def test_a_file_says_the_same_as_the_flags(tmp_path: Path) -> None:
         RECIPES["pydocs"](),
         Config(
             model=ModelConfig(
-                model="C:\\é # x: y", query_prefix="query: \u2028\n'\"", passage_prefix="", query_length=32
+                model="C:\\é # x: y", query_prompt="query: \u2028\n'\"", passage_prompt="", query_length=32
             ),
             training=TrainingConfig(learning_rate=1e-5, epochs=0.1, weight_decay=1e-300, seed=2**32 - 1),
         ),
@@ -107,7 +107,7 @@ def test_every_setting_changes_the_hash() -> None:
 PROMISED = """
     loss model dataset output temperature distribution-weight batch-size negatives-per-query max-steps epochs
     learning-rate warmup-steps num-workers precision seed recipe config run-name fresh debug
-    towers pooling similarity query-prefix passage-prefix query-length passage-length
+    towers pooling similarity query-prompt passage-prompt query-length passage-length
     patience max-bad-rows max-grad-norm test-split learn-temperature no-learn-temperature
 """
 
@@ -161,3 +161,10 @@ def test_a_flag_is_read_by_the_declaration_of_its_field() -> None:
         "epochs": 0.5,
     }
     assert explicit_settings(parser.parse([]), TrainingConfig) == {}
+
+
+def test_earlier_names_of_settings_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {query_prefix: 'query: '}\n")
+    config = resolved("--config", file, "--passage-prefix", "passage: ")
+    assert (config.model.query_prompt, config.model.passage_prompt) == ("query: ", "passage: ")

@@ -42,7 +42,7 @@ def recorder() -> tuple[list[str], Callable[[str], None]]:
 
 
 def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokenisation) -> None:
-    dataset = open_dataset(small, ["train", "test"], tokenisation=replace(words, query_prefix="title "))
+    dataset = open_dataset(small, ["train", "test"], tokenisation=replace(words, query_prompt="title "))
     assert dataset.tokens is not None
     assert dataset.passages()[7] == "title 7 text 7 of many"
     assert dataset.tokens.documents.take(np.array([7]))[0].tolist() == [3, 0, 1, 0, 0, 0]
@@ -64,7 +64,7 @@ def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation
 
 
 def test_changed_content_or_settings_are_prepared_again(small: Path, words: Tokenisation) -> None:
-    places = [prepare(Request(str(small), words)), prepare(Request(str(small), replace(words, query_prefix="q: ")))]
+    places = [prepare(Request(str(small), words)), prepare(Request(str(small), replace(words, query_prompt="q: ")))]
     places.append(prepare(Request(str(small))))
     add(small / "corpus.jsonl", _id="d40", text="one more")
     places.append(prepare(Request(str(small), words)))
@@ -201,8 +201,8 @@ def test_a_shard_that_is_missing_or_cut(small: Path, words: Tokenisation, tmp_pa
 def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
     own = prepare(Request(str(small), words), output=tmp_path / "own")
     assert open_dataset(own, ["test"], tokenisation=words).digest == open_dataset(small, ["test"]).digest
-    other = replace(words, passage_prefix="passage: ")
-    with pytest.raises(DataError, match="another tokenizer or prefix; prepare it with --model"):
+    other = replace(words, passage_prompt="passage: ")
+    with pytest.raises(DataError, match="another tokenizer or prompt; prepare it with --model"):
         open_dataset(own, ["test"], tokenisation=other)
     bare = prepare(Request(str(small)), output=tmp_path / "bare")
     with pytest.raises(DataError, match="no tokenizer"):

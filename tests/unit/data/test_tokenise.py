@@ -21,9 +21,9 @@ def test_beyond_the_bound_a_text_is_not_read(words: Tokenisation) -> None:
 
 def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None:
     others = [
-        replace(words, query_prefix="a"),
-        replace(words, passage_prefix="a"),
-        replace(words, query_prefix="a", passage_prefix="a"),
+        replace(words, query_prompt="a"),
+        replace(words, passage_prompt="a"),
+        replace(words, query_prompt="a", passage_prompt="a"),
         replace(words, tokenizer=words.tokenizer.replace("query", "queries")),
     ]
     assert len({made.digest for made in [words, *others]}) == 5

@@ -137,10 +137,10 @@ def test_a_mistake_in_a_metric(words: str, told: str) -> None:
 
 def test_models_and_their_names() -> None:
     given = ["bm25", "runs/one/model", "runs/two/model", "org/e5-base", "CL=runs/one", "other/e5-base"]
-    models = read_models(given, ModelConfig(query_prefix="query: "))
+    models = read_models(given, ModelConfig(query_prompt="query: "))
     assert [model.name for model in models] == ["bm25", "one", "two", "org_e5-base", "CL", "other_e5-base"]
     assert models[0].config is None
-    assert models[4].config == ModelConfig("runs/one", query_prefix="query: ")
+    assert models[4].config == ModelConfig("runs/one", query_prompt="query: ")
     assert choose_baselines([], models) == ["bm25"]
     assert choose_baselines(["CL", "runs/two/model"], models) == ["CL", "two"]
     for wrong, told in (

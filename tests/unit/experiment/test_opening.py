@@ -22,15 +22,15 @@ def test_a_stage_uses_only_the_weights_of_the_previous_model(tiny_encoder: Path,
     # The stage before had a prefix and lengths of its own, which stand in the files of its model.
     before = tmp_path / "model"
     before.mkdir()
-    write_model(load_retriever(ModelConfig(str(tiny_encoder), query_prefix="q: ", passage_length=16)), before)
+    write_model(load_retriever(ModelConfig(str(tiny_encoder), query_prompt="q: ", passage_length=16)), before)
 
-    own = ModelConfig(str(tiny_encoder), revision="main", passage_prefix="p: ", query_length=20, lora_rank=4)
+    own = ModelConfig(str(tiny_encoder), revision="main", passage_prompt="p: ", query_length=20, lora_rank=4)
     description = describe(tiny_encoder, own)
     stage = OpenStage(Stage("b", Config(model=own)), description, TrainingData([], Config().data, 1, 0), total_steps=1)
     after = stage.model_after(before)
     assert (after.model, after.revision, after.lora_rank) == (str(before), None, 4)
     assert load_retriever(after).description == description
-    assert (description.query_prefix, description.passage_prefix) == ("", "p: ")
+    assert (description.query_prompt, description.passage_prompt) == ("", "p: ")
     assert (description.query_length, description.passage_length) == (20, 64)
 
 
@@ -54,8 +54,8 @@ def test_the_tracker_gets_the_resolved_settings(
         "pooling": "mean",
         "similarity": "cosine",
         "towers": "shared",
-        "query_prefix": "",
-        "passage_prefix": "",
+        "query_prompt": "",
+        "passage_prompt": "",
         "query_length": 20,
         "passage_length": 20,
         "lora_rank": 0,

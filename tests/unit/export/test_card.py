@@ -65,7 +65,7 @@ RESULTS = {
 
 
 def card(**facts: object) -> ModelCard:
-    return ModelCard(model_card(CardFacts("mine", Description(query_prefix="query: "), 384, **facts)))  # type: ignore[arg-type]
+    return ModelCard(model_card(CardFacts("mine", Description(query_prompt="query: "), 384, **facts)))  # type: ignore[arg-type]
 
 
 def test_the_hub_reads_the_metrics() -> None:

@@ -39,8 +39,8 @@ def test_sentence_transformers_encodes_identically(
         pooling=pooling,
         similarity=similarity,
         towers=towers,
-        query_prefix="query: ",
-        passage_prefix="passage: ",
+        query_prompt="query: ",
+        passage_prompt="passage: ",
         passage_length=40,
     )
     folder = written(tmp_path, config)

@@ -39,7 +39,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def retriever(tiny_encoder: Path) -> Retriever:
-    return load_retriever(ModelConfig(str(tiny_encoder), query_prefix="q", passage_prefix="p"))
+    return load_retriever(ModelConfig(str(tiny_encoder), query_prompt="q", passage_prompt="p"))
 
 
 def tokens(retriever: Retriever, dataset: RetrievalDataset) -> Tokens:

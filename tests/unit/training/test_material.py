@@ -115,7 +115,7 @@ def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dat
     assert isinstance(made, Tokenisation)
     places = {
         TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].place
-        for tokens in (made, replace(made, query_prefix="query: "))
+        for tokens in (made, replace(made, query_prompt="query: "))
     }
     assert len(places) == 2
 

@@ -122,7 +122,7 @@ def open_dataset(
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
         splits: splits whose judgements are read.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
-        tokenisation: tokeniser and prefixes; None for texts without tokens.
+        tokenisation: tokenizer and prompts; None for texts without tokens.
         run: runner that makes the shards.
         report: called with a line about what is prepared.
 
@@ -169,7 +169,7 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
         place = prepare(request, run, report=report)
         return place, str(place)
     if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:
-        tokens = "another tokenizer or prefix" if meta["tokenisation"] else "no tokenizer"
+        tokens = "another tokenizer or prompt" if meta["tokenisation"] else "no tokenizer"
         raise DataError(
             f"was prepared with {tokens}", str(place), "prepare it with --model as it is trained, or name its source"
         )

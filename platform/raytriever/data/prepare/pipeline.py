@@ -117,7 +117,7 @@ class Request:
 
     Args:
         dataset: `pydocs`, a path, or a URI; see `sources.Source.open`.
-        tokenisation: tokeniser and prefixes; None for texts without tokens.
+        tokenisation: tokenizer and prompts; None for texts without tokens.
         format: name of the format, or None to recognise it.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         splits: splits whose files are checked; None for all. Bad rows in files of other splits are quarantined and stop

@@ -43,7 +43,7 @@ class Side:
 
     columns: dict[str, list[str]]
     texts: list[str]
-    prefix: str
+    prompt: str
     rows: Int64[ndarray, " texts"]
     keys: list[bytes]
     contents: list[bytes]
@@ -66,7 +66,7 @@ class Side:
         return cls(
             {"id": ids, "title": titles, "text": texts},
             list(map(joined, titles, texts)) if tokenisation else [],
-            tokenisation.passage_prefix if tokenisation else "",
+            tokenisation.passage_prompt if tokenisation else "",
             parsed.rows_of("documents"),
             [key_of(name) for name in ids],
             [key_of(title, text) for title, text in zip(titles, texts, strict=True)],
@@ -80,7 +80,7 @@ class Side:
         return cls(
             {"id": ids, "text": texts},
             texts if tokenisation else [],
-            tokenisation.query_prefix if tokenisation else "",
+            tokenisation.query_prompt if tokenisation else "",
             parsed.rows_of("queries"),
             [key_of(name) for name in ids],
             [key_of(text) for text in texts],
@@ -94,7 +94,7 @@ class Side:
         killers: dict[int, str] = {}
         token_ids: Sequence[list[int]] = []
         if tokenisation and self.kept:
-            token_ids, reasons = _tokenise(tokenisation, self.prefix, [self.texts[i] for i in self.kept], careful)
+            token_ids, reasons = _tokenise(tokenisation, self.prompt, [self.texts[i] for i in self.kept], careful)
             killers = {int(self.rows[self.kept[place]]): reason for place, reason in reasons.items()}
             self.kept = [row for place, row in enumerate(self.kept) if place not in reasons]
             token_ids = [ids for place, ids in enumerate(token_ids) if place not in reasons]
@@ -120,15 +120,15 @@ class Side:
 
 
 def _tokenise(
-    tokenisation: Tokenisation, prefix: str, texts: list[str], careful: bool
+    tokenisation: Tokenisation, prompt: str, texts: list[str], careful: bool
 ) -> tuple[Sequence[Any], dict[int, str]]:
     if not careful:
         try:
-            return tokenisation.encode(texts, prefix), {}
+            return tokenisation.encode(texts, prompt), {}
         except BaseException as error:  # a panic of the tokenizer is no `Exception`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-    return try_each(partial(tokenisation.encode, prefix=prefix), texts)
+    return try_each(partial(tokenisation.encode, prompt=prompt), texts)
 
 
 def write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
@@ -211,7 +211,7 @@ class ShardWriter:
     Args:
         parts: parts of the data set; a chunk has the index of its part.
         folder: output folder, which every process can write.
-        tokenisation: tokeniser and prefixes; None for texts without tokens.
+        tokenisation: tokenizer and prompts; None for texts without tokens.
     """
 
     parts: tuple[Part, ...]

@@ -90,22 +90,22 @@ MAX_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class Tokenisation:
-    """Tokenizer and prefixes of the two sides of a data set.
+    """Tokenizer and prompts of the two sides of a data set.
 
     Args:
         tokenizer: serialised tokenizer of the library `tokenizers`, without truncation and padding.
-        query_prefix: prefix of every query.
-        passage_prefix: prefix of every passage.
+        query_prompt: text in front of every query.
+        passage_prompt: text in front of every passage.
     """
 
     tokenizer: str = field(repr=False)
-    query_prefix: str = ""
-    passage_prefix: str = ""
+    query_prompt: str = ""
+    passage_prompt: str = ""
 
     @property
     def digest(self) -> str:
         """SHA-256 over everything that decides the tokens."""
-        parts = (self.tokenizer, self.query_prefix, self.passage_prefix)
+        parts = (self.tokenizer, self.query_prompt, self.passage_prompt)
         return hashlib.sha256(
             "\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()
         ).hexdigest()
@@ -120,9 +120,9 @@ class Tokenisation:
         """Number of possible token ids: the largest plus one."""
         return _vocabulary(self.tokenizer)
 
-    def encode(self, texts: Sequence[str], prefix: str) -> list[list[int]]:
-        """Return the token ids of each text, with the prefix in front; texts are cut at `MAX_CHARACTERS`."""
-        prepared = [prefix + text[:MAX_CHARACTERS] for text in texts]
+    def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
+        """Return the token ids of each text, with the prompt in front; texts are cut at `MAX_CHARACTERS`."""
+        prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
         found = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
         return [encoding.ids for encoding in found]
 

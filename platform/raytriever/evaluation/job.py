@@ -147,9 +147,9 @@ def _systems_note(results: Results) -> str:
     for name, system in results.systems.items():
         if "width" in system:
             prompts = "".join(
-                f", {side} prefix {system[f'{side}_prefix']!r}"
+                f", {side} prompt {system[f'{side}_prompt']!r}"
                 for side in ("query", "passage")
-                if system[f"{side}_prefix"]
+                if system[f"{side}_prompt"]
             )
             lines.append(f"{name}: width {system['width']}, {system['similarity']}{prompts}")
     return "\n".join(lines)

@@ -124,7 +124,7 @@ def test_the_best_on_dev_data_becomes_the_model(command_line: Callable, tiny_dat
     for line in (f"step {best['step']}: dev ndcg_at_10 {best['value']:.4f}", "on the cores that train"):
         assert line in done.stderr
     report = (run / "report.html").read_text()
-    assert "Checkpoints on dev data" in report
+    assert "Metrics of checkpoints on dev data" in report
     assert (run / "figures" / "dev.svg").is_file()
     client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
     [tracked] = client.search_runs([e.experiment_id for e in client.search_experiments() if e.name == "raytriever"])

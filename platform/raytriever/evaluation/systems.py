@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -76,7 +76,7 @@ class Encoders:
                 continue
             retriever = self[model.name]
             system = {"model": model.config.model, "width": retriever.width, "precision": precision}
-            self.systems[model.name] = system | asdict(retriever.description)
+            self.systems[model.name] = system | retriever.description.flags()
 
     def __getitem__(self, name: str) -> Retriever:
         retriever = self._loaded.pop(name, None)

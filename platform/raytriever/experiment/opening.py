@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class OpenStage:
 
     def model_after(self, previous: Path) -> ModelConfig:
         """Return the model settings that load a previous stage's model with the prefixes and lengths of this stage."""
-        return replace(self.stage.config.model, model=str(previous), revision=None, **asdict(self.description))
+        return replace(self.stage.config.model, model=str(previous), revision=None, **self.description.flags())
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Three kinds of directories are read: those of raytriever (`raytriever.json`), th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -26,7 +26,9 @@ _SWITCHES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"
 class Description:
     """Settings with which a model encodes texts. Lengths are in tokens, including special tokens.
 
-    `truncate_dim` is the number of first components of an embedding that are kept, or None for all.
+    `truncate_dim` is the number of first components of an embedding that are kept, or None for all. `prompts` are the
+    prompts of the model by name. `pool_prompt` includes the tokens of the prompt in pooling. `append_eos` adds the end
+    token to texts (`auto`, `yes` or `no`). `bidirectional` lets the tokens of a decoder attend to later ones.
     """
 
     pooling: str = "mean"
@@ -37,11 +39,20 @@ class Description:
     query_length: int = DEFAULT_LENGTH
     passage_length: int = DEFAULT_LENGTH
     truncate_dim: int | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
+    pool_prompt: bool = True
+    append_eos: str = "auto"
+    bidirectional: bool = False
+
+    def flags(self) -> dict[str, Any]:
+        """Return the settings that `ModelConfig` has too, by name."""
+        known = {each.name for each in fields(ModelConfig)}
+        return {name: value for name, value in asdict(self).items() if name in known}
 
 
 def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
     """Return the settings of an encoder as they are used, with missing ones from its description."""
-    return {name: value for name, value in (asdict(config) | asdict(description)).items() if value is not None}
+    return {name: value for name, value in (asdict(config) | description.flags()).items() if value is not None}
 
 
 class _Settings(TypedDict, total=False):
@@ -75,7 +86,7 @@ def describe(directory: Path, config: ModelConfig) -> Description:
         described = _check_ranges(_sentence_transformers(directory), directory)
     else:
         described = Description(query_length=_position_limit(directory), passage_length=_position_limit(directory))
-    overrides = {name: value for name in asdict(described) if (value := getattr(config, name)) is not None}
+    overrides = {name: value for name in described.flags() if (value := getattr(config, name)) is not None}
     if "passage_length" in overrides and "query_length" not in overrides:
         overrides["query_length"] = overrides["passage_length"]
     return replace(described, **overrides)
@@ -100,7 +111,7 @@ def _own_description(file: Path) -> Description:
 def _check_ranges(described: Description, where: Path) -> Description:
     """Check a description against the ranges of the flags with the same names; raises `ModelError`."""
     try:
-        check_options(replace(ModelConfig(), **asdict(described)))
+        check_options(replace(ModelConfig(), **described.flags()))
     except ConfigError as error:
         raise ModelError(f"has a value that {error.where} refuses: {error.what}", str(where), error.remedy) from error
     return described
@@ -128,6 +139,7 @@ def _sentence_transformers(directory: Path) -> Description:
         own = read_model_file(directory / "config_sentence_transformers.json", _OwnSettings)
         prompts, truncate_dim = own.get("prompts") or {}, own.get("truncate_dim")
     return Description(
+        prompts={name: prompt or "" for name, prompt in prompts.items()},
         pooling=_pooling_mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "mean",
         similarity="cosine" if "Normalize" in modules else "dot",
         query_prompt=prompts.get("query") or "",

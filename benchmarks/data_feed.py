@@ -33,8 +33,8 @@ def batches(dataset: Path) -> Callable[[int], Batch]:
     """The batch of any step, as training makes it from the prepared data set."""
     retriever = load_retriever(ModelConfig("minilm", query_length=QUERY_LENGTH, passage_length=PASSAGE_LENGTH))
     config = DataConfig(dataset=str(dataset), negatives_per_query=NEGATIVES)
-    material = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0)
-    source = material.train(None)
+    training_data = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0)
+    source = training_data.train(None)
     return lambda step: source.batch(step, retriever, ALONE)
 
 
@@ -107,8 +107,8 @@ def padding(dataset: Path = SQUAD) -> dict[str, End]:
     for size, query_length, passage_length in ((64, 64, 256), (64, 32, 128), (256, 64, 256), (256, 32, 128)):
         retriever = load_retriever(ModelConfig("minilm", query_length=query_length, passage_length=passage_length))
         config = DataConfig(dataset=str(dataset))
-        material = TrainingData.open(config.datasets, config, tokenisation_of(retriever), size, seed=0)
-        source = material.train(None)
+        training_data = TrainingData.open(config.datasets, config, tokenisation_of(retriever), size, seed=0)
+        source = training_data.train(None)
         slots = tokens = 0
         for step in range(STEPS):
             batch = source.batch(step, retriever, ALONE)

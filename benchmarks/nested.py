@@ -51,14 +51,14 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
     config = pydocs()
     retriever = load_retriever(config.model)
     training = replace(config.training, max_steps=steps, eval_steps=steps, patience=steps)
-    material = TrainingData.open(
+    training_data = TrainingData.open(
         config.data.datasets, config.data, tokenisation_of(retriever), training.batch_size, training.seed
     )
     train(
         TrainingSetup(
             retriever=retriever,
-            train=material.train(None),
-            dev=material.dev(),
+            train=training_data.train(None),
+            dev=training_data.dev(),
             loss=loss,
             training=training,
             total_steps=steps,

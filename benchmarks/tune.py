@@ -93,13 +93,13 @@ def bare(steps: int) -> list[float]:
         retriever = load_retriever(config.model)
         prepare_for_training(retriever, config.model, config.training.seed)
         tokenisation = tokenisation_of(retriever)
-        material = TrainingData.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
+        training_data = TrainingData.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
         told: list[object] = []
         train(
             TrainingSetup(
                 retriever=retriever,
-                train=material.train(None),
-                dev=material.dev(),
+                train=training_data.train(None),
+                dev=training_data.dev(),
                 loss=config.loss,
                 training=config.training,
                 total_steps=steps if point else 2,  # the first is for what is compiled and imported on the way
@@ -109,7 +109,7 @@ def bare(steps: int) -> list[float]:
                 folder=folder / "checkpoints",
                 on_metrics=lambda step, measured, told=told: told.append((step, dict(measured))),
                 log=lambda text: None,
-                data_digest=material.digest(None),
+                data_digest=training_data.digest(None),
             )
         )
         with committed_directory(folder / "model") as aside:

@@ -259,7 +259,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
         verify: whether every byte is read and compared, or only names and sizes; None to read the manifest alone.
 
     Raises:
-        StorageError: there is no manifest, or a file it names is missing, torn or changed.
+        StorageError: there is no manifest, or a file it names is missing, damaged or changed.
     """
     path = Path(path)
     try:
@@ -275,7 +275,7 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
         if not file.is_file():
             raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
         if (found := file.stat().st_size) != entry["size"]:
-            raise StorageError(f"torn: {found} bytes of {entry['size']}", str(file), "make the directory again")
+            raise StorageError(f"incomplete: {found} bytes of {entry['size']}", str(file), "make the directory again")
         if verify and sha256_of(file) != entry["sha256"]:
             raise StorageError("changed: its SHA-256 is not the manifest's", str(file), "make the directory again")
     return manifest

@@ -57,7 +57,7 @@ def test_the_death_of_a_node_changes_no_byte(
     node = cluster.add_node(num_cpus=1)
     [raylet] = node.all_processes["raylet"]
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    store = cli.folder / "torn"
+    store = cli.folder / "interrupted"
     process = cli.start("encode", *words, "--actors", "2", "--output", str(store))
     started.append(process)
 

@@ -72,8 +72,8 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     assert cli.train(*SETTINGS, "--output", "peace").returncode == 0
 
     monkeypatch.setenv("TMPDIR", str(short_folder))  # where what Ray Train keeps of the run lies
-    started.append(cli.start("train", *cli.settings, *SETTINGS, "--output", "torn"))
-    run = cli.folder / "torn"
+    started.append(cli.start("train", *cli.settings, *SETTINGS, "--output", "interrupted"))
+    run = cli.folder / "interrupted"
     wait_for((run / "checkpoints" / "step-60").exists, 200, started[0])
     os.kill(started[0].pid, signal.SIGKILL)
     started[0].communicate(timeout=60)
@@ -90,7 +90,7 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     [weights] = cut.glob("weights-*")
     weights.write_bytes(weights.read_bytes()[:-1000])
 
-    again = cli.train(*SETTINGS, "--output", "torn")
+    again = cli.train(*SETTINGS, "--output", "interrupted")
     assert again.returncode == 0, again.stderr
     named = [line for line in again.stderr.splitlines() if str(cut) in line]
     assert len(named) == 1, again.stderr
@@ -98,7 +98,7 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     assert f"Resumed from checkpoint step-{steps[-2]}" in again.stderr
     assert losses(run) == losses(cli.folder / "peace")
     assert set(losses(run)) == set(range(1, STEPS + 1))
-    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("torn", "peace")]
+    figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("interrupted", "peace")]
     assert figures[0] == figures[1]
 
 

@@ -149,8 +149,8 @@ def assert_as_in_peace(cli: Any, name: str) -> None:
 def test_who_mines_is_killed_and_the_run_is_as_in_peace(peace: tuple[Any, list[str]], started: list) -> None:
     """The encoder in the first round, the miner in the second."""
     cli, words = peace
-    run = cli.folder / "torn"
-    started.append(cli.start("train", *cli.settings, *words, "--output", "torn"))
+    run = cli.folder / "interrupted"
+    started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
     seen = ""
     for victim in ("ray::Encoder", "ray::Miner"):
         [first, *_] = wait_for(lambda: shards(run, seen), 120, started[0])  # noqa: B023
@@ -160,7 +160,7 @@ def test_who_mines_is_killed_and_the_run_is_as_in_peace(peace: tuple[Any, list[s
         seen = first.parents[3].name
     _, err = started[0].communicate(timeout=120)
     assert started[0].returncode == 0, err
-    assert_as_in_peace(cli, "torn")
+    assert_as_in_peace(cli, "interrupted")
 
 
 @pytest.mark.slow

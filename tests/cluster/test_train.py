@@ -98,33 +98,33 @@ def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(comman
     cli = command_line()
     words = [*cli.settings, "--max-steps", "400", "--eval-steps", "20", "--patience", "99"]
     whole = cli.start("train", *words, "--output", "whole")
-    torn = None
+    interrupted = None
     try:
         assert whole.communicate(timeout=200) is not None
         assert whole.returncode == 0
 
-        torn = cli.start("train", *words, "--output", "torn")
-        checkpoints = cli.folder / "torn" / "checkpoints"
+        interrupted = cli.start("train", *words, "--output", "interrupted")
+        checkpoints = cli.folder / "interrupted" / "checkpoints"
         wait_for(lambda: (checkpoints / "step-40").exists(), 120)
-        [worker] = children_named("RayTrainWorker", torn.pid)
+        [worker] = children_named("RayTrainWorker", interrupted.pid)
         os.kill(worker, signal.SIGKILL)
         wait_for(lambda: (checkpoints / "step-120").exists(), 120)
-        os.kill(torn.pid, signal.SIGINT)
-        _, err = torn.communicate(timeout=60)
-        assert torn.returncode == 130, err
+        os.kill(interrupted.pid, signal.SIGINT)
+        _, err = interrupted.communicate(timeout=60)
+        assert interrupted.returncode == 130, err
         assert "interrupted; run the same command again to continue" in err
         assert "Resumed from checkpoint" in err  # the killed worker's successor
 
-        again = cli.start("train", *words, "--output", "torn")
+        again = cli.start("train", *words, "--output", "interrupted")
         _, err = again.communicate(timeout=200)
         assert again.returncode == 0, err
         assert "Resumed from checkpoint" in err
     finally:
-        for process in (whole, torn):
+        for process in (whole, interrupted):
             if process is not None and process.poll() is None:
                 process.kill()
     # Whatever happened on the way, the figures and every step's loss are those of the run that was left in peace.
-    one, other = cli.folder / "whole", cli.folder / "torn"
+    one, other = cli.folder / "whole", cli.folder / "interrupted"
     assert json.loads((one / "metrics.json").read_text()) == json.loads((other / "metrics.json").read_text())
     losses = [{step: measured["loss"] for step, measured in steps(run).items()} for run in (one, other)]
     assert losses[0] == losses[1]

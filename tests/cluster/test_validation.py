@@ -88,16 +88,16 @@ def curves(run: Path) -> dict[str, dict[int, float]]:
 
 def assert_as_in_peace(cli: Any) -> None:
     """Figures, choice and model are those of the run in which nobody died."""
-    peace, torn = cli.folder / "peace", cli.folder / "torn"
-    figures = [json.loads((run / "metrics.json").read_text()) for run in (peace, torn)]
+    peace, interrupted = cli.folder / "peace", cli.folder / "interrupted"
+    figures = [json.loads((run / "metrics.json").read_text()) for run in (peace, interrupted)]
     assert figures[0] == figures[1]
-    both = [curves(run) for run in (peace, torn)]
+    both = [curves(run) for run in (peace, interrupted)]
     for name in ("loss", "dev_loss", "dev/ndcg_at_10", "dev/mrr_at_10", "dev/recall_at_100", "dev/auc"):
         assert both[0][name] == both[1][name], name
     assert sorted(both[0]["dev/ndcg_at_10"]) == [3, 6, 9, 12]
-    models = [(run / "model" / "model.safetensors").read_bytes() for run in (peace, torn)]
+    models = [(run / "model" / "model.safetensors").read_bytes() for run in (peace, interrupted)]
     assert models[0] == models[1]
-    kept = [{path.name for path in (run / "checkpoints").iterdir()} for run in (peace, torn)]
+    kept = [{path.name for path in (run / "checkpoints").iterdir()} for run in (peace, interrupted)]
     assert kept[0] == kept[1]
 
 
@@ -139,15 +139,15 @@ def test_killed_and_continued_it_is_as_in_peace(command_line: Callable, started:
     words = [*WORDS, "--dataset", str(long_corpus)]
     done = cli.train(*words, "--output", "peace")
     assert done.returncode == 0, done.stderr
-    run = cli.folder / "torn"
+    run = cli.folder / "interrupted"
     # Everything dies when one evaluation stands and others are waited for.
-    started.append(cli.start("train", *cli.settings, *words, "--output", "torn"))
+    started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
     wait_for(lambda: read_records(run / "evaluations") and (run / "checkpoints" / "step-6").is_dir(), started[0])
     end(started[0])
     assert len(read_records(run / "evaluations")) < 4
     assert not (run / "metrics.json").exists()
     # Then the one who evaluates dies, over a checkpoint.
-    started.append(cli.start("train", *cli.settings, *words, "--output", "torn"))
+    started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
     before = len(read_records(run / "evaluations"))
     evaluating = wait_for(lambda: of_session(started[1], "ray::CheckpointEvaluator.evaluate"), started[1])
     assert len(evaluating) == 1

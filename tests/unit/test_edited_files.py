@@ -84,7 +84,7 @@ def text_of(value: Any) -> str:
     return text
 
 
-def torn(text: str) -> Iterator[str]:
+def damaged(text: str) -> Iterator[str]:
     yield from (text[: len(text) * part // 7] for part in range(7))
     yield "[" * 100_000
     yield "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")
@@ -96,7 +96,7 @@ def check(file: Path, read: Callable[[], object]) -> tuple[int, int]:
     read()
     refusals: list[str] = []
     count = 0
-    for text in [*map(text_of, edits(json.loads(whole))), *torn(whole)]:
+    for text in [*map(text_of, edits(json.loads(whole))), *damaged(whole)]:
         file.write_text(text)
         count += 1
         try:
@@ -176,7 +176,7 @@ def test_a_line_of_steps(tmp_path: Path) -> None:
                 read()
             except UserError as error:
                 refusals.append(str(error))
-    assert {line.partition(": is torn or changed: ")[0] for line in refusals} == {f"{file} at byte {len(good)}"}
+    assert {line.partition(": is damaged or changed: ")[0] for line in refusals} == {f"{file} at byte {len(good)}"}
     assert len(refusals) > 50
 
 

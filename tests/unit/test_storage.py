@@ -92,7 +92,7 @@ def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda file: file.unlink(), "missing, though"),
-        (lambda file: file.write_text("on"), "torn: 2 bytes of 3"),
+        (lambda file: file.write_text("on"), "incomplete: 2 bytes of 3"),
         (lambda file: file.write_text("two"), "changed: its SHA-256"),
     ],
 )

@@ -142,16 +142,16 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
     retriever = load_retriever(config.model)
     prepare_for_training(retriever, config.model, config.training.seed)
     negatives = find_negatives(opened.stages[0], bm25_of, ignore_line)
-    places = [dataset.place for dataset in opened.stages[0].material.datasets]
+    places = [dataset.place for dataset in opened.stages[0].training_data.datasets]
     reading = tokenisation_of(retriever), config.training.batch_size, config.training.seed
-    material = TrainingData.open(places, config.data, *reading)
+    training_data = TrainingData.open(places, config.data, *reading)
     steps: list[int] = []
     notices: list[str] = []
     progression = train(
         TrainingSetup(
             retriever=retriever,
-            train=material.train(negatives),
-            dev=material.dev(),
+            train=training_data.train(negatives),
+            dev=training_data.dev(),
             loss=config.loss,
             training=config.training,
             total_steps=STEPS,
@@ -161,7 +161,7 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
             folder=files / "interrupted" / "checkpoints",
             on_metrics=lambda step, measured: steps.append(step) if "loss" in measured else None,
             log=notices.append,
-            data_digest=material.digest(negatives),
+            data_digest=training_data.digest(negatives),
         )
     )
     assert f"Resumed from checkpoint step-{STEP}." in notices

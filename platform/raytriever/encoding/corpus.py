@@ -60,10 +60,10 @@ def embed_corpus(
         with one_writer(path, wait=True, report=warn):
             writer = StoreWriter(path, plan)
             if not writer.has_own_plan():  # the folder is named by the plan, so other content is damage
-                warn(f"{path}: is torn or changed; encoding again")
+                warn(f"{path}: is damaged or changed; encoding again")
                 shutil.rmtree(path)
             elif (path / MANIFEST).exists():
-                warn(f"{path}: is torn or changed; encoding its damaged shards again")
+                warn(f"{path}: is damaged or changed; encoding its damaged shards again")
             store = encode_store(writer, config, retriever, dataset, run)
     os.utime(path)
     _prune(folder, keep=path)
@@ -134,11 +134,11 @@ def encode_store(
     plan = writer.plan
     side_texts = SideTexts(dataset, plan.side)
     missing = writer.missing()
-    done = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
+    encoded = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
     encoder = ShardEncoder(writer, load, _absolute(str(dataset.place)))
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
-    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", done) as progress:
+    with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
         run(encoder, missing, progress.advance)
     return writer.finish(f"{side_texts.name} ({plan.side})", side_texts.texts)
 

@@ -1,7 +1,7 @@
 """Writer of an embedding store: finds the missing shards, commits shards, and writes the manifest at the end.
 
 A shard depends only on the plan and its number, so every process writes the same bytes, and a valid shard is never
-encoded again. A shard that is torn or changed is not valid."""
+encoded again. A shard that is damaged or changed is not valid."""
 
 from __future__ import annotations
 

@@ -203,9 +203,9 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
     for name, entries in lists.items():
         if len(entries) != len(content["queries"]):
             reason = f"{name!r} has {len(entries)} entries for {len(content['queries'])} queries"
-            raise StorageError(f"is torn or changed: {reason}", str(file), remedy)
+            raise StorageError(f"is damaged or changed: {reason}", str(file), remedy)
         if not _is_valid(name, entries):
-            raise StorageError(f"is torn or changed: {name!r} holds other values", str(file), remedy)
+            raise StorageError(f"is damaged or changed: {name!r} holds other values", str(file), remedy)
     return content
 
 

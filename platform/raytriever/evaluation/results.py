@@ -179,7 +179,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     """Read the `results.json` of a directory; see `ResultsContent`.
 
     Raises:
-        StorageError: it is missing, torn or of another format, or a data set lacks its entry in `about`.
+        StorageError: it is missing, damaged or of another format, or a data set lacks its entry in `about`.
     """
     path, remedy = folder / RESULTS, "evaluate again into another directory"
     try:
@@ -194,10 +194,10 @@ def read_results(folder: Path) -> dict[str, Any]:
     conform(content, str(path), ResultsContent, remedy)
     for row in content.get("calibration") or []:
         if row[row["aim"]] is None or (row["reached"] and row["threshold"] is None):
-            raise StorageError("is torn or changed: a threshold or what it achieves is missing", str(path), remedy)
+            raise StorageError("is damaged or changed: a threshold or what it achieves is missing", str(path), remedy)
     for name in (name for sets in content["models"].values() for name in sets):
         if name not in content["about"]:
-            raise StorageError(f"is torn or changed: 'about.{name}' is missing", str(path), remedy)
+            raise StorageError(f"is damaged or changed: 'about.{name}' is missing", str(path), remedy)
     return content
 
 

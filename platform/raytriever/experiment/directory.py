@@ -113,7 +113,7 @@ class RunDirectory:
         write_atomically(self.path / METRICS, json.dumps(metrics, indent=2) + "\n")
 
     def metrics(self) -> RunMetrics:
-        """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is torn or was changed."""
+        """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
         with disk_errors(self.path, reading=True):
             return read_json(self.path / METRICS, RunMetrics, "give --fresh to train again")
 

@@ -83,14 +83,14 @@ class OpenStage:
     Args:
         stage: its name and settings.
         description: prefixes and lengths of the encoder in this stage.
-        material: its training data.
+        training_data: its training data.
         total_steps: the stage ends after at most this many steps.
         dev_sets: data sets on which its checkpoints are evaluated.
     """
 
     stage: Stage
     description: Description
-    material: TrainingData
+    training_data: TrainingData
     total_steps: int
     dev_sets: tuple[DevSet, ...] = ()
 
@@ -188,7 +188,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     for part in curriculum.all_stages:
         with stage_errors(part):
             stages.append(_open_stage(part, base.data, retriever, log))
-    datasets = [dataset for stage in stages for dataset in stage.material.datasets]
+    datasets = [dataset for stage in stages for dataset in stage.training_data.datasets]
     if measured is None:
         measured = datasets[0]
     else:
@@ -212,7 +212,7 @@ def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: st
     Raises:
         DataError: too many test queries are among the training queries.
     """
-    data, datasets = stage.stage.config.data, stage.material.datasets
+    data, datasets = stage.stage.config.data, stage.training_data.datasets
     trained = [(dataset, data.train_split) for dataset in datasets]
     for overlap in overlaps(trained, [(datasets[0], data.dev_split), (measured, test_split)]):
         if overlap.split == test_split:
@@ -240,7 +240,7 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     tokenisation: Tokenisation = replace(
         tokenisation_of(retriever), query_prompt=description.query_prompt, passage_prompt=description.passage_prompt
     )
-    material = TrainingData.open(
+    training_data = TrainingData.open(
         data.datasets,
         data,
         tokenisation,
@@ -249,15 +249,15 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
         # A passage that the test split marks as relevant must not be a hard negative of its query.
         also=[measured.test_split] if data.dataset == measured.dataset else [],
         run=choose_runner(training.workers[1]),
-        say=log,
+        report=log,
     )
-    material.dev()  # only for its checks
-    source = material.train(None)
+    training_data.dev()  # only for its checks
+    source = training_data.train(None)
     order = source.order
     if not data.duplicates:
         left = shared(order, source.examples.positives, range(order.steps(1)))
         log(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive in their batch")
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
-    dev_sets = open_dev_sets(config, material.datasets[0], choose_runner(training.workers[1]), log)
-    return OpenStage(stage, description, material, total_steps, dev_sets)
+    dev_sets = open_dev_sets(config, training_data.datasets[0], choose_runner(training.workers[1]), log)
+    return OpenStage(stage, description, training_data, total_steps, dev_sets)

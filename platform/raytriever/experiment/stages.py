@@ -56,7 +56,7 @@ def find_negatives(
         index_of: returns the BM25 index of a data set; called only if it is needed.
         log: called with the number of negatives.
     """
-    data, datasets = stage.stage.config.data, stage.material.datasets
+    data, datasets = stage.stage.config.data, stage.training_data.datasets
     if not data.negatives_per_query:
         return None
     tables = [
@@ -87,7 +87,7 @@ def train_into(
         tracker: receives the metrics of every step.
         here: whether a single worker runs in this process.
     """
-    places = [dataset.place for dataset in stage.material.datasets if dataset.place]
+    places = [dataset.place for dataset in stage.training_data.datasets if dataset.place]
     here = here and config.training.workers[1] == 1
     # The session ends before the recorder: workers that still train would write checkpoints of unrecorded steps.
     limits = stage.total_steps, config.training.checkpoint_minutes, config.refresh.refresh_every
@@ -136,7 +136,7 @@ def train_as_child(
         log: called with a line about quarantined rows.
     """
     with closing(tracker):
-        dataset, data = stage.material.datasets[0], config.data
+        dataset, data = stage.training_data.datasets[0], config.data
         quarantine = dataset.quarantine.write(run.path)
         if quarantine.total:
             log(str(quarantine))
@@ -196,7 +196,7 @@ class Stages:
                 self._negatives[number] = known[key] if data.negatives_per_query else None
                 if number > self._remaining[0]:
                     # Checked now, not after the earlier stages. The workers of the first stage check theirs at once.
-                    stage.material.train(self._negatives[number])
+                    stage.training_data.train(self._negatives[number])
 
     def train(self, tracker: PersistentTracker, run_name: str) -> None:
         """Train the unfinished stages. Afterwards the run's directory holds the model of the last stage.

@@ -145,7 +145,7 @@ def _towers(folder: Path) -> list[tuple[Side, str]]:
     with disk_errors(router, reading=True):
         structure = read_json(router, _Router, "copy the model again", error=ModelError)["structure"]
     if not structure["query"] or not structure["document"]:
-        raise ModelError("is torn or changed: a tower has no module", str(router), "copy the model again")
+        raise ModelError("is damaged or changed: a tower has no module", str(router), "copy the model again")
     return [("query", structure["query"][0]), ("passage", structure["document"][0])]
 
 

@@ -202,8 +202,8 @@ def _check_size(file: Path, name: str, value: Any, most: int) -> None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
         return
     expected = f"expected a whole number from 1 to {most:,}"
-    shown = repr(value) if isinstance(value, int | float | str) else type(value).__name__
-    raise ModelError(f"{name} is {shown[:80]}, {expected}", str(file), _REMEDY)
+    value_text = repr(value) if isinstance(value, int | float | str) else type(value).__name__
+    raise ModelError(f"{name} is {value_text[:80]}, {expected}", str(file), _REMEDY)
 
 
 def _weight_files(directory: Path) -> list[Path]:

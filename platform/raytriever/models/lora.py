@@ -81,8 +81,8 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
     return merged
 
 
-def _targets(backbone: nn.Module, wanted: str) -> list[str]:
-    """Return the full names of the linear layers with the wanted suffixes; by default of all except the pooler's."""
+def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
+    """Return the full names of the linear layers with these suffixes; by default of all except the pooler's."""
     linear = [
         name
         for name, module in backbone.named_modules()
@@ -90,13 +90,15 @@ def _targets(backbone: nn.Module, wanted: str) -> list[str]:
     ]
     if not linear:
         raise ConfigError("the encoder has no linear layer to adapt", "--lora-rank", "train the whole encoder")
-    if not wanted.strip():
+    if not suffixes.strip():
         return linear
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    names = [name.strip() for name in suffixes.split(",") if name.strip()]
     for name in names:
         if not any(_ends(layer, name) for layer in linear):
-            known = {layer.rsplit(".", 1)[-1] for layer in linear}
-            raise ConfigError(f"the encoder has no linear layer {name!r}", "--lora-targets", did_you_mean(name, known))
+            endings = {layer.rsplit(".", 1)[-1] for layer in linear}
+            raise ConfigError(
+                f"the encoder has no linear layer {name!r}", "--lora-targets", did_you_mean(name, endings)
+            )
     return [layer for layer in linear if any(_ends(layer, name) for name in names)]
 
 

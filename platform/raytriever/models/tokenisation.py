@@ -62,8 +62,8 @@ def _tokenizer_errors(directory: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # The library `tokenizers` raises Exception itself.
-        known = (OSError, ValueError, KeyError, ImportError)
-        if type(error) is not Exception and not isinstance(error, known):
+        load_errors = (OSError, ValueError, KeyError, ImportError)
+        if type(error) is not Exception and not isinstance(error, load_errors):
             raise
         raise ModelError(
             f"has a tokenizer that cannot be loaded ({first_line(error)})",
@@ -168,9 +168,9 @@ class Template:
         limit = max(0, length - len(before) - len(after))
         pieces, ends = [before[:0]], [0]
         for content in contents:
-            kept = content[max(0, len(content) - limit) :] if self.keep_end else content[:limit]
-            pieces += (before, kept, after)
-            ends.append(ends[-1] + len(before) + len(kept) + len(after))
+            shortened = content[max(0, len(content) - limit) :] if self.keep_end else content[:limit]
+            pieces += (before, shortened, after)
+            ends.append(ends[-1] + len(before) + len(shortened) + len(after))
         # One array for all texts, because creating an array per text would take longer than filling it.
         flat = np.concatenate(pieces, dtype=np.int64)
         return [flat[begin:end] for begin, end in pairwise(ends)]

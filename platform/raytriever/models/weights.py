@@ -19,7 +19,7 @@ from raytriever.errors import ModelError
 from raytriever.models.files import FLOATS, StoredTensor, check_config, first_line
 
 log = logging.getLogger(__name__)
-_SHOWN = 3
+_LISTED = 3
 _REMEDY = "give a directory whose config.json and safetensors files belong to one model"
 _reported: set[Path] = set()
 
@@ -56,11 +56,11 @@ def loading(directory: Path, remedy: str) -> Iterator[None]:
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    known = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, StrictDataclassError)
+    load_errors = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, StrictDataclassError)
     try:
         with quiet_transformers(warnings=False):
             yield
-    except known as error:
+    except load_errors as error:
         reason = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else first_line(error)
         raise ModelError(f"cannot be loaded ({reason})", str(directory), remedy) from error
 
@@ -152,5 +152,5 @@ def _refuse_missing(names: Sequence[str], directory: Path) -> None:
 
 def _names(names: Sequence[str]) -> str:
     """Format the first names and the number of names."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} tensors)"
+    listed = ", ".join(names[:_LISTED])
+    return listed if len(names) <= _LISTED else f"{listed}, ... ({len(names)} tensors)"

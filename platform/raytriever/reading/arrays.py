@@ -75,7 +75,7 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
         remedy: what the user can do where one is missing or another.
 
     Raises:
-        StorageError: the file is missing, no archive, torn, or lacks an array; or an array is another than expected.
+        StorageError: the file is missing, no archive, damaged, or lacks an array; or an array is another than expected.
     """
     import zipfile
     import zlib
@@ -100,9 +100,9 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
                     )
                 found[name] = np.frombuffer(values, dtype).reshape(lengths)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise StorageError(f"is torn or changed: {error}", str(file), remedy) from error
+        raise StorageError(f"is damaged or changed: {error}", str(file), remedy) from error
     except KeyError as error:
-        raise StorageError(f"is torn or changed: there is no array {name!r}", str(file), remedy) from error
+        raise StorageError(f"is damaged or changed: there is no array {name!r}", str(file), remedy) from error
     return found
 
 
@@ -132,7 +132,7 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
         _check_schema(str(file), whole, columns, remedy)
         with pa.ipc.open_file(whole) as reader:
             if reader.num_record_batches != 1:
-                wrong = f"is torn or changed: it has {reader.num_record_batches} record batches, expected one"
+                wrong = f"is damaged or changed: it has {reader.num_record_batches} record batches, expected one"
                 raise StorageError(wrong, str(file), remedy)
             table = reader.read_all()
         table.validate(full=full)
@@ -208,7 +208,7 @@ def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError)
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except SafetensorError as reason:
-        raise error(f"is torn or changed: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
+        raise error(f"is damaged or changed: {' '.join(str(reason).split())[:200]}", str(file), remedy) from reason
 
 
 def _opened(file: Path, remedy: str) -> BinaryIO:
@@ -230,11 +230,11 @@ def _npy_header(
     header = stream.read(min(int.from_bytes(stream.read(width), "little"), 10_000)) if begin[:6] == _NPY else b""
     named = _NPY_HEADER.fullmatch(header)
     if not named:
-        raise StorageError("is torn or changed: it has no header of a plain array", where, remedy)
+        raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy)
     kind = named[1].decode()
     lengths = [length.strip() for length in named[3].decode().split(",")]
     if any(len(length) > 18 or " " in length for length in lengths) or named[2] != b"False":
-        raise StorageError("is torn or changed: it has no header of a plain array", where, remedy)
+        raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy)
     found = tuple(int(length) for length in lengths if length)
     if re.sub(r"^<U\d+$", "<U0", kind) not in {np.dtype(name).str for name in dtypes}:
         raise StorageError(f"holds values of type {kind!r}, expected {' or '.join(dtypes)}", where, remedy)
@@ -251,7 +251,7 @@ def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: st
     tail = bytes(whole[max(0, whole.size - 10) :])
     length = int.from_bytes(tail[:4], "little", signed=True)
     if tail[4:] != _ARROW or not 0 < length <= whole.size - 18:
-        raise StorageError("is torn or changed: it has no footer of an Arrow file", where, remedy)
+        raise StorageError("is damaged or changed: it has no footer of an Arrow file", where, remedy)
     footer = bytes(whole[whole.size - 10 - length : whole.size - 10]).replace(_EXTENSION, _EXTENSION_HIDDEN)
     with pa.ipc.open_file(pa.BufferReader(_ARROW + bytes(2) + footer + tail)) as reader:
         fields = list(reader.schema)
@@ -299,4 +299,4 @@ def _arrow_errors(where: str, remedy: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise StorageError(f"is torn or changed: {' '.join(str(error).split())[:200]}", where, remedy) from error
+        raise StorageError(f"is damaged or changed: {' '.join(str(error).split())[:200]}", where, remedy) from error

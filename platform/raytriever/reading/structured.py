@@ -3,9 +3,9 @@
 Examples:
     >>> parse_json(b'{"step": 3}', "run.json", dict[str, int], "give --fresh")
     {'step': 3}
-    >>> parse_json(b'{"step": "3"}', "a.json", dict[str, int], "give --fresh")
+    >>> parse_json(b'{"step": "3"}', "a.json", dict[str, int], "--fresh")
     Traceback (most recent call last):
-    raytriever.errors.StorageError: a.json: is torn or changed: 'step' is a text, expected a whole number; give --fresh
+    raytriever.errors.StorageError: a.json: is damaged or changed: 'step' is a text, expected a whole number; --fresh
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_JSON_BYTES = 256 << 20
 MOST_YAML_BYTES = 1 << 20
 _MOST_DEPTH = 100
 _MOST_YAML_VALUES = 100_000
-_CHANGED = "is torn or changed"
+_CHANGED = "is damaged or changed"
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WORDS = {

@@ -32,7 +32,7 @@ def read_seed_metrics(folder: Path, model: str, dataset: str, seed: int, extras:
         extras: further metrics that do not come from the evaluation.
 
     Raises:
-        StorageError: a file was torn or changed.
+        StorageError: a file was damaged or changed.
     """
     results, remedy = read_results(folder), f"remove {folder}; it is measured again"
     path = folder / "per_query" / f"{dataset}.json"
@@ -56,7 +56,7 @@ def read_seed_metrics(folder: Path, model: str, dataset: str, seed: int, extras:
 
 
 def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:
-    """Read the pooled scores of an evaluation; raises `StorageError` if the file was torn or changed."""
+    """Read the pooled scores of an evaluation; raises `StorageError` if the file was damaged or changed."""
     path, remedy = folder / "scores" / f"{dataset}.{model}.npz", f"remove {folder}; it is measured again"
     sides = ("positives", "negatives")
     kinds = dict.fromkeys(sides, SCORES_KIND) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
@@ -64,7 +64,7 @@ def read_pools(folder: Path, model: str, dataset: str) -> ScoredPools:
         arrays = read_arrays(path, kinds, remedy)
     for side in sides:
         if len(arrays[side]) != len(arrays[f"{side[:-1]}_queries"]):
-            raise StorageError(f"is torn or changed: some of its {side} have no query", str(path), remedy)
+            raise StorageError(f"is damaged or changed: some of its {side} have no query", str(path), remedy)
     return ScoredPools(**arrays)
 
 

@@ -60,7 +60,7 @@ class Outbox:
         parent: outbox of the parent run, or its id.
 
     Raises:
-        StorageError: `run.json` is torn or was changed.
+        StorageError: `run.json` is damaged or was changed.
     """
 
     def __init__(self, folder: Path, parent: Outbox | str | None = None) -> None:
@@ -229,11 +229,11 @@ def _read(path: Path) -> dict[str, Any]:
         content = read_json(path, dict[str, Any], remedy)
     state = conform(content, str(path), _State, remedy)
     if state.get("sent", 0) < 0 or any(len(entry) != 2 for entry in state.get("files", [])):
-        raise StorageError("is torn or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
+        raise StorageError("is damaged or changed: 'sent' is negative, or 'files' are not pairs", str(path), remedy)
     for child in state.get("children", []):
         if Path(child).is_absolute() or ".." in Path(child).parts:
             raise StorageError(
-                f"is torn or changed: the folder of the child run {child!r} is not in this one", str(path), remedy
+                f"is damaged or changed: the folder of the child run {child!r} is not in this one", str(path), remedy
             )
     return content
 

@@ -69,7 +69,7 @@ class Spool:
 
         Raises:
             ConfigError: the server refuses the run.
-            StorageError: `run.json` is torn, was changed, or cannot be written.
+            StorageError: `run.json` is damaged, was changed, or cannot be written.
         """
         outbox = Outbox(folder, parent)
         outbox.begin(run_name)

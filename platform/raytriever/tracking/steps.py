@@ -1,8 +1,8 @@
 """Step log of a run, `steps.jsonl`: every logged point in order, one line for the points of one step and time.
 
 The file has three readers: a resumed run, which needs its curves; the tracker, which sends the points that the server
-does not have yet; and any reader of a run directory. A whole line is durable. A line that was torn by the death of the
-process is cut off before the next line is written, and its step is repeated, because no later checkpoint was committed.
+does not have yet; and any reader of a run directory. A whole line is durable. A line that was cut off by the death of
+the process is removed before the next line is written. Its step is repeated, because no later checkpoint was committed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepLog:
         folder: the run directory; it may not exist before the first point is added.
 
     Raises:
-        StorageError: a line is torn or was changed.
+        StorageError: a line is damaged or was changed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,7 +72,7 @@ class StepLog:
             with disk_errors(self._file):
                 descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644)
                 with open(descriptor, "wb", buffering=0) as stream:
-                    stream.truncate(self.size)  # cut off a line that was torn by a death or a full disk
+                    stream.truncate(self.size)  # cut off a line that was cut off by a death or a full disk
                     stream.seek(self.size)
                     view = memoryview(lines)
                     while view:
@@ -115,7 +115,7 @@ def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int,
     """Return the values of metrics by step. Another process may still write the run directory.
 
     Raises:
-        StorageError: a line is torn or was changed.
+        StorageError: a line is damaged or was changed.
     """
     values: dict[str, dict[int, float]] = {name: {} for name in names}
     for _, entry in _entries(folder / STEPS):
@@ -134,7 +134,7 @@ class _Entry(TypedDict):
 def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[tuple[int, _Entry]]:
     """Yield the whole lines from a byte offset on, each with the offset after it.
 
-    Lines that are not JSON are skipped: earlier versions did not cut off torn lines.
+    Lines that are not JSON are skipped: earlier versions did not remove incomplete lines.
     """
     if not file.is_file():
         return
@@ -153,7 +153,7 @@ def _entries(file: Path, offset: int = 0, size: int | None = None) -> Iterator[t
             if not _is_entry(entry):
                 where = f"{file} at byte {start}"
                 entry = parse_json(line, where, _Entry, _REMEDY)
-                raise StorageError("is torn or changed: its step or time is out of range", where, _REMEDY)
+                raise StorageError("is damaged or changed: its step or time is out of range", where, _REMEDY)
             yield offset, entry
 
 

@@ -52,13 +52,13 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
-        known = None if self.ids.known is None else self.ids.known.to(device)
+        known_ids = None if self.ids.known is None else self.ids.known.to(device)
         teacher = self.ids.teacher
         ids = BatchIds(
             self.ids.queries.to(device),
             self.ids.positives.to(device),
             self.ids.passages.to(device),
-            known,
+            known_ids,
             self.ids.seed,
             self.ids.step,
             teacher and TeacherScores(teacher.documents.to(device), teacher.scores.to(device)),

@@ -171,9 +171,9 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
         (step for step, _ in _steps(folder) if step <= progression.step and step != progression.best_step),
         reverse=True,
     )
-    kept = {progression.best_step, *others[:keep], *retained}
+    kept_steps = {progression.best_step, *others[:keep], *retained}
     for step, path in _steps(folder):
-        if step not in kept:
+        if step not in kept_steps:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -199,7 +199,9 @@ def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int
     for name, text in (tensors.metadata() or {}).items():
         fields = parse_json(text, f"{file}: {name}", list[int | list[int]], TRAIN_AGAIN)
         if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
-            raise StorageError("is torn or changed: a start and a shape are expected", f"{file}: {name}", TRAIN_AGAIN)
+            raise StorageError(
+                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", TRAIN_AGAIN
+            )
         positions[name] = fields[0], tuple(fields[1])
     return positions
 

@@ -28,25 +28,25 @@ MAY_CHANGE = (
 )
 
 
-def worker_count(given: Any) -> int | str:
+def worker_count(value: Any) -> int | str:
     """Read a number of workers, at least 1, or `MIN:MAX` where it may change during the run.
 
     Raises:
         ValueError: it is neither.
     """
-    ends = re.fullmatch(r"0*([1-9][0-9]{0,5})(?::0*([1-9][0-9]{0,5}))?", str(given))
-    if ends is None or isinstance(given, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
+    ends = re.fullmatch(r"0*([1-9][0-9]{0,5})(?::0*([1-9][0-9]{0,5}))?", str(value))
+    if ends is None or isinstance(value, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
         raise ValueError("give a number of processes such as 4, or the fewest and the most such as 1:4")
     return int(ends[1]) if ends[2] in (None, ends[1]) else f"{ends[1]}:{ends[2]}"
 
 
-def metric_name(given: Any) -> str:
+def metric_name(value: Any) -> str:
     """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Its existence is checked later.
 
     Raises:
         ValueError: the name is empty.
     """
-    name = str(given).strip().lower().replace("@", "_at_")
+    name = str(value).strip().lower().replace("@", "_at_")
     if not name:
         raise ValueError("give dev_loss, or a metric such as ndcg_at_10")
     return name

@@ -64,7 +64,7 @@ class TrainingData:
         seed: int,
         also: Sequence[str] = (),
         run: Runner = in_this_process,
-        say: Report = ignore_line,
+        report: Report = ignore_line,
     ) -> TrainingData:
         """Open the data sets, and prepare those that are not prepared.
 
@@ -73,7 +73,7 @@ class TrainingData:
             config, batch_size, seed: see the class.
             tokenisation: of the retriever that is trained.
             also: further splits of the first data set to open.
-            run, say: see `open_dataset`.
+            run, report: see `open_dataset`.
 
         Raises:
             DataError: see `open_dataset`.
@@ -83,7 +83,7 @@ class TrainingData:
             splits = [config.train_split] if index else [config.train_split, config.dev_split, *also]
             opened.append(
                 open_dataset(
-                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, report=say
+                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, report=report
                 )
             )
         return cls(opened, config, batch_size, seed)

@@ -82,7 +82,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
         settings: names that each trial must set, as `section.setting`; None for those of the first trial.
 
     Raises:
-        StorageError: the file is torn or was changed.
+        StorageError: the file is damaged or was changed.
     """
     file = folder / TRIAL_LOG
     if not file.is_file():
@@ -91,11 +91,11 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     with disk_errors(file, reading=True):
         trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
     if [trial.number for trial in trials] != list(range(len(trials))):
-        raise StorageError("is torn or changed: the numbers of its trials are not 0, 1, 2, ...", str(file), remedy)
+        raise StorageError("is damaged or changed: the numbers of its trials are not 0, 1, 2, ...", str(file), remedy)
     expected = set(trials[0].settings if settings is None and trials else settings or ())
     for trial in trials:
         if other := sorted(expected ^ trial.settings.keys()):
-            reason = f"is torn or changed: trial {trial.number} sets {other[0]} and others do not, or the reverse"
+            reason = f"is damaged or changed: trial {trial.number} sets {other[0]} and others do not, or the reverse"
             raise StorageError(reason, str(file), remedy)
     return trials
 

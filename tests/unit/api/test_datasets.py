@@ -60,7 +60,7 @@ def test_the_same_content_is_written_once(api_cache: Path) -> None:
     again = rt.Dataset.from_pandas(pairs(), name="once")
     assert again.source == first.source
     assert {path: path.stat().st_mtime_ns for path in sources(api_cache)} == before
-    (Path(first.source) / "train.jsonl").write_text("torn")
+    (Path(first.source) / "train.jsonl").write_text("damaged")
     assert rt.Dataset.from_pandas(pairs(), name="once").counts == first.counts
 
 

@@ -113,9 +113,9 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(
     with pytest.raises(Interrupted):
         run_scoring(job, Path("parts"), lambda line: None)
     assert not Path("parts/manifest.json").exists()
-    torn = Path("parts/parts/part-000001/scores.npy")
-    written = torn.read_bytes()
-    torn.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))  # as no disk should: that part is scored again
+    damaged = Path("parts/parts/part-000001/scores.npy")
+    written = damaged.read_bytes()
+    damaged.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))  # as no disk should: that part is scored again
     done = run_scoring(job, Path("parts"), lambda line: None)
     assert calls == [100, 100, 100, 100, 100, 100, 80]
     assert done.scored == 380
@@ -152,7 +152,7 @@ def test_an_edited_plan_is_refused_before_a_model_is_resolved(
     Path("s/plan.json").write_text(json.dumps({"model": "org/teacher", "revision": None, "key": "k", **edit}))
     words = ["--dataset", letters, "--model", "org/teacher", "--negatives", letters, "--output", "s"]
     assert error_line("score", *words) == (
-        f"s/plan.json: is torn or changed: {line}; give another --output, or remove it"
+        f"s/plan.json: is damaged or changed: {line}; give another --output, or remove it"
     )
 
 

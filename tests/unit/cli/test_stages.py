@@ -158,7 +158,7 @@ def test_stages_that_differ_are_named(paper: Path) -> None:
     assert stage_difference(there, here) is None
     assert stage_difference(None, Curriculum(here.base)) is None
     assert stage_difference(there, Curriculum(here.base)) == "its stages are llm, human there and none here"
-    for absent in (None, [], "torn", [1]):
+    for absent in (None, [], "damaged", [1]):
         assert stage_difference(absent, here) == "its stages are none there and llm, human here"
     swapped = Curriculum(here.base, here.stages[::-1])
     assert stage_difference(there, swapped) == "its stages are llm, human there and human, llm here"

@@ -48,7 +48,7 @@ def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path
     (folder / SETTINGS).write_text(json.dumps({"study": "mw-in-domain", "scale": "small", "arms": {}}))
     assert "(scale small; this command asks for smoke)" in error_line("study", "mw-in-domain", "--output", "s")
     (folder / SETTINGS).write_text('{"study": "mw-in')
-    assert "study.json: is torn or changed: it is not JSON" in error_line("study", "mw-in-domain", "--output", "s")
+    assert "study.json: is damaged or changed: it is not JSON" in error_line("study", "mw-in-domain", "--output", "s")
 
 
 def test_an_unwritable_output_is_refused(error_line: ErrorLine, work: Path) -> None:

@@ -211,7 +211,9 @@ def test_an_altered_offset_of_texts_is_one_line_and_not_the_end_of_the_process(p
     changed[place % 40] = 1 << 50
     file.write_bytes(whole.replace(offsets.tobytes(), changed.tobytes()))
     seal(prepared)
-    with pytest.raises(StorageError, match=r"documents/.*\.arrow: is torn or changed: .*; prepare the data set again"):
+    with pytest.raises(
+        StorageError, match=r"documents/.*\.arrow: is damaged or changed: .*; prepare the data set again"
+    ):
         open_dataset(prepared, ["train"])
 
 
@@ -255,7 +257,9 @@ def test_a_manifest_of_another_form_is_one_line(prepared: Path, change: dict[str
     content = json.loads((prepared / "manifest.json").read_bytes())
     content["meta"] |= change
     (prepared / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(StorageError, match=rf"manifest\.json: is torn or changed: {says}; prepare the data set again"):
+    with pytest.raises(
+        StorageError, match=rf"manifest\.json: is damaged or changed: {says}; prepare the data set again"
+    ):
         open_dataset(prepared, ["train"])
 
 

@@ -258,12 +258,12 @@ def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
     before = (done.output / "results.json").read_bytes()
     tracker = Kept()
 
-    def torn(folder: Path) -> None:
+    def damaged(folder: Path) -> None:
         assert (folder / "table.md").is_file()
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        done.again(tracker, report=torn)
+        done.again(tracker, report=damaged)
     assert tracker.status == "FAILED"
     assert (done.output / "results.json").read_bytes() == before
     assert not list(done.output.parent.glob(".out.aside*"))

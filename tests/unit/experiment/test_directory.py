@@ -83,7 +83,7 @@ def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) ->
 @pytest.mark.parametrize("content", ["loss: {", "- a", "data: 3", "", b"\xff"])
 def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str | bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match=r"is not YAML|is torn or changed|holds a run with other settings"):
+    with pytest.raises(ConfigError, match=r"is not YAML|is damaged or changed|holds a run with other settings"):
         opened(tmp_path)
 
 

@@ -114,7 +114,7 @@ def test_the_step_of_a_torn_last_line_is_logged_again(tmp_path: Path) -> None:
     recorder = record(again, tmp_path, [step_event(3), step_event(4)])
     assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
     assert again.told("loss") == [(3, 1 / 3), (4, 0.25)]
-    # What was written behind the torn line can be read too.
+    # What was written behind the damaged line can be read too.
     assert record(Memory(tmp_path), tmp_path, []).curve("loss") == recorder.curve("loss")
 
 

@@ -63,11 +63,11 @@ def test_an_invalid_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_damaged_weights_are_refused(tiny_encoder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "torn"
+    folder = tmp_path / "damaged"
     shutil.copytree(tiny_encoder, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="is torn or changed"):
+    with pytest.raises(ModelError, match="is damaged or changed"):
         load_retriever(ModelConfig(str(folder)))
 
 

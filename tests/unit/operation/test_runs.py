@@ -74,7 +74,7 @@ def test_the_state_of_each_run(folder: Path) -> None:
     assert one.settings == {"training.batch_size": 16, "training.max_steps": 10}
     assert entries["finished"].metric == ("ndcg_at_10", 0.5)
     assert entries["finished"].command is None
-    assert "metrics.json: is torn or changed" in entries["damaged"].detail
+    assert "metrics.json: is damaged or changed" in entries["damaged"].detail
     assert entries["index"].kind == "index"
     with pytest.raises(ConfigError, match="no such folder"):
         find_runs([folder / "none"])

@@ -106,9 +106,9 @@ def test_a_torn_archive_is_one_line(tmp_path: Path) -> None:
     whole = (tmp_path / "a.npz").read_bytes()
     kinds: dict[str, Any] = {"rows": (["int64"], (None,))}
     middle = len(whole) // 3
-    for torn in (b"", whole[:50], whole[:-5], whole[:middle] + b"\xff\xff\xff" + whole[middle + 3 :]):
-        (tmp_path / "a.npz").write_bytes(torn)
-        with pytest.raises(StorageError, match=r"a\.npz.*: is torn or changed.*; make it again$"):
+    for damaged in (b"", whole[:50], whole[:-5], whole[:middle] + b"\xff\xff\xff" + whole[middle + 3 :]):
+        (tmp_path / "a.npz").write_bytes(damaged)
+        with pytest.raises(StorageError, match=r"a\.npz.*: is damaged or changed.*; make it again$"):
             read_arrays(tmp_path / "a.npz", kinds, "make it again")
 
 
@@ -207,10 +207,10 @@ def test_offsets_and_texts_are_validated_in_full(tmp_path: Path) -> None:
     assert whole.count(offsets) == 2
     for changed in ([0, 3, 1 << 40, 9, 12], [0, -5, 6, 9, 12], [0, 9, 6, 9, 12], [0, 3, 6, 9, 1 << 40]):
         file.write_bytes(whole.replace(offsets, np.array(changed, "<i8").tobytes()))
-        with pytest.raises(StorageError, match=r"a\.arrow: is torn or changed: .*; make it again$"):
+        with pytest.raises(StorageError, match=r"a\.arrow: is damaged or changed: .*; make it again$"):
             read_arrow(file, TEXTS, "make it again", full=True)
     file.write_bytes(whole.replace(b"ttt", b"\xff\xfft"))
-    with pytest.raises(StorageError, match=r"is torn or changed: .*[uU][tT][fF]-?8"):
+    with pytest.raises(StorageError, match=r"is damaged or changed: .*[uU][tT][fF]-?8"):
         read_arrow(file, TEXTS, "make it again", full=True)
 
 
@@ -218,10 +218,12 @@ def test_a_torn_arrow_file_is_one_line(tmp_path: Path) -> None:
     file = write_arrow(tmp_path / "a.arrow", texts(40, 30))
     whole = file.read_bytes()
     footer = int.from_bytes(whole[-10:-6], "little")
-    torn = [b"", whole[:4], whole[:-1], whole[100:], b"x" * 500 + b"ARROW1"]
-    torn += [whole[:-10] + struct.pack("<i", length) + b"ARROW1" for length in (-1, 0, 5, footer - 8, 1 << 30)]
-    torn += [whole[:place] + bytes(8) + whole[place + 8 :] for place in range(len(whole) - 10 - footer, len(whole), 24)]
-    for content in torn:
+    damaged = [b"", whole[:4], whole[:-1], whole[100:], b"x" * 500 + b"ARROW1"]
+    damaged += [whole[:-10] + struct.pack("<i", length) + b"ARROW1" for length in (-1, 0, 5, footer - 8, 1 << 30)]
+    damaged += [
+        whole[:place] + bytes(8) + whole[place + 8 :] for place in range(len(whole) - 10 - footer, len(whole), 24)
+    ]
+    for content in damaged:
         file.write_bytes(content)
         with pytest.raises(StorageError, match=r"a\.arrow: .*; make it again$"):
             read_arrow(file, TEXTS, "make it again", full=True)
@@ -255,7 +257,7 @@ def test_torn_tensors_are_one_line(tmp_path: Path) -> None:
     for content in (b"", whole[:5], whole[:-4], struct.pack("<Q", 1 << 60) + whole[8:], whole.replace(b"F32", b"F99")):
         file.write_bytes(content)
         with (
-            pytest.raises(ConfigError, match=r"a\.safetensors: is torn or changed: .*; copy"),
+            pytest.raises(ConfigError, match=r"a\.safetensors: is damaged or changed: .*; copy"),
             open_tensors(file, "copy it again", ConfigError),
         ):
             pass

@@ -1,4 +1,4 @@
-"""JSON and YAML of other people: another type, a torn file, or one made to break the reader is one line."""
+"""JSON and YAML of other people: another type, a damaged file, or one made to break the reader is one line."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def message(value: object, kind: Any) -> str:
     with pytest.raises(StorageError) as refused:
         conform(value, "a.json", kind, "make it again")
     text = str(refused.value)
-    assert text.startswith("a.json: is torn or changed: ")
+    assert text.startswith("a.json: is damaged or changed: ")
     assert text.endswith("; make it again")
     assert "\n" not in text
-    return text.removeprefix("a.json: is torn or changed: ").removesuffix("; make it again")
+    return text.removeprefix("a.json: is damaged or changed: ").removesuffix("; make it again")
 
 
 def test_content_of_the_expected_type_is_returned() -> None:
@@ -82,7 +82,7 @@ def test_content_of_another_type_is_one_line(value: object, kind: Any, text: str
     ],
 )
 def test_torn_and_deep_json_is_one_line(text: str | bytes, says: str) -> None:
-    with pytest.raises(ConfigError, match=r"a\.json: is torn or changed") as refused:
+    with pytest.raises(ConfigError, match=r"a\.json: is damaged or changed") as refused:
         parse_json(text, "a.json", Any, "make it again", error=ConfigError)
     assert says in str(refused.value)
 
@@ -103,7 +103,7 @@ def test_any_other_json_is_refused_in_one_line(value: object) -> None:
 def test_a_file_longer_than_expected_is_not_parsed(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text("[" * 5_000_000)
-    with pytest.raises(StorageError, match=r"a\.json: is torn or changed: it is longer than 1 MB; make it again"):
+    with pytest.raises(StorageError, match=r"a\.json: is damaged or changed: it is longer than 1 MB; make it again"):
         read_json(file, list[Any], "make it again", most=1 << 20)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "b.json", list[Any], "")

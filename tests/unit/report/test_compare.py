@@ -112,7 +112,7 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
             "'before' is 3, expected",
         ),
         ("results.json", '{"models": {}}', "older format"),
-        ("results.json", '{"format": 1, "models": []}', "is torn or changed"),
+        ("results.json", '{"format": 1, "models": []}', "is damaged or changed"),
     ],
 )
 def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | None, content: str, message: str) -> None:

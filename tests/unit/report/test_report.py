@@ -194,8 +194,8 @@ def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("per_query/letters.json", "{}", "is torn or changed: 'queries' is missing"),
-        ("scores/letters.bm25.npz", "nothing", "is torn or changed: File is not a zip file"),
+        ("per_query/letters.json", "{}", "is damaged or changed: 'queries' is missing"),
+        ("scores/letters.bm25.npz", "nothing", "is damaged or changed: File is not a zip file"),
         ("results.json", '{"split": "test"}', "older format"),
     ],
 )

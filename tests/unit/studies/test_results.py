@@ -172,9 +172,9 @@ def test_bold_is_above_every_other_row_in_every_seed() -> None:
     rows = {"low": "low", "mid": "mid", "high": "high"}
     clear = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.2, 0.2)}
     # The mean is higher by as much, and one seed has it the other way round.
-    torn = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
+    mixed = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
     equal = {"low": seeds(0.1, 0.1), "mid": seeds(0.1, 0.1), "high": seeds(0.1, 0.1)}
-    sets = {"clear": clear, "torn": torn, "equal": equal}
+    sets = {"clear": clear, "mixed": mixed, "equal": equal}
     whole = StudyResults({(row, name): found[row] for name, found in sets.items() for row in rows})
     block = Block("", rows, ["low"])
     assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
@@ -263,8 +263,8 @@ def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> 
     assert (one.seed, one.metrics) == (3, {"auc": area, "ndcg_at_10": 0.5, "steps_to_best": 5.0})
     assert one.per_query["auc"].mean() == pytest.approx(area)
     assert np.isnan(one.per_query["ndcg_at_10"][1])
-    (tmp_path / "scores" / "set.mw.npz").write_bytes(b"torn")
-    with pytest.raises(StorageError, match=r"set\.mw\.npz: is torn or changed"):
+    (tmp_path / "scores" / "set.mw.npz").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match=r"set\.mw\.npz: is damaged or changed"):
         read_seed_metrics(tmp_path, "mw", "set", 3, {})
 
 

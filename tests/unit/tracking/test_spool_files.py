@@ -1,4 +1,4 @@
-"""Files of a tracker in the run directory: whole after kills, torn lines and full disks, and small in memory."""
+"""Files of a tracker in the run directory: whole after kills, damaged lines and full disks, and small in memory."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_only_a_torn_line_is_cut_off(tmp_path: Path) -> None:
     steps = StepLog(tmp_path)
     assert steps.add(points(1, 3)) == 6
     whole = (tmp_path / STEPS).read_bytes()
-    for torn in (whole[:-1], whole[:-20]):
-        (tmp_path / STEPS).write_bytes(torn)
+    for damaged in (whole[:-1], whole[:-20]):
+        (tmp_path / STEPS).write_bytes(damaged)
         again = StepLog(tmp_path)
         assert again.points == 4
         assert again.add(points(2, 3)) == 2
@@ -112,7 +112,7 @@ def test_a_full_disk_is_a_user_error(full_disk: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"sent": "many"}'])
 def test_an_error_names_the_torn_file(tmp_path: Path, content: str) -> None:
     (tmp_path / IDENTITY).write_text(content)
-    with pytest.raises(StorageError, match=r"run\.json: is torn or changed: .*; give --fresh"):
+    with pytest.raises(StorageError, match=r"run\.json: is damaged or changed: .*; give --fresh"):
         Outbox(tmp_path)
 
 

@@ -52,7 +52,7 @@ def look(folder: Path) -> int:
 def main(folder: Path, kills: int) -> None:
     torch.set_num_threads(1)
     chance = random.Random(5)
-    torn, reached = 0, 0
+    damaged, reached = 0, 0
     for _ in range(kills):
         process = os.fork()
         if process == 0:
@@ -62,12 +62,12 @@ def main(folder: Path, kills: int) -> None:
         time.sleep(chance.uniform(0, 0.05))
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-        torn += any(".aside-" in path.name for path in folder.iterdir())
+        damaged += any(".aside-" in path.name for path in folder.iterdir())
         now = look(folder)
         if now < reached:
             raise SystemExit(f"went back from step {reached} to {now}")
         reached = now
-    print(kills, torn, reached)
+    print(kills, damaged, reached)
 
 
 if __name__ == "__main__":

@@ -186,14 +186,14 @@ def test_a_broken_one_that_is_newer_does_not_count_as_kept(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-7"]
 
 
-@pytest.mark.parametrize("harm", ["torn", "flipped", "missing", "without manifest"])
+@pytest.mark.parametrize("harm", ["damaged", "flipped", "missing", "without manifest"])
 def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> None:
     assert newest_checkpoint(tmp_path / "none") == (None, [])
     for number in (9, 10):
         save(tmp_path, Progression(number, 9, 0.5))
     file = tmp_path / "step-10" / "weights-0-of-1.safetensors"
     content = file.read_bytes()
-    if harm == "torn":
+    if harm == "damaged":
         file.write_bytes(content[:-1])
     elif harm == "flipped":
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))

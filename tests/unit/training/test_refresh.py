@@ -257,12 +257,12 @@ def test_a_table_that_cannot_be_read_is_a_round_that_fails(begin: Callable[[str]
     run = begin("run")
 
     def tear(number: int) -> None:
-        (round_path(run.negatives, number) / "part-00000.parquet").write_bytes(b"torn")
+        (round_path(run.negatives, number) / "part-00000.parquet").write_bytes(b"damaged")
 
     run.live(before=tear)
     assert run.rounds_of_steps() == [0.0] * STEPS
     assert "Refresh round 1 of the hard negatives failed" in run.notices[0]
-    assert "torn" in run.notices[0]
+    assert "incomplete" in run.notices[0]
 
 
 @pytest.mark.parametrize("die_at", [0, STEPS])
@@ -293,7 +293,7 @@ def test_a_recorded_table_that_is_gone_or_another_one_is_refused(
     with pytest.raises(StorageError, match=r"round-0001: is not the table that the run used; train again with --fresh"):
         run.live()
     (run.negatives / ROUNDS).write_text(json.dumps([{"numbr": 1}]))
-    with pytest.raises(StorageError, match=r"rounds.json: is torn or changed"):
+    with pytest.raises(StorageError, match=r"rounds.json: is damaged or changed"):
         run.live()
 
 

@@ -229,7 +229,7 @@ def test_a_torn_newest_is_named_once_and_the_one_before_is_used(make_assignment,
     again, heard = make_assignment(**SETTINGS)
     assert_ends_alike(again, heard, heard_first.steps, expected)
     assert len(heard.notices) == 2
-    assert heard.notices[0].startswith(f"{file}: torn")
+    assert heard.notices[0].startswith(f"{file}: incomplete")
     assert heard.notices[1] == f"Resumed from checkpoint {before.name}."
 
 
@@ -254,10 +254,10 @@ def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, mo
     progression = read_state(newest).progression
     assert progression.best_step < progression.step
     file = work.folder / f"step-{progression.best_step}" / "weights-0-of-1.safetensors"
-    file.write_bytes(b"torn")
+    file.write_bytes(b"damaged")
     again, heard_again = make_assignment(**settings)
     found = train(again)
-    assert heard_again.notices[0].startswith(f"{file}: torn")
+    assert heard_again.notices[0].startswith(f"{file}: incomplete")
     assert heard_again.notices[0].endswith("The best checkpoint is chosen from later ones.")
     looks = {step: told["dev_loss"] for step, told in heard_again.steps.items()}
     assert found.best_step == min(looks, key=looks.__getitem__) > progression.step

@@ -277,7 +277,7 @@ def test_a_writer_that_is_killed_leaves_no_half_checkpoint(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    kills, torn, reached = (int(number) for number in done.stdout.split())
+    kills, damaged, reached = (int(number) for number in done.stdout.split())
     assert kills == 50
-    assert torn >= 10  # kills that met a writer at work: it left something aside
+    assert damaged >= 10  # kills that met a writer at work: it left something aside
     assert reached >= 50

@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(tiny_encoder: Path) -> None:
 
 def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
     first, *rest = slices
-    if change == "torn":
+    if change == "damaged":
         yield Slice(first.name, first.values[:-1], 0, first.shape)
     elif change == "shape":
         yield Slice(first.name, first.values, 0, (first.values.numel(),))
@@ -136,7 +136,7 @@ def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("torn", "0.weight has 11 of its 12 values"),
+        ("damaged", "0.weight has 11 of its 12 values"),
         ("shape", r"0.weight is \(12,\) in the checkpoint and \(3, 4\) in the model"),
         ("renamed", r"other is \(3, 4\) in the checkpoint and absent in the model"),
         ("gone", r"0.weight is absent in the checkpoint and \(3, 4\) in the model"),

@@ -131,26 +131,26 @@ def open_material(encoder: Path, dataset: Path, **settings: object) -> TrainingD
 
 
 def test_material_reads_scores_and_answers_for_them(tiny_encoder: Path, tiny_dataset: Path, scores: Path) -> None:
-    plain, material = (
+    plain, training_data = (
         open_material(tiny_encoder, tiny_dataset, **settings) for settings in ({}, {"teacher": str(scores)})
     )
-    dataset = material.datasets[0]
+    dataset = training_data.datasets[0]
     near, far = (NegativesTable.of(dataset, np.arange(96), (np.arange(96) + shift) % 160, "gold") for shift in (1, 2))
     assert plain.train(near).teacher is None
-    assert material.train(near).teacher.scores[:2].tolist() == score(np.zeros(2), np.arange(2)).tolist()
-    assert material.train(None).teacher is not None
+    assert training_data.train(near).teacher.scores[:2].tolist() == score(np.zeros(2), np.arange(2)).tolist()
+    assert training_data.train(None).teacher is not None
     with pytest.raises(DataError, match=r"scores.parquet: has no score of any of the 96 hard negatives"):
-        material.train(far)
-    assert len({plain.digest(near), material.digest(near), material.digest(far)}) == 3
-    assert material.dev().teacher is None
+        training_data.train(far)
+    assert len({plain.digest(near), training_data.digest(near), training_data.digest(far)}) == 3
+    assert training_data.dev().teacher is None
 
 
 def test_scores_of_several_data_sets(tiny_encoder: Path, tiny_dataset: Path, scores: Path) -> None:
     again = tiny_dataset.parent / tiny_dataset.name
     for given, told in ((f"{scores}", 1), (f",{scores}", 1), (f"{scores},{scores}", 2)):
-        material = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher=given)
-        assert len(material.teacher) == told * 320
-        first = np.isfinite(material.teacher.of_pairs(np.array([3, 163]), np.array([3, 163])))
+        training_data = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher=given)
+        assert len(training_data.teacher) == told * 320
+        first = np.isfinite(training_data.teacher.of_pairs(np.array([3, 163]), np.array([3, 163])))
         assert first.tolist() == [not given.startswith(","), given != f"{scores}"]
     with pytest.raises(DataError, match=r"a: there are no scores; give a directory that jobs/score.py wrote"):
         _ = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher="a,b").teacher

@@ -188,13 +188,13 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
 def test_killed_and_continued_it_is_as_in_peace(
     begin: Callable[[str], Run], deaths: tuple[int, ...], patience: int
 ) -> None:
-    peace, torn = begin("peace"), begin("torn")
+    peace, interrupted = begin("peace"), begin("interrupted")
     in_peace, expected = peace.live(values=VALUES, lag=(3,), patience=patience)
     for number, step in enumerate(deaths):
-        stop = read_stop(torn.evaluations)
+        stop = read_stop(interrupted.evaluations)
         if stop is None or step < stop.at:
-            torn.live(values=VALUES, lag=(number + 1, 5), patience=patience, die_at=step)
-    work, found = torn.live(values=VALUES, lag=(2,), patience=patience)
+            interrupted.live(values=VALUES, lag=(number + 1, 5), patience=patience, die_at=step)
+    work, found = interrupted.live(values=VALUES, lag=(2,), patience=patience)
     assert expected is not None
     assert found is not None
     assert found.best_step == expected.best_step == 4
@@ -202,11 +202,13 @@ def test_killed_and_continued_it_is_as_in_peace(
         assert torch.equal(value, weights_of(work)[name]), name
     # The same figures, also of the weights they were measured with.
     for name in ("dev/ndcg_at_10", "dev/weights"):
-        assert torn.curve(name) == peace.curve(name)
-    both = peace.curve("loss").keys() & torn.curve("loss").keys()
-    assert {step: peace.curve("loss")[step] for step in both} == {step: torn.curve("loss")[step] for step in both}
-    assert max(torn.curve("loss")) == found.step
-    evaluated = [step for one in torn.evaluators for step in one.begun]
+        assert interrupted.curve(name) == peace.curve(name)
+    both = peace.curve("loss").keys() & interrupted.curve("loss").keys()
+    assert {step: peace.curve("loss")[step] for step in both} == {
+        step: interrupted.curve("loss")[step] for step in both
+    }
+    assert max(interrupted.curve("loss")) == found.step
+    evaluated = [step for one in interrupted.evaluators for step in one.begun]
     assert set(evaluated) == set(peace.curve("dev/weights"))
 
 
@@ -303,7 +305,7 @@ def test_other_dev_data_and_a_torn_record_are_refused(begin: Callable[[str], Run
     with pytest.raises(StorageError, match="was made with dev data 'letters', but this run has 'others'"):
         train(other)
     record_path(run.evaluations, 2).write_text("{")
-    with pytest.raises(StorageError, match=r"step-2.json: is torn or changed"):
+    with pytest.raises(StorageError, match=r"step-2.json: is damaged or changed"):
         train(work)
 
 

@@ -53,7 +53,7 @@ def test_trials_are_read_as_written_and_a_torn_file_is_reported(trials: list[Tri
     write_trials(tmp_path, trials, METRIC)
     assert read_trials(tmp_path) == trials
     (tmp_path / "trials.json").write_text((tmp_path / "trials.json").read_text()[:99])
-    with pytest.raises(StorageError, match="is torn or changed"):
+    with pytest.raises(StorageError, match="is damaged or changed"):
         read_trials(tmp_path)
 
 

@@ -60,7 +60,7 @@ def pydocs_folder(cache: Path | None = None) -> Path:
         if _is_whole(folder):  # built by another command meanwhile
             return folder
         if folder.exists():
-            warn(f"{folder}: is torn or has no manifest; building it again")
+            warn(f"{folder}: is incomplete or has no manifest; building it again")
         log.info("building pydocs from the docstrings of %d installed packages", len(versions) - 1)
         with committed_directory(folder, {"versions": versions}, replace=folder.exists()) as aside:
             write_pairs(distinct(pairs_of(source_roots())), aside)

@@ -142,7 +142,7 @@ class OodResults(TypedDict):
 
 
 def read_ood(folder: Path) -> OodResults:
-    """Read the results of one model; raises `StorageError` if the file was torn or changed."""
+    """Read the results of one model; raises `StorageError` if the file was damaged or changed."""
     file, remedy = folder / RESULTS, f"remove {folder}; it is measured again"
     with disk_errors(file, reading=True):
         results = read_json(file, OodResults, remedy, needed=True)
@@ -151,7 +151,9 @@ def read_ood(folder: Path) -> OodResults:
         not all(one["curves"].keys() >= cutoffs for one in results["indexes"].values())
         or "queries" not in results["mmd2"]
     ):
-        raise StorageError("is torn or changed: a curve or the distance of the queries is missing", str(file), remedy)
+        raise StorageError(
+            "is damaged or changed: a curve or the distance of the queries is missing", str(file), remedy
+        )
     return results
 
 

@@ -27,7 +27,7 @@ def check_directory(output: Path, name: str, scale: str) -> None:
 
     Raises:
         ConfigError: the directory holds something else.
-        StorageError: the directory cannot be written, or `study.json` is torn.
+        StorageError: the directory cannot be written, or `study.json` is damaged.
     """
     check_writable(output)
     # An earlier call may have been killed while its recipe wrote the data.

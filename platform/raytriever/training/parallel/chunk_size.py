@@ -42,16 +42,16 @@ def free_memory(device: torch.device) -> int:
 
 def activations(forward: Callable[[], object]) -> int:
     """Return the bytes that a forward pass keeps for its backward pass, parameters included, each storage once."""
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -191,8 +191,8 @@ def _fits(
 def _remembered(file: Path) -> dict[str, tuple[int, int]]:
     """Return the stored results; none where the file cannot be read."""
     with suppress(OSError, StorageError):
-        found = read_json(file, dict[str, list[int]], "remove it")
-        return {key: (pair[0], pair[1]) for key, pair in found.items() if len(pair) == 2}
+        stored = read_json(file, dict[str, list[int]], "remove it")
+        return {key: (pair[0], pair[1]) for key, pair in stored.items() if len(pair) == 2}
     return {}
 
 
@@ -225,9 +225,9 @@ def chunk_of(
         return chunk
     if device.type == "cpu":
         return None
-    found = search(settings, texts, retriever, precision, device, workers)
+    sequences = search(settings, texts, retriever, precision, device, workers)
     # In tokens: of shorter texts more fit at a time.
-    return None if found is None else Chunk(tokens=found * longest(retriever))
+    return None if sequences is None else Chunk(tokens=sequences * longest(retriever))
 
 
 def search(
@@ -245,7 +245,7 @@ def search(
         strategy=settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
         workers=workers.size,
     )
-    found = find_chunk(
+    largest = find_chunk(
         trial(retriever, length, precision, device),
         trained,
         texts,
@@ -253,7 +253,7 @@ def search(
         circumstances,
         reserve=int(_bytes(settings, workers.size) * sum(parameter.numel() for parameter in trained)),
     )
-    return agreed(found, texts, workers, device)
+    return agreed(largest, texts, workers, device)
 
 
 def longest(retriever: Retriever) -> int:

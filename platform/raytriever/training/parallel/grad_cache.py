@@ -78,7 +78,7 @@ def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
     lengths = _lengths(part)
     for start, end in _spans(lengths, chunk.tokens):
         count = -(-(end - start) // (chunk.sequences or end - start))
-        bounds = [start + (end - start) * place // count for place in range(count + 1)]
+        bounds = [start + (end - start) * index // count for index in range(count + 1)]
         for begin, stop in pairwise(bounds):
             yield _rows(part, begin, stop, max(lengths[begin:stop]))
 
@@ -86,11 +86,11 @@ def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
 def _spans(lengths: list[int], tokens: int | None) -> Iterator[tuple[int, int]]:
     """Yield ranges of texts whose number times their longest length is at most `tokens`."""
     start, longest = 0, 0
-    for place, length in enumerate(lengths):
+    for index, length in enumerate(lengths):
         longest = max(longest, length)
-        if tokens is not None and place > start and longest * (place + 1 - start) > tokens:
-            yield start, place
-            start, longest = place, length
+        if tokens is not None and index > start and longest * (index + 1 - start) > tokens:
+            yield start, index
+            start, longest = index, length
     yield start, len(lengths)
 
 
@@ -156,24 +156,24 @@ def cached_loss(
     parts += [(part, "passage") for part in passages.buckets]
     earlier, last = parts[:-keep], parts[-keep:]
     device = queries.indices.device
-    states, found = [], []
+    states, earlier_embeddings = [], []
     # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
     with torch.no_grad(), precision():
         for part in earlier:
             states.append(DropoutState.now(device))
-            found.append(encode(*part))
-    kept = [encode(*part) for part in last]
+            earlier_embeddings.append(encode(*part))
+    last_embeddings = [encode(*part) for part in last]
     after = DropoutState.now(device)
 
-    embeddings = torch.cat([*found, *(one.detach() for one in kept)]).requires_grad_()
+    embeddings = torch.cat([*earlier_embeddings, *(one.detach() for one in last_embeddings)]).requires_grad_()
     sides = embeddings.split([len(queries.indices), len(passages.indices)])
     output = reduce(sides[0][queries.indices], sides[1][passages.indices])
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
     total = _Total(encoder)
     pieces = by_embedding.split([len(part["input_ids"]) for part, _ in parts])
-    while kept:
-        total.add(kept.pop(), pieces[len(earlier) + len(kept)])
+    while last_embeddings:
+        total.add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
     with precision():
         for part, state, piece in zip(earlier, states, pieces, strict=False):
             state.restore()
@@ -192,24 +192,28 @@ class _Total:
 
     def add(self, embeddings: Tensor, gradient: Tensor) -> None:
         """Add the gradient of a part; a tower that did not encode it gets none."""
-        found: Iterable[Tensor | None] = torch.autograd.grad(embeddings, self._parameters, gradient, allow_unused=True)
-        for place, one in enumerate(found):
-            held = self.gradients[place]
-            if one is None:
+        gradients: Iterable[Tensor | None] = torch.autograd.grad(
+            embeddings, self._parameters, gradient, allow_unused=True
+        )
+        for index, part in enumerate(gradients):
+            total = self.gradients[index]
+            if part is None:
                 continue
             # What autograd answers may be shared between parameters: only a sum of our own is added to in place.
-            if held is None:
-                self.gradients[place] = one
-            elif self._parts[place] == 1:
-                self.gradients[place] = held + one
+            if total is None:
+                self.gradients[index] = part
+            elif self._parts[index] == 1:
+                self.gradients[index] = total + part
             else:
-                held += one
-            self._parts[place] += 1
+                total += part
+            self._parts[index] += 1
 
 
 def _deliver(value: Tensor, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
-    known = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
-    delivered: Tensor = _Delivery.apply(value.detach(), [gradient for _, gradient in known], *(p for p, _ in known))
+    existing = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
+    delivered: Tensor = _Delivery.apply(
+        value.detach(), [gradient for _, gradient in existing], *(p for p, _ in existing)
+    )
     return delivered
 
 

@@ -5,7 +5,7 @@ the gradients (2), also the weights (3) over the workers (Rajbhandari et al., 20
 nothing. Weights stay float32 at every stage and `bf16` is autocast, so every strategy trains the same model.
 
 Stage 3: the model is loaded whole into the memory of each worker, then sharded. From then on a worker holds its shard
-between steps and the whole model within one step (`_held`), because each chunk of a batch would gather it again."""
+between steps and the whole model within one step (`_gathered`), because each chunk of a batch would gather it again."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Zero:
         """See `Strategy.step`."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        with self._held():
+        with self._gathered():
             output: LossOutput = self._engine(batch, self._workers)
             value = output.value.item()
             finite_or_refused(value, 0.0, number)
@@ -272,7 +272,7 @@ class Zero:
     @torch.no_grad()
     def measure(self, batch: Batch) -> LossOutput:
         """See `Strategy.measure`."""
-        with self._held():
+        with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)
         return output
 
@@ -290,7 +290,7 @@ class Zero:
             restore_replicated(slices, self._objective, self._optimizer)
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _gathered(self) -> Iterator[None]:
         """Gather sharded parameters once for all chunks of a step."""
         if self._stage < 3:
             yield

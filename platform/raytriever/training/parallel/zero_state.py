@@ -43,16 +43,16 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
     """Yield this worker's slices."""
     for name, parameter in module.named_parameters():
         shape = shape_of(parameter)
-        place = _place(stage, parameter, optimizer, rank)
+        position = _position_of(stage, parameter, optimizer, rank)
         if not parameter.requires_grad:
             yield from _frozen(stage, name, parameter, rank)
-        if place is None:
+        if position is None:
             continue
-        yield Slice(name, place.of(place.flat), place.start, shape)
-        for key, value in optimizer.optimizer.state.get(place.flat, {}).items():
+        yield Slice(name, position.of(position.flat), position.start, shape)
+        for key, value in optimizer.optimizer.state.get(position.flat, {}).items():
             if key != STEP:
-                yield Slice(f"{name}:{key}", place.of(value), place.start, shape)
-            elif place.start == 0:
+                yield Slice(f"{name}:{key}", position.of(value), position.start, shape)
+            elif position.start == 0:
                 yield Slice(f"{name}:{key}", value.detach().flatten(), 0, ())
 
 
@@ -63,23 +63,23 @@ def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, opti
     def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
         if not kind:
             _put_weights(stage, parameter, values)
-        place = _place(stage, parameter, optimizer, rank)
-        if place is None:
+        position = _position_of(stage, parameter, optimizer, rank)
+        if position is None:
             return
-        own = values.flatten()[place.start : place.start + place.length]
+        own = values.flatten()[position.start : position.start + position.length]
         if not kind:
-            place.of(place.flat).copy_(own)
+            position.of(position.flat).copy_(own)
             return
-        state = optimizer.optimizer.state.setdefault(place.flat, {})
+        state = optimizer.optimizer.state.setdefault(position.flat, {})
         if kind == STEP:
             state[STEP] = values.clone()
         else:
-            place.of(state.setdefault(kind, torch.zeros_like(place.flat))).copy_(own)
+            position.of(state.setdefault(kind, torch.zeros_like(position.flat))).copy_(own)
 
     restore(slices, module, put)
 
 
-def _place(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Position | None:
+def _position_of(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Position | None:
     """Return the position of this worker's slice; None where it has none or the parameter is not trained."""
     if not parameter.requires_grad:
         return None

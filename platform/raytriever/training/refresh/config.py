@@ -18,14 +18,14 @@ MODES = (ASYNC, SYNC, ROLLING)
 METHOD = "dense"
 
 
-def rank_range(given: Any) -> str:
+def rank_range(value: Any) -> str:
     """Read a range of ranks `A:B`, whole numbers with A below B; empty for none.
 
     Raises:
         ValueError: it is no range.
     """
-    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(given))
-    if given and (ends is None or int(ends[1]) >= int(ends[2])):
+    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(value))
+    if value and (ends is None or int(ends[1]) >= int(ends[2])):
         raise ValueError("give two whole numbers, the lower first, as in 30:200")
     return f"{int(ends[1])}:{int(ends[2])}" if ends else ""
 

@@ -93,8 +93,8 @@ class Ledger:
 
     def with_round_started(self, due: int, snapshot: int) -> Ledger:
         """Return the ledger with one more round, or with the running round started again."""
-        done = self.rounds[:-1] if self.running_round else self.rounds
-        return Ledger((*done, Round(len(done) + 1, due, snapshot)))
+        finished = self.rounds[:-1] if self.running_round else self.rounds
+        return Ledger((*finished, Round(len(finished) + 1, due, snapshot)))
 
     def without_later(self, step: int) -> Ledger:
         """Return the ledger for a run that resumes after `step`, without a running round that was due later."""
@@ -123,7 +123,9 @@ def read_ledger(folder: Path) -> Ledger:
         rounds = read_json(file, list[Round], "train again with --fresh")
     for number, one in enumerate(rounds, 1):
         if one.number != number:
-            raise StorageError(f"is torn or changed: round {number} is missing", str(file), "train again with --fresh")
+            raise StorageError(
+                f"is damaged or changed: round {number} is missing", str(file), "train again with --fresh"
+            )
     return Ledger(tuple(rounds))
 
 

@@ -63,11 +63,11 @@ class SweepData:
         """Return the description of a trial; raise `UserError` if its settings leave no training examples."""
         stage, table = self._stages[_key(config)]
         data, training = config.data, config.training
-        material = replace(stage.material, config=data, batch_size=training.batch_size, seed=training.seed)
-        order = material.train(self.tables[table]).order
+        training_data = replace(stage.training_data, config=data, batch_size=training.batch_size, seed=training.seed)
+        order = training_data.train(self.tables[table]).order
         total_steps = training.max_steps or order.steps(training.epochs or 1.0)
         check_refresh(config.refresh, data, total_steps)
-        places = tuple(dataset.place for dataset in material.datasets if dataset.place)
+        places = tuple(dataset.place for dataset in training_data.datasets if dataset.place)
         return TrialJob(number, config, places, stage.dev_sets, table, total_steps, folder)
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
@@ -78,7 +78,7 @@ class SweepData:
     def record(self) -> DatasetRecord:
         """Return the data set that all trials are compared on, for the tracker."""
         stage, _ = next(iter(self._stages.values()))
-        dataset = stage.material.datasets[0]
+        dataset = stage.training_data.datasets[0]
         return DatasetRecord(dataset.name, stage.stage.config.data.dataset, dataset.digest, dataset.counts())
 
     def _open(self, config: Config) -> None:
@@ -91,7 +91,7 @@ class SweepData:
         name = repr(_rows(config))
         if name not in self.tables:
             self.tables[name] = find_negatives(stage, self._indexes.of, self.log)
-        stage.material.train(self.tables[name])  # only for its checks
+        stage.training_data.train(self.tables[name])  # only for its checks
         self._stages[key] = (stage, name)
 
 

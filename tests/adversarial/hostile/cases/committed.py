@@ -1,4 +1,4 @@
-"""Committed directories that were altered: prepared data, stores, indexes, negatives, scores; torn, or resealed with
+"""Committed directories that were altered: prepared data, stores, indexes, negatives, scores; damaged, or resealed with
 right digests.
 """
 
@@ -149,12 +149,12 @@ def named(path: str, name: str) -> Maker:
     )
 
 
-def torn(words: str, path: str, file: str, fast: bool = False, about: bool = True) -> list[Case]:
+def cut_short(words: str, path: str, file: str, fast: bool = False, about: bool = True) -> list[Case]:
     """What can happen to any committed directory; `about` where its manifest says what the directory is."""
     manifest = f"{path}/manifest.json"
     cases = [
         Case(f"{path} with a file changed", words, "", (change(f"{path}/{file}", _flip),)),
-        Case(f"{path} with a file cut", words, "torn: ", (cut(f"{path}/{file}", -7),), fast=fast),
+        Case(f"{path} with a file cut", words, "incomplete: ", (cut(f"{path}/{file}", -7),), fast=fast),
         Case(f"{path} without a file", words, "missing, though the manifest names it", (removed(f"{path}/{file}"),)),
         Case(f"{path} with a folder for a file", words, "missing, though", (folder(f"{path}/{file}"),)),
         Case(f"{path} without a manifest", words, "", (removed(manifest),), fast=path == "index"),
@@ -191,11 +191,11 @@ def resealed(name: str, words: str, path: str, *makers: Maker, line: str = "", f
 
 CASES = of_area(
     "committed",
-    *torn(ENCODE, "prepared", "documents/00000-000000.arrow", fast=True),
-    *torn(STORE, "store", "shards/000000/embeddings.npy"),
-    *torn(INDEX, "index", "embeddings.npy"),
-    *torn(NEGATIVES, "negatives", PART, about=False),
-    Case("scores with a file cut", SCORES, "torn: ", (cut(f"scores/{PART}", -7),), leaves=("out*",)),
+    *cut_short(ENCODE, "prepared", "documents/00000-000000.arrow", fast=True),
+    *cut_short(STORE, "store", "shards/000000/embeddings.npy"),
+    *cut_short(INDEX, "index", "embeddings.npy"),
+    *cut_short(NEGATIVES, "negatives", PART, about=False),
+    Case("scores with a file cut", SCORES, "incomplete: ", (cut(f"scores/{PART}", -7),), leaves=("out*",)),
     Case("scores of another kind", SCORES, "", (of_meta("scores", kind="cake"),), leaves=("out*",)),
     resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text")), fast=True),
     *[
@@ -225,7 +225,7 @@ CASES = of_area(
         STORE,
         "store",
         write("store/plan.json", b"{}"),
-        line="store/plan.json: is torn or changed: 'key' is missing",
+        line="store/plan.json: is damaged or changed: 'key' is missing",
         fast=True,
     ),
     resealed(

@@ -1,4 +1,4 @@
-"""Finished runs and results that were edited, torn or are of something else."""
+"""Finished runs and results that were edited, damaged or are of something else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CASES = of_area(
         "run/metrics.json: is not what this version writes: 'dataset' is 7, expected a text",
         (document(METRICS, lambda c: c.update(dataset=7)),),
     ),
-    Case("steps that are torn", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),
+    Case("steps that are cut short", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),
     Case(
         "steps with a line of garbage in their middle",
         COMPARE,
@@ -70,7 +70,7 @@ CASES = of_area(
     Case(
         "steps of words",
         COMPARE,
-        "run/steps.jsonl at byte ...: is torn or changed: 'step' is a text, expected a whole number",
+        "run/steps.jsonl at byte ...: is damaged or changed: 'step' is a text, expected a whole number",
         (replaced(STEPS, '"step": 2,', '"step": "two",'),),
     ),
     Case("settings of a run that are garbage", COMPARE, "run/config.yaml: is not YAML", (write(CONFIG, "loss: {"),)),
@@ -84,11 +84,11 @@ CASES = of_area(
     Case(
         "queries of a run that are garbage",
         COMPARE,
-        "run/per_query/letters.json: is torn or changed: it is nested more than 100 deep",
+        "run/per_query/letters.json: is damaged or changed: it is nested more than 100 deep",
         (write(PER_QUERY, "[" * 1000),),
     ),
     Case("a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed(METRICS),)),
-    Case("a model of a run that is torn", SEARCH, "torn", (cut("run/model/model.safetensors", -9),)),
+    Case("a model of a run that is cut short", SEARCH, "incomplete", (cut("run/model/model.safetensors", -9),)),
     Case("a model of a run without manifest", SEARCH, "", (removed("run/model/manifest.json"),), code=0),
     Case(
         "a run with other settings",

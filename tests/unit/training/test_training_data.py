@@ -43,18 +43,18 @@ def open_material(retriever: Retriever, *names: Path, **settings: object) -> Tra
 
 
 def test_one_data_set_is_opened_with_its_dev_split(retriever: Retriever, tiny_dataset: Path) -> None:
-    material = open_material(retriever, tiny_dataset)
-    train, dev = material.train(None), material.dev()
+    training_data = open_material(retriever, tiny_dataset)
+    train, dev = training_data.train(None), training_data.dev()
     assert len(train.examples) == 96
     assert len(dev.examples) == 32
     assert not set(train.examples.positives.queries) & set(dev.examples.positives.queries)
 
 
 def test_further_ones_are_learnt_from_but_not_looked_at(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
-    material = open_material(retriever, tiny_dataset, other)
-    train = material.train(None)
+    training_data = open_material(retriever, tiny_dataset, other)
+    train = training_data.train(None)
     assert len(train.examples) == 96 + 32
-    assert len(material.dev().examples) == 32
+    assert len(training_data.dev().examples) == 32
     seen = np.concatenate([train.order.batch(step) for step in range(8)])
     assert sorted(seen) == list(range(128))
     # A passage of the second stands where the first one's 160 documents end, with its own tokens.
@@ -84,13 +84,13 @@ def test_no_two_queries_of_one_positive(retriever: Retriever, other: Path, tiny_
 
 
 def test_negatives_of_all_are_one_behind_the_other(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
-    material = open_material(retriever, tiny_dataset, other, negatives_per_query=1, negatives_mix="gold=1")
-    first, second = material.datasets
+    training_data = open_material(retriever, tiny_dataset, other, negatives_per_query=1, negatives_mix="gold=1")
+    first, second = training_data.datasets
     tables = [
         NegativesTable.of(first, np.arange(160), (np.arange(160) + 1) % 160, "gold"),
         NegativesTable.of(second, np.arange(32), (np.arange(32) // 2 + 3) % 16, "gold"),
     ]
-    train = material.train(NegativesTable.chained(tables, [0, 160]))
+    train = training_data.train(NegativesTable.chained(tables, [0, 160]))
     batch = train.batch(2, retriever, ALONE)
     for query, (_, hard) in zip(batch.ids.queries.tolist(), batch.ids.passages.reshape(16, 2).tolist(), strict=True):
         assert hard == ((query + 1) % 160 if query < 160 else 160 + ((query - 160) // 2 + 3) % 16)

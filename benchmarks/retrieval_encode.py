@@ -249,7 +249,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
         told = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
         found[f"{kind} spilled"] = float("Spilled" in told)
         ray.shutdown()
-        kept = [*store.path.rglob("*.npy"), *Path(str(dataset.place)).rglob("*.npy")]
+        kept = [*store.path.rglob("*.npy"), *Path(str(dataset.location)).rglob("*.npy")]
         found["gigabytes"] = sum(file.stat().st_size for file in kept) / 1e9
         shutil.rmtree(store.path)
     return found

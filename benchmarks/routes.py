@@ -108,7 +108,7 @@ def routes(folder: Path) -> dict[str, set[str]]:
     )
     retriever = load_retriever(config.model)
     data = TrainingData.open([config.data.dataset], config.data, tokenisation_of(retriever), 8, 0, also=["test"])
-    prepared = [str(dataset.place) for dataset in data.datasets]
+    prepared = [str(dataset.location) for dataset in data.datasets]
     rounds = MiningRounds(config, prepared, folder / "run" / "negatives", None)
 
     class Miner:

@@ -89,8 +89,10 @@ _claims: list[Claim] = []
 class Lock:
     """Lock that this process holds until `release`; made by `acquire`."""
 
-    def __init__(self, directory: Path, file: Path, descriptor: int | None, owner: Owner, made: Sequence[Path]) -> None:
-        self.owner, self._file, self._descriptor, self._made = owner, file, descriptor, made
+    def __init__(
+        self, directory: Path, file: Path, descriptor: int | None, owner: Owner, parents: Sequence[Path]
+    ) -> None:
+        self.owner, self._file, self._descriptor, self._parents = owner, file, descriptor, parents
         self.claim = Claim(str(directory), str(file), owner.token)
         self._released = threading.Event()
         _held[owner.token] = self
@@ -105,7 +107,7 @@ class Lock:
             if _read(self._file).token == self.owner.token:
                 self._file.unlink()
         self.close()
-        _remove_empty(self._made)
+        _remove_empty(self._parents)
 
     def close(self) -> None:
         """Close the file: in the owner that releases the lock, in a forked child the owner keeps it."""
@@ -166,14 +168,14 @@ def acquire(
     began = time.monotonic()
     next_report = began + GRACE_SECONDS
     while True:
-        found = _try(path)
-        if isinstance(found, Lock):
-            return found
+        lock = _try(path)
+        if isinstance(lock, Lock):
+            return lock
         now = time.monotonic()
         if not wait and now > began + GRACE_SECONDS:
-            raise InUseError(f"in use by {found}", str(path), _remedy(found, path, remedy))
+            raise InUseError(f"in use by {lock}", str(path), _remedy(lock, path, remedy))
         if wait and report is not None and now >= next_report:
-            report(f"{path}: waiting for {found}")
+            report(f"{path}: waiting for {lock}")
             next_report = now + REPORT_SECONDS
         check_interrupted()
         time.sleep(POLL_SECONDS)
@@ -220,7 +222,7 @@ def check_owner(path: Path | str) -> None:
 def _try(path: Path | str) -> Lock | Owner:
     """Return the lock, or its owner."""
     directory, file = Path(os.path.realpath(path)), lock_file_of(path)
-    made = _make_parents(file.parent)
+    parents = _make_parents(file.parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
@@ -238,7 +240,7 @@ def _try(path: Path | str) -> Lock | Owner:
                 return _read(file)
             if error.errno not in _NO_LOCKS:
                 raise
-            return _try_without_locks(directory, file, is_new, made)
+            return _try_without_locks(directory, file, is_new, parents)
         if not _is_at(descriptor, file):
             return _UNKNOWN
         owner = _read(file)
@@ -248,18 +250,18 @@ def _try(path: Path | str) -> Lock | Owner:
         os.pwrite(descriptor, _record(owner), 0)
         os.fsync(descriptor)
         keep = True
-        return Lock(directory, file, descriptor, owner, made)
+        return Lock(directory, file, descriptor, owner, parents)
     except OSError:  # a full disk, perhaps: leave nothing
         if is_new:
             file.unlink(missing_ok=True)
-            _remove_empty(made)
+            _remove_empty(parents)
         raise
     finally:
         if not keep:
             os.close(descriptor)
 
 
-def _try_without_locks(directory: Path, file: Path, is_new: bool, made: Sequence[Path]) -> Lock | Owner:
+def _try_without_locks(directory: Path, file: Path, is_new: bool, parents: Sequence[Path]) -> Lock | Owner:
     """Take the lock: create its file, or replace the file of an owner that has ended."""
     owner = _own(BY_FILE)
     aside = file.with_name(f"{file.name}-{owner.token}")
@@ -276,7 +278,7 @@ def _try_without_locks(directory: Path, file: Path, is_new: bool, made: Sequence
         time.sleep(SETTLE_SECONDS)  # another command may be replacing it as well; the last one has it
         if (there := _read(file)).token != owner.token:
             return there
-    return Lock(directory, file, None, owner, made)
+    return Lock(directory, file, None, owner, parents)
 
 
 def _is_alive(owner: Owner, file: Path, now: float) -> bool:

@@ -135,22 +135,22 @@ def refuse_secrets(text: str, where: str | None = None) -> None:
 
 def _secrets(text: str) -> Iterator[Secret]:
     """Yield the secrets of a text in order, without overlaps."""
-    found = [
+    secrets = [
         Secret(*match.span(2), "a password" if ":" in match[2] else "a user")
         for match in _USER.finditer(text)
         if ":" in match[2] or match[1].lower() not in _PLAIN_USERS
     ]
-    found += [Secret(*match.span(), "a password") for match in _PASSWORD.finditer(text)]
-    found += [Secret(*match.span(), "a token") for match in _TOKEN.finditer(text)]
-    found += [Secret(*match.span(2), f"a value of {match[1]}") for match in _ASSIGNED.finditer(text)]
+    secrets += [Secret(*match.span(), "a password") for match in _PASSWORD.finditer(text)]
+    secrets += [Secret(*match.span(), "a token") for match in _TOKEN.finditer(text)]
+    secrets += [Secret(*match.span(2), f"a value of {match[1]}") for match in _ASSIGNED.finditer(text)]
     stores = [match.span() for match in _ADDRESS.finditer(text) if _STORES.match(match[0])]
     for match in _PARAMETER.finditer(text):
         name = unquote(match[1])
         of_store = any(start <= match.start() < end for start, end in stores)
         if _is_secret(name) or (of_store and name.lower() not in _HARMLESS):
-            found.append(Secret(*match.span(2), f"a value of {name}"))
+            secrets.append(Secret(*match.span(2), f"a value of {name}"))
     end = 0
-    for secret in sorted(found, key=lambda one: (one.start, -one.end)):
+    for secret in sorted(secrets, key=lambda one: (one.start, -one.end)):
         if secret.start >= end:
             yield secret
             end = secret.end

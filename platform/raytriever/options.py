@@ -71,9 +71,9 @@ def with_current_names(settings: Mapping[str, Any], kind: type) -> dict[str, Any
     return {names.get(name, name): value for name, value in settings.items()}
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
     """Return `did you mean 'mw'?` if a known name is similar, else the known names."""
-    names = sorted(known)
+    names = sorted(choices)
     close = get_close_matches(wrong, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
@@ -130,17 +130,17 @@ def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
 
 
 def without_effect(
-    settings: Mapping[str, Any], given: Iterable[str], needs: Mapping[str, Sequence[str]]
+    settings: Mapping[str, Any], names: Iterable[str], needs: Mapping[str, Sequence[str]]
 ) -> dict[str, ConfigError]:
     """Return an error for each explicit setting that has no effect with the others.
 
     Args:
         settings: value of every setting, by name.
-        given: names of the explicit settings; empty values pass.
+        names: names of the explicit settings; empty values pass.
         needs: needs of each setting, by name; see `NEEDS`.
     """
     errors = {}
-    for name in given:
+    for name in names:
         unmet = [each for need in needs.get(name, ()) if (each := _unmet(settings, need)) is not None]
         if not unmet or len(unmet) < len(needs[name]) or settings.get(name) in (None, "", False, []):
             continue

@@ -56,29 +56,29 @@ class PathKind:
     suffix: str = ""
     optional: bool = True
 
-    def __call__(self, given: Any) -> str:
+    def __call__(self, value: Any) -> str:
         """Expand the paths in a value; raises `ValueError` if it is no text, or empty although it is required."""
-        if not isinstance(given, str):
+        if not isinstance(value, str):
             raise ValueError("give a path")
-        if not given.strip() and not self.optional:
+        if not value.strip() and not self.optional:
             raise ValueError(f"{_EMPTY}: give a path")
-        return self.separator.join(self._expanded(part) for part in self._parts(given))
+        return self.separator.join(self._expanded(part) for part in self._parts(value))
 
-    def read_flag(self, given: str, flag: str) -> str:
+    def read_flag(self, value: str, flag: str) -> str:
         """Read the value of a flag, which is never empty: an unset variable of the shell is no path.
 
         Raises:
             ConfigError: it is empty.
         """
-        if not given.strip():
+        if not value.strip():
             raise ConfigError(_EMPTY, flag or None, f"give a path, or leave {'the flag' if flag else 'it'} out")
-        return self(given)
+        return self(value)
 
-    def check(self, given: str, flag: str) -> None:
+    def check(self, value: str, flag: str) -> None:
         """Raise the error of this kind if a local path in a value does not exist; names and URIs pass."""
         if not self.missing:
             return
-        for part in self._parts(given):
+        for part in self._parts(value):
             bare = self._bare(part)
             path = self.local(bare)
             if path is not None and not _is_there(path, self.folder):
@@ -107,8 +107,8 @@ class PathKind:
             return None
         return path
 
-    def _parts(self, given: str) -> list[str]:
-        return given.split(self.separator) if self.separator else [given]
+    def _parts(self, value: str) -> list[str]:
+        return value.split(self.separator) if self.separator else [value]
 
     def _bare(self, part: str) -> str:
         """Return a path without its label and its suffix."""

@@ -125,14 +125,14 @@ class Progress:
     def _line(self) -> str:
         self._last_line = now = time.monotonic()
         rate = self._rate(now)
-        shown = "" if rate is None else f", {rate:.3g} {self._unit}s/s"
+        rate_text = "" if rate is None else f", {rate:.3g} {self._unit}s/s"
         if self._done == self._total:
             tail = f"{now - self._began:.1f} s"
         elif rate:
             tail = f"{(self._total - self._done) / rate:.0f} s left"
         else:
             tail = f"{now - self._began:.0f} s so far"
-        line = f"{self._title}: {self._done}/{self._total} {self._unit}s{shown}, {tail}"
+        line = f"{self._title}: {self._done}/{self._total} {self._unit}s{rate_text}, {tail}"
         waited = now - self._last_advance
         stalled = [f"last {self._unit} {waited:.0f} s ago"] if self._first and waited >= QUIET_SECONDS else []
         for note in (*stalled, *self._notes):

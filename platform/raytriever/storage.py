@@ -81,12 +81,12 @@ def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = (_READING if reading else _WRITING).get(_errno(error))
-        if known is None:
+        reason = (_READING if reading else _WRITING).get(_errno(error))
+        if reason is None:
             raise
         named = str(getattr(error, "filename", None) or path)
         where = _FINAL.sub(r"\1", str(path) if _ASIDE in named else named)
-        raise StorageError(known[0], where, remedy=known[1]) from error
+        raise StorageError(reason[0], where, remedy=reason[1]) from error
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -115,14 +115,14 @@ def files_below(folder: Path) -> list[Path]:
 
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
-    place = Path(os.path.abspath(path))
+    folder = Path(os.path.abspath(path))
     with disk_errors(path):
-        while not _exists(place) and place != place.parent:
-            place = place.parent
-        if not place.is_dir():
+        while not _exists(folder) and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir():
             raise StorageError("a part of the path is a file", str(path), _WRITING[errno.ENOTDIR][1])
         try:
-            with TemporaryFile(dir=place) as stream:
+            with TemporaryFile(dir=folder) as stream:
                 stream.write(bytes(4096))
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -274,8 +274,8 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
             raise StorageError(f"names {name!r}, outside of it", str(path / MANIFEST), "make the directory again")
         if not file.is_file():
             raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
-        if (found := file.stat().st_size) != entry["size"]:
-            raise StorageError(f"incomplete: {found} bytes of {entry['size']}", str(file), "make the directory again")
+        if (size := file.stat().st_size) != entry["size"]:
+            raise StorageError(f"incomplete: {size} bytes of {entry['size']}", str(file), "make the directory again")
         if verify and sha256_of(file) != entry["sha256"]:
             raise StorageError("changed: its SHA-256 is not the manifest's", str(file), "make the directory again")
     return manifest

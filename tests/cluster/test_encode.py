@@ -67,7 +67,7 @@ class Case:
         work = StoreWriter(self.folder / name, self.plan)
         work.begin()
         load = LoadDeadly(str(self.model), poison, self.folder / f"{name}.deaths", seconds)
-        return ShardEncoder(work, load, str(self.dataset.place))
+        return ShardEncoder(work, load, str(self.dataset.location))
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
     retriever = load_retriever(config.model)
     prepare_for_training(retriever, config.model, config.training.seed)
     negatives = find_negatives(opened.stages[0], bm25_of, ignore_line)
-    places = [dataset.place for dataset in opened.stages[0].training_data.datasets]
+    places = [dataset.location for dataset in opened.stages[0].training_data.datasets]
     reading = tokenisation_of(retriever), config.training.batch_size, config.training.seed
     training_data = TrainingData.open(places, config.data, *reading)
     steps: list[int] = []

@@ -87,23 +87,23 @@ async def estimate(annotator: Annotator, questions: Iterable[Question]) -> Estim
 async def _add(result: Estimate, annotator: Annotator, question: Question) -> None:
     limit = annotator.config.max_tokens
     relevant: list[str] = []
-    known = True
+    tokens_are_known = True
     for _, passages in split_evenly(question.passages, annotator.config.passages_per_prompt):
         count = len(passages)
         indices = await _ask_log(annotator, RELEVANCE, question.text, passages, number_reader(RELEVANCE, count))
         if indices is None:
             return
         if isinstance(indices, MissingAnswer):
-            known = False
+            tokens_are_known = False
             size = count_bytes(indices.messages)
             result.likely.add(size, _list_tokens(-(-count // 2)))
             result.most.add(size, limit)
         else:
             relevant += [passages[index] for index in indices]
-    if known and not relevant:
+    if tokens_are_known and not relevant:
         return
     answer: str | None = None
-    if known:
+    if tokens_are_known:
         reply = await _ask_log(annotator, ANSWER, question.text, relevant, read_answer)
         if reply is None:
             return
@@ -116,8 +116,8 @@ async def _add(result: Estimate, annotator: Annotator, question: Question) -> No
                 return
     every = list(question.passages)
     for total, passages, length, written in (
-        (result.likely, relevant if known else every[: -(-len(every) // 2)], _ANSWER_BYTES, _ANSWER_TOKENS),
-        (result.most, relevant if known else every, LONGEST_ANSWER, limit),
+        (result.likely, relevant if tokens_are_known else every[: -(-len(every) // 2)], _ANSWER_BYTES, _ANSWER_TOKENS),
+        (result.most, relevant if tokens_are_known else every, LONGEST_ANSWER, limit),
     ):
         if answer is None:
             total.add(count_bytes(annotator.prompts.build_messages(ANSWER, question.text, passages)), written)

@@ -27,7 +27,7 @@ def open_all_splits(name: str, max_bad_rows: float, report: Callable[[str], None
         DataError: the data set cannot be read, or has no documents or no queries.
     """
     dataset = open_dataset(name, [], max_bad_rows=max_bad_rows, run=in_processes, report=report)
-    path = str(dataset.place)
+    path = str(dataset.location)
     dataset = open_dataset(path, splits_of(fetch_dataset(path) or Path(path)))
     for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(rows):

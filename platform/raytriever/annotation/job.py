@@ -75,8 +75,8 @@ class OpenedJob:
         """Yield each query with its index, lazily."""
         longest, passages = self.job.annotation.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
-            shown = [passages[document][:longest] for document in documents]
-            yield number, Question(self.dataset.queries.texts[query], documents, shown)
+            excerpts = [passages[document][:longest] for document in documents]
+            yield number, Question(self.dataset.queries.texts[query], documents, excerpts)
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
@@ -149,7 +149,7 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
     numbers = sorted(work.annotations, key=lambda number: work.queries[number])
     annotations = {work.queries[number]: work.annotations[number] for number in numbers}
     candidates: dict[int, Sequence[int]] = {work.queries[number]: work.candidates[number] for number in numbers}
-    if not any(found.useful for found in annotations.values()):
+    if not any(annotation.useful for annotation in annotations.values()):
         raise DataError(
             "the model found no positive for any query",
             work.dataset.name,
@@ -168,10 +168,10 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
         "encoder": job.model.model if "dense" in job.annotation.retrievers else None,
         "queries": len(annotations),
         "candidates": sum(map(len, candidates.values())),
-        "relevant": sum(len(found.relevant) for found in annotations.values()),
+        "relevant": sum(len(annotation.relevant) for annotation in annotations.values()),
         "without_candidates": sum(not each for each in candidates.values()),
-        "without_positives": sum(not found.useful for found in annotations.values()),
-        "failed": sum(bool(found.failed) for found in annotations.values()),
+        "without_positives": sum(not annotation.useful for annotation in annotations.values()),
+        "failed": sum(bool(annotation.failed) for annotation in annotations.values()),
         "tokens_read": spent.read,
         "tokens_written": spent.written,
         "cost": spent.cost(job.service),
@@ -228,8 +228,8 @@ def run_annotation(
         if log.damaged:
             report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
         paid, estimator = read_costs(log, job.service.llm)
-        known = estimator.read_tokens > 0
-        if not dry_run and not known:
+        tokens_are_known = estimator.read_tokens > 0
+        if not dry_run and not tokens_are_known:
             asyncio.run(_check(job, key))
         dataset = open_all_splits(job.dataset, job.max_bad_rows, report)
         work = _prepare(job, dataset, prompts, log, paid, estimator, report)
@@ -239,7 +239,7 @@ def run_annotation(
             return table, None
         report(table)
         # If the log has all answers, the service need not exist.
-        if known and expected.most.requests:
+        if tokens_are_known and expected.most.requests:
             asyncio.run(_check(job, key))
         retried = asyncio.run(annotate(work, key, report))
         meta = write(work, output)

@@ -93,14 +93,14 @@ def load_prompts(folder: str) -> Prompts:
 def _read_folder(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise PROMPTS.error_of_missing(str(folder), "--prompts")
-    known = ", ".join(f"{name}.txt" for name in PLACEHOLDERS)
+    file_names = ", ".join(f"{name}.txt" for name in PLACEHOLDERS)
     texts = {}
     for file in sorted(folder.glob("*.txt")):
         if file.stem not in PLACEHOLDERS:
-            raise ConfigError("is not the name of a prompt", str(file), f"rename it to one of {known}")
+            raise ConfigError("is not the name of a prompt", str(file), f"rename it to one of {file_names}")
         texts[file.stem] = _read_prompt(file)
     if not texts:
-        raise ConfigError("contains no prompt", f"--prompts {folder}", f"add one or more of {known}")
+        raise ConfigError("contains no prompt", f"--prompts {folder}", f"add one or more of {file_names}")
     return texts
 
 

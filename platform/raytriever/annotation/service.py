@@ -216,9 +216,9 @@ class Service:
             raise self._unreachable(failure) from failure
         if status in (401, 403):
             raise self._key_refused(status, body)
-        known = model_names(body) if status == 200 else []
-        if known and self._config.llm not in known:
-            remedy = did_you_mean(self._config.llm, known[:20])
+        served_models = model_names(body) if status == 200 else []
+        if served_models and self._config.llm not in served_models:
+            remedy = did_you_mean(self._config.llm, served_models[:20])
             raise ServiceError(f"the service has no model {self._config.llm!r}", "--llm", self._clean(remedy))
 
     async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:

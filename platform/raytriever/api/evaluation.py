@@ -250,9 +250,9 @@ def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[Ev
         elif isinstance(model, Model):
             rows.append((label, model.name, model.config))
         elif isinstance(model, str | os.PathLike):
-            place = os.fspath(model)
-            MODELS.check(place, "--model")
-            rows.append((label, place, None if place == BM25 else ModelConfig(model=place)))
+            path = os.fspath(model)
+            MODELS.check(path, "--model")
+            rows.append((label, path, None if path == BM25 else ModelConfig(model=path)))
         else:
             raise ConfigError(f"holds {type(model).__name__}", "models", "give names, paths, models or runs")
     return name_models(rows)

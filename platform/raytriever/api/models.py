@@ -222,10 +222,10 @@ def precision_of(explicit: str | None, models: Iterable[ModelLike | None]) -> st
     """
     if explicit not in (None, "fp32", "bf16"):
         raise ConfigError(f"unknown value {explicit!r}", "precision", "give 'fp32' or 'bf16'")
-    found = {model.precision for model in models if isinstance(model, Model) and model.precision}
-    if explicit is None and len(found) > 1:
+    precisions = {model.precision for model in models if isinstance(model, Model) and model.precision}
+    if explicit is None and len(precisions) > 1:
         raise ConfigError("the models were loaded with different ones", "precision", "give 'fp32' or 'bf16'")
-    return explicit or next(iter(found), None)
+    return explicit or next(iter(precisions), None)
 
 
 def check_texts(texts: Sequence[str]) -> list[str]:
@@ -233,9 +233,9 @@ def check_texts(texts: Sequence[str]) -> list[str]:
     if isinstance(texts, str | bytes):
         raise ConfigError("is one text, not a list of texts", "texts", "put it in a list")
     checked = list(texts)
-    for place, text in enumerate(checked):
+    for index, text in enumerate(checked):
         if not isinstance(text, str):
-            raise ConfigError(f"text {place} is {type(text).__name__}, not str", "texts", "give strings")
+            raise ConfigError(f"text {index} is {type(text).__name__}, not str", "texts", "give strings")
     return checked
 
 

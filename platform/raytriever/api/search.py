@@ -65,9 +65,9 @@ class Index:
             ModelError: the embedding of a query is not finite.
         """
         texts = check_texts(queries)
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             if not text.strip():
-                raise ConfigError(f"query {place} is empty", "queries", "give a few words")
+                raise ConfigError(f"query {index} is empty", "queries", "give a few words")
         if top_k < 1:
             raise ConfigError(f"{top_k} is out of range", "top_k", "give at least 1")
         if threshold is not None and math.isnan(threshold):

@@ -104,8 +104,8 @@ class Files:
                 return None
             for file, title in sorted(self.titles.items(), key=lambda item: -len(item[0])):
                 text = text.replace(f"{folder}/{file}", title)
-            for own, shown in self.columns.items():
-                text = text.replace(f'"{own}"', f'"{shown}"')
+            for own, column in self.columns.items():
+                text = text.replace(f'"{own}"', f'"{column}"')
             return text.replace(str(folder), "the data")
 
         parts = [renamed(text) for text in (error.what, error.where, error.remedy)]
@@ -306,8 +306,8 @@ def _division(table: Table, query: str) -> Callable[[Row], str]:
             "give at least 3, or a column `split`",
         )
     size = max(1, int(len(ordered) * _HELD_OUT))
-    held = dict.fromkeys(ordered[:size], "test") | dict.fromkeys(ordered[size : 2 * size], "dev")
-    return lambda row: held.get(row[query], "train") if isinstance(row[query], str) else "train"
+    split_of = dict.fromkeys(ordered[:size], "test") | dict.fromkeys(ordered[size : 2 * size], "dev")
+    return lambda row: split_of.get(row[query], "train") if isinstance(row[query], str) else "train"
 
 
 def _grade(value: Any) -> Any:

@@ -296,7 +296,7 @@ def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dic
 
 
 def _cached_negatives(job: Any, data: Dataset | str | os.PathLike[str], by_encoder: bool) -> Path:
-    """Return the place of a table in the cache, named after all that decides its content."""
+    """Return the path of a table in the cache, named after all that decides its content."""
     from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import in_processes
     from raytriever.models.source import resolve_model

@@ -99,22 +99,22 @@ class Parser(argparse.ArgumentParser):
                 is not UTF-8, or looks like a secret.
         """
         words = list(words)
-        known = {flag for action in self._actions for flag in action.option_strings}
+        flags = {flag for action in self._actions for flag in action.option_strings}
         for index, word in enumerate(words):
             if word == "--":
                 break
             flag = word.split("=")[0]
             # Checked first: argparse would report a misspelt flag as a missing one.
-            if flag.startswith("--") and flag not in known:
-                raise ConfigError("unknown flag", flag, suggest_for_flag(flag, known))
-            _check_utf8(word, _flag_before(words, index, known))
+            if flag.startswith("--") and flag not in flags:
+                raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
+            _check_utf8(word, _flag_before(words, index, flags))
         arguments, unknown = self.parse_known_args(words)
         for word in unknown:
             raise ConfigError(f"unexpected argument {word!r}", remedy=f"see `{self.prog} --help`")
         free = getattr(arguments, self._free_text) if self._free_text else None
         for index, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
-                refuse_secrets(word, _flag_before(words, index, known))
+                refuse_secrets(word, _flag_before(words, index, flags))
         actions = {flag: action.dest for action in self._actions for flag in action.option_strings}
         end = words.index("--") if "--" in words else len(words)
         arguments.explicit_flags = {
@@ -142,9 +142,9 @@ def check_effects(
         raise error
 
 
-def _flag_before(words: Sequence[str], index: int, known: Collection[str]) -> str | None:
+def _flag_before(words: Sequence[str], index: int, flags: Collection[str]) -> str | None:
     """Return the flag before a word of the command line, or None."""
-    return words[index - 1] if index and words[index - 1] in known else None
+    return words[index - 1] if index and words[index - 1] in flags else None
 
 
 def _check_utf8(word: str, flag: str | None) -> None:

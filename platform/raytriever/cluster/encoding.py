@@ -159,8 +159,8 @@ def run_encoding(
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
         work = StoreWriter(output.absolute(), plan)
         work.check()
-        place = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
-        log(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {place}")
+        where = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
+        log(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {where}")
         run: Runner = with_encoding_gauges(run_in_actors(pool) if pool else encode_in_process, Gauges(output.name))
         store = encode_store(work, model, retriever, opened, run)
     quarantine = QuarantineReport.read(store.path)

@@ -62,8 +62,8 @@ class Gauges:
         if not ray.is_initialized():
             return
         with self._lock:
-            known = self._values.get(name)
-            gauge = known[0] if known else Gauge(PREFIX + name, description, tag_keys=("run",))
+            entry = self._values.get(name)
+            gauge = entry[0] if entry else Gauge(PREFIX + name, description, tag_keys=("run",))
             self._values[name] = gauge, float(value)
             gauge.set(float(value), {"run": self._run})
             if self._thread is None or not self._thread.is_alive():

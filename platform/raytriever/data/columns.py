@@ -118,14 +118,14 @@ class TokenColumn:
 
     def take(self, positions: ndarray) -> list[ndarray]:
         """Return the token ids of the texts at these positions, views of the shards."""
-        found = []
+        token_ids = []
         for shard, row in zip(*self.rows.locate(positions), strict=True):
             start, end = self.offsets[shard][row : row + 2]
-            found.append(self.ids[shard][start:end])
-        return found
+            token_ids.append(self.ids[shard][start:end])
+        return token_ids
 
     def lengths(self) -> Int64[ndarray, " positions"]:
         """Return the number of tokens of every text."""
-        found = [np.diff(self.offsets[shard]) for shard in range(len(self.offsets))]
-        lengths = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        shard_lengths = [np.diff(self.offsets[shard]) for shard in range(len(self.offsets))]
+        lengths = np.concatenate(shard_lengths) if shard_lengths else np.zeros(0, dtype=np.int64)
         return lengths if self.rows.live is None else lengths[self.rows.live]

@@ -192,7 +192,7 @@ class Passages(Sequence[str]):
 class RetrievalDataset:
     """Documents, queries, and the judgements of the opened splits.
 
-    `place` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
+    `location` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
     relevant documents that are not in the corpus, for the splits that have any.
     """
 
@@ -204,7 +204,7 @@ class RetrievalDataset:
     tokens: Tokens | None = None
     negatives: NegativeRows | None = None
     answers: Answers | None = None
-    place: str | None = None
+    location: str | None = None
     absent: Mapping[str, AbsentDocuments] = field(default_factory=dict)
 
     @cached_property
@@ -244,11 +244,11 @@ class RetrievalDataset:
 
     def counts(self) -> dict[str, int]:
         """For tracking: documents, queries, and for each split its queries, judgements and positives."""
-        found = {"documents": len(self.documents), "queries": len(self.queries)}
+        counts = {"documents": len(self.documents), "queries": len(self.queries)}
         for split, rows in self.judgements.items():
-            found[f"{split}_queries"] = len(np.unique(rows.queries))
-            found[f"{split}_judgements"] = len(rows)
-            found[f"{split}_positives"] = int((rows.scores > 0).sum())
+            counts[f"{split}_queries"] = len(np.unique(rows.queries))
+            counts[f"{split}_judgements"] = len(rows)
+            counts[f"{split}_positives"] = int((rows.scores > 0).sum())
             if split in self.absent:
-                found[f"{split}_absent_positives"] = len(self.absent[split])
-        return found | {"bad_rows": self.quarantine.total}
+                counts[f"{split}_absent_positives"] = len(self.absent[split])
+        return counts | {"bad_rows": self.quarantine.total}

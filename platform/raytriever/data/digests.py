@@ -24,23 +24,23 @@ _EXAMINED = "whole, and its contents examined"
 def content_digest(file: SourceFile) -> str:
     """Return the SHA-256 of the bytes of a file of a source."""
     state = [file.size, file.modified_ns]
-    known = _remembered(file.where, state) if file.modified_ns else None
-    if known is None:
+    stored = _remembered(file.where, state) if file.modified_ns else None
+    if stored is None:
         digest = hashlib.sha256()
         with disk_errors(file.where, reading=True), open_raw(file.where) as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
-        known = digest.hexdigest()
-        _remember(file.where, state, known)
-    return known
+        stored = digest.hexdigest()
+        _remember(file.where, state, stored)
+    return stored
 
 
 @activity("comparing the prepared data set with its digests")
-def check_directory(place: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
+def check_directory(folder: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
     """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since.
 
     Args:
-        place: the directory.
+        folder: the directory.
         examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
             called once for the same files.
         against: key of the data that the contents are compared with. With another key, `examine` is called again.
@@ -48,32 +48,32 @@ def check_directory(place: Path, examine: Callable[[], object] | None = None, ag
     Raises:
         StorageError: a file is missing, damaged or changed, or `examine` raised it.
     """
-    manifest = read_manifest(place, verify=False)
+    manifest = read_manifest(folder, verify=False)
     names = [MANIFEST, *manifest["files"]]
-    found = [(place / name).stat() for name in names]
-    state = [[name, status.st_size, status.st_mtime_ns] for name, status in zip(names, found, strict=True)]
-    known, wanted = _remembered(str(place), state), _EXAMINED + against
-    examined = examine is None or (known or "").startswith(wanted)
-    if known is None:
-        read_manifest(place, verify=True)
+    statuses = [(folder / name).stat() for name in names]
+    state = [[name, status.st_size, status.st_mtime_ns] for name, status in zip(names, statuses, strict=True)]
+    stored, expected = _remembered(str(folder), state), _EXAMINED + against
+    examined = examine is None or (stored or "").startswith(expected)
+    if stored is None:
+        read_manifest(folder, verify=True)
     if examine is not None and not examined:
-        with disk_errors(place, reading=True):
+        with disk_errors(folder, reading=True):
             examine()
-    if known is None or not examined:
-        _remember(str(place), state, "whole" if examine is None else wanted)
+    if stored is None or not examined:
+        _remember(str(folder), state, "whole" if examine is None else expected)
 
 
 def _remembered(where: str, state: list[Any]) -> str | None:
     with suppress(OSError, StorageError):
-        kept = read_json(_memo(where), dict[str, str], "remove it")
-        if (kept.get("where"), kept.get("state")) == (where, _short(state)):
-            return kept.get("known")
+        memo = read_json(_memo(where), dict[str, str], "remove it")
+        if (memo.get("where"), memo.get("state")) == (where, _short(state)):
+            return memo.get("known")
     return None
 
 
-def _remember(where: str, state: list[Any], known: str) -> None:
+def _remember(where: str, state: list[Any], value: str) -> None:
     with suppress(StorageError):  # with a full cache the file is read again; the run goes on
-        write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": known}))
+        write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": value}))
 
 
 def _short(state: list[Any]) -> str:

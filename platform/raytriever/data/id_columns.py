@@ -33,11 +33,11 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
     with closing(open_raw(str(file))) as stream:
         parquet = open_parquet(str(file), stream)
         schema = parquet.schema_arrow
-        for name, wanted in columns.items():
+        for name, kind in columns.items():
             if schema.names.count(name) != 1:
                 columns_found = ", ".join(schema.names) or "none"
                 raise DataError(f"no column {name!r}; there are {columns_found}", str(file), remedy)
-            _check_type(schema.field(name).type, name, wanted, file, remedy)
+            _check_type(schema.field(name).type, name, kind, file, remedy)
         try:
             table = parquet.read(columns=list(columns))
             table.validate(full=True)
@@ -49,20 +49,20 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
     return table
 
 
-def positions_of(column: Any, known: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
+def positions_of(column: Any, ids: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
     """Return the position of each value among the known ones; raises `DataError` with `remedy` for an unknown one."""
-    found = pc.index_in(column.cast(pa.large_string()), value_set=known)
-    if found.null_count:
-        first = column.filter(pc.is_null(found))[0].as_py()
-        unknown = f"{found.null_count} of {len(column)} rows name an unknown {name}, the first {first!r}"
+    positions = pc.index_in(column.cast(pa.large_string()), value_set=ids)
+    if positions.null_count:
+        first = column.filter(pc.is_null(positions))[0].as_py()
+        unknown = f"{positions.null_count} of {len(column)} rows name an unknown {name}, the first {first!r}"
         raise DataError(unknown, str(file), remedy(first))
-    return found.to_numpy()
+    return positions.to_numpy()
 
 
-def _check_type(kind: Any, name: str, wanted: str, file: Path, remedy: str) -> None:
-    if wanted == TEXT:
+def _check_type(kind: Any, name: str, expected: str, file: Path, remedy: str) -> None:
+    if expected == TEXT:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise DataError(f"column {name!r} is {kind}, not string", str(file), "write ids as strings")
-    elif not (pa.types.is_integer(kind) or (wanted == NUMBER and pa.types.is_floating(kind))):
+    elif not (pa.types.is_integer(kind) or (expected == NUMBER and pa.types.is_floating(kind))):
         raise DataError(f"column {name!r} is {kind}, not a number", str(file), remedy)

@@ -60,22 +60,22 @@ class KeyIndex:
         changed = np.ones(len(self._sorted), dtype=bool)
         changed[1:] = (self._sorted[1:] != self._sorted[:-1]).any(axis=1)
         leaders = self._order[np.maximum.accumulate(np.where(changed, np.arange(len(changed)), 0))]
-        found = np.empty(len(self._order), dtype=np.int64)
-        found[self._order] = leaders
-        return found
+        first = np.empty(len(self._order), dtype=np.int64)
+        first[self._order] = leaders
+        return first
 
     def find(self, keys: Keys) -> Int64[ndarray, " asked"]:
         """Return the first position of each key, -1 where it is not there."""
         if not len(self._sorted):
             return np.full(len(keys), -1, dtype=np.int64)
-        places = np.searchsorted(self._sorted[:, 0], keys[:, 0])
+        positions = np.searchsorted(self._sorted[:, 0], keys[:, 0])
         last = len(self._sorted) - 1
         while True:
-            here = self._sorted[np.minimum(places, last)]
+            here = self._sorted[np.minimum(positions, last)]
             # Two keys may share their first word: walk on through those that do.
-            walk = (places <= last) & (here[:, 0] == keys[:, 0]) & (here[:, 1] < keys[:, 1])
+            walk = (positions <= last) & (here[:, 0] == keys[:, 0]) & (here[:, 1] < keys[:, 1])
             if not walk.any():
                 break
-            places = places + walk
-        same = (places <= last) & (here == keys).all(axis=1)
-        return np.where(same, self._order[np.minimum(places, last)], -1)
+            positions = positions + walk
+        same = (positions <= last) & (here == keys).all(axis=1)
+        return np.where(same, self._order[np.minimum(positions, last)], -1)

@@ -107,8 +107,8 @@ class NegativesTable:
         order = order[np.lexsort((columns[2][order], columns[3][order], columns[0][order]))]
         offsets = np.zeros(len(dataset.queries) + 1, dtype=np.int64)
         np.cumsum(np.bincount(columns[0][order], minlength=len(dataset.queries)), out=offsets[1:])
-        kept = dict(zip(TABLE_COLUMNS, (column[order] for column in columns[1:]), strict=True))
-        return cls(offsets=offsets, relevant=int(relevant.sum()), repeated=int(again.sum()), **kept)
+        sorted_columns = dict(zip(TABLE_COLUMNS, (column[order] for column in columns[1:]), strict=True))
+        return cls(offsets=offsets, relevant=int(relevant.sum()), repeated=int(again.sum()), **sorted_columns)
 
     @classmethod
     def judged(cls, dataset: RetrievalDataset, split: str) -> NegativesTable:
@@ -121,11 +121,11 @@ class NegativesTable:
     def merged(cls, dataset: RetrievalDataset, tables: Sequence[NegativesTable]) -> NegativesTable:
         """Merge several tables of one data set. Rows that were left out of them stay counted."""
         columns = (np.concatenate([getattr(table, name) for table in tables]) for name in ("queries", *TABLE_COLUMNS))
-        found = cls.of(dataset, *columns)
+        merged = cls.of(dataset, *columns)
         return replace(
-            found,
-            relevant=found.relevant + sum(table.relevant for table in tables),
-            repeated=found.repeated + sum(table.repeated for table in tables),
+            merged,
+            relevant=merged.relevant + sum(table.relevant for table in tables),
+            repeated=merged.repeated + sum(table.repeated for table in tables),
         )
 
     @classmethod
@@ -174,8 +174,8 @@ class NegativesTable:
     def counts(self) -> dict[str, int]:
         """Return figures for tracking: rows by origin, and rows that were left out."""
         by_origin = np.bincount(self.origins, minlength=len(ORIGINS)).tolist()
-        found = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
-        return found | {"relevant": self.relevant, "repeated": self.repeated}
+        counts = {name: count for name, count in zip(ORIGINS, by_origin, strict=True) if count}
+        return counts | {"relevant": self.relevant, "repeated": self.repeated}
 
 
 def _relevant_pairs(dataset: RetrievalDataset) -> Int64[ndarray, " pairs"]:

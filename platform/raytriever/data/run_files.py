@@ -35,7 +35,7 @@ def read_run(
         DataError: the file cannot be read, a line has another form, a document is unknown, or the file ranks none of
             the queries.
     """
-    wanted = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
+    row_of = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
     documents = {name: position for position, name in enumerate(dataset.documents.ids)}
     rankings: list[list[tuple[float, str, int]]] = [[] for _ in queries]
     number = [0]
@@ -45,7 +45,7 @@ def read_run(
             if not line.strip():
                 continue
             query, document, score = _columns(line, f"{where}:{number[0]}")
-            row = wanted.get(query, wanted.get(unquote(query)))
+            row = row_of.get(query, row_of.get(unquote(query)))
             if row is None:
                 continue
             position = documents.get(document, documents.get(unquote(document)))

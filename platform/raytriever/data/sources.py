@@ -49,12 +49,12 @@ def pinned(uri: str) -> str:
         RevisionNotFoundError,
     )
 
-    found = _FORM.fullmatch(uri.rstrip("/"))
-    if found is None:
+    match = _FORM.fullmatch(uri.rstrip("/"))
+    if match is None:
         raise DataError("not an address on the hub", f"--dataset {uri}", "write hf://datasets/ORG/NAME[@REVISION]")
     try:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-        commit = api.dataset_info(found["name"], revision=found["revision"], timeout=30).sha
+        commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
     except RepositoryNotFoundError as error:
         raise DataError(
             "the hub has no such data set, or you may not read it",
@@ -63,7 +63,7 @@ def pinned(uri: str) -> str:
         ) from error
     except RevisionNotFoundError as error:
         raise DataError(
-            f"the data set has no revision {found['revision']!r}", f"--dataset {uri}", "leave it out, or name another"
+            f"the data set has no revision {match['revision']!r}", f"--dataset {uri}", "leave it out, or name another"
         ) from error
     except OfflineModeIsEnabled as error:
         raise DataError(
@@ -78,7 +78,7 @@ def pinned(uri: str) -> str:
             f"--dataset {uri}",
             "check the network, or give the path of a local copy",
         ) from error
-    return f"hf://datasets/{found['name']}@{commit}{found['folder'] or ''}"
+    return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
 
 
 HUB = "hf://"
@@ -96,7 +96,7 @@ class Listed(NamedTuple):
 
 
 def is_uri(name: str) -> bool:
-    """Return True if a name is a URI of another place than this machine's disk."""
+    """Return True if a name is a URI that is not on this disk."""
     return "://" in name and not name.startswith(LOCAL)
 
 
@@ -163,11 +163,11 @@ def list_remote(uri: str) -> tuple[str, list[Listed]]:
     root, query = root.rstrip("/"), f"?{query}" if query else ""
     with _reaching(uri):
         file_system, path = _file_system(uri)
-        found = file_system.get_file_info(path)
-        infos = [found] if found.type == FileType.File else []
-        if found.type == FileType.Directory:
+        target = file_system.get_file_info(path)
+        infos = [target] if target.type == FileType.File else []
+        if target.type == FileType.Directory:
             infos = file_system.get_file_info(FileSelector(path, recursive=True))
-    if found.type == FileType.NotFound:
+    if target.type == FileType.NotFound:
         raise DataError("no such file or folder", f"--dataset {uri}", "check its spelling, and what you may read")
     listed = []
     for info in infos:

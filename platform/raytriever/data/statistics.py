@@ -29,7 +29,7 @@ def describe(
         lengths: for `documents` and `queries`, the maximum number of tokens that a model reads of a text.
         around: number of special tokens among them.
     """
-    found = {
+    figures = {
         "documents": f"{len(dataset.documents):,}",
         "queries": f"{len(dataset.queries):,}",
         "documents repeated under their id": f"{sides['documents']['repeated']:,}",
@@ -39,22 +39,24 @@ def describe(
     for split, rows in dataset.judgements.items():
         queries = np.unique(rows.queries)
         positives = dataset.positives(split)
-        found[f"{split}: queries"] = f"{len(queries):,}"
-        found[f"{split}: judgements a query"] = _spread(np.unique(rows.queries, return_counts=True)[1])
-        found[f"{split}: positives a query"] = _spread(np.diff(positives.offsets))
+        figures[f"{split}: queries"] = f"{len(queries):,}"
+        figures[f"{split}: judgements a query"] = _spread(np.unique(rows.queries, return_counts=True)[1])
+        figures[f"{split}: positives a query"] = _spread(np.diff(positives.offsets))
         without = len(queries) - len(positives)
         if without:
-            found[f"{split}: queries without a positive"] = f"{without:,}"
+            figures[f"{split}: queries without a positive"] = f"{without:,}"
         if split in dataset.absent:
-            found[f"{split}: positives not in the corpus"] = f"{len(dataset.absent[split]):,}"
+            figures[f"{split}: positives not in the corpus"] = f"{len(dataset.absent[split]):,}"
     if dataset.tokens is not None:
         for side, column in (("documents", dataset.tokens.documents), ("queries", dataset.tokens.queries)):
             tokens = column.lengths() + around
             marks = " / ".join(f"{value:.0f}" for value in np.percentile(tokens, PERCENTILES))
             cut = (tokens > lengths[side]).mean()
-            found[f"{side}: tokens, {' / '.join(f'{p} %' for p in PERCENTILES)} / most"] = f"{marks} / {tokens.max():,}"
-            found[f"{side}: cut at {lengths[side]} tokens"] = f"{cut:.1%}"
-    return found | {"bad rows left out": f"{dataset.quarantine.total:,}"}
+            figures[f"{side}: tokens, {' / '.join(f'{p} %' for p in PERCENTILES)} / most"] = (
+                f"{marks} / {tokens.max():,}"
+            )
+            figures[f"{side}: cut at {lengths[side]} tokens"] = f"{cut:.1%}"
+    return figures | {"bad rows left out": f"{dataset.quarantine.total:,}"}
 
 
 def _spread(counts: ndarray) -> str:

@@ -136,7 +136,7 @@ def encode_store(
     missing = writer.missing()
     encoded = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
-    encoder = ShardEncoder(writer, load, _absolute(str(dataset.place)))
+    encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)))
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
         run(encoder, missing, progress.advance)

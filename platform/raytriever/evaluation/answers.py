@@ -61,9 +61,9 @@ def accuracy_per_query(
     assert answers is not None
     hits = np.zeros((len(queries), max(cutoffs)), bool)
     for row, query in enumerate(queries.tolist()):
-        wanted = [normalise(answer) for answer in answers.of(query)]
+        answer_texts = [normalise(answer) for answer in answers.of(query)]
         for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
-            if document >= 0 and contains_answer(normalise(dataset.passage_text(document)), wanted):
+            if document >= 0 and contains_answer(normalise(dataset.passage_text(document)), answer_texts):
                 hits[row, rank] = True
                 break
     return {f"{ACCURACY}{cutoff}": accuracy(hits, cutoff) for cutoff in cutoffs}

@@ -46,8 +46,8 @@ def sample_corpus(
         hard = ranked[~np.isin(ranked, judged)][: others // 2]
         chosen = np.union1d(judged, hard)
     rest = np.setdiff1d(np.arange(total), chosen)
-    drawn = np.random.default_rng(seed).choice(rest, len(judged) + others - len(chosen), replace=False)
-    return _select_documents(dataset, split, np.union1d(chosen, drawn))
+    sample = np.random.default_rng(seed).choice(rest, len(judged) + others - len(chosen), replace=False)
+    return _select_documents(dataset, split, np.union1d(chosen, sample))
 
 
 def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Int64[ndarray, " documents"]:
@@ -59,15 +59,17 @@ def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> 
     return by_rank[np.sort(first)]
 
 
-def _select_documents(dataset: RetrievalDataset, split: str, kept: Int64[ndarray, " documents"]) -> RetrievalDataset:
+def _select_documents(
+    dataset: RetrievalDataset, split: str, positions: Int64[ndarray, " documents"]
+) -> RetrievalDataset:
     """Return the data set with these documents only; positions are ascending."""
     documents, rows = dataset.documents, dataset.judgements[split]
     ids, titles, texts = (
-        [column[position] for position in kept.tolist()]
+        [column[position] for position in positions.tolist()]
         for column in (documents.ids, documents.titles, documents.texts)
     )
     moved = Judgements(
-        rows.queries, np.searchsorted(kept, rows.documents).astype(np.int64), rows.scores, rows.sources, rows.ranks
+        rows.queries, np.searchsorted(positions, rows.documents).astype(np.int64), rows.scores, rows.sources, rows.ranks
     )
     return replace(
         dataset,
@@ -75,5 +77,5 @@ def _select_documents(dataset: RetrievalDataset, split: str, kept: Int64[ndarray
         judgements={split: moved},
         tokens=None,
         negatives=None,
-        place=None,
+        location=None,
     )

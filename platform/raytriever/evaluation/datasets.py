@@ -128,11 +128,11 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
             )
     names = [one.name for one in datasets]
     longer = distinct_names([one.folder for one in datasets])
-    wanted = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
+    new_names = [name if names.count(name) == 1 else other for name, other in zip(names, longer, strict=True)]
     parts = [
-        f"{name}-{part}" for name, one in zip(wanted, datasets, strict=True) if one.is_divided for part in one.parts
+        f"{name}-{part}" for name, one in zip(new_names, datasets, strict=True) if one.is_divided for part in one.parts
     ]
-    unique = unique_names([*parts, *wanted])[len(parts) :]
+    unique = unique_names([*parts, *new_names])[len(parts) :]
     return [one if one.name == name else one.rename(name) for one, name in zip(datasets, unique, strict=True)]
 
 

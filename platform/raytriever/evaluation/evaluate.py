@@ -89,8 +89,8 @@ def evaluate(
     positive = judged.is_relevant & judged.is_in_corpus & ~judged.is_own
     owner, documents = relevance.queries[positive], relevance.documents[positive]
     most = int(np.bincount(owner, minlength=1).max())
-    kept = protocol.kept_of(relevance)
-    depth = min(len(dataset.documents), max(kept, AUC_NEGATIVES + most) + 1)
+    result_count = protocol.kept_of(relevance)
+    depth = min(len(dataset.documents), max(result_count, AUC_NEGATIVES + most) + 1)
     scores, ranking = search(queries, depth)
     scores, ranking = _drop_own(scores, ranking, judged.own_documents)
 
@@ -104,7 +104,7 @@ def evaluate(
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
     )
     # Only the results of the run file are measured, so trec_eval computes the same figures from it.
-    per_query = measure_ranking(ranking[:, :kept], relevance, protocol.ranking_metrics, protocol.level)
+    per_query = measure_ranking(ranking[:, :result_count], relevance, protocol.ranking_metrics, protocol.level)
     if QUERY_AUC in protocol.metrics:
         per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
     cutoffs = [cutoff for name in protocol.metrics if (cutoff := accuracy_cutoff(name))]
@@ -115,8 +115,8 @@ def evaluate(
         means[AUC] = pooled_auc(pools[0], pools[1])
     return Evaluation(
         queries,
-        ranking[:, :kept],
-        scores[:, :kept].astype(np.float32),
+        ranking[:, :result_count],
+        scores[:, :result_count].astype(np.float32),
         *pools,
         {name: per_query[name] for name in protocol.metrics if name in per_query},
         {name: means[name] for name in protocol.metrics},

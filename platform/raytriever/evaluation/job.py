@@ -172,7 +172,7 @@ class _System:
             "system": self.encoders.systems[name],
             "device": self.encoders.device_type,
             "embeddings": plan,
-            "dataset": [dataset.digest, dataset.place],
+            "dataset": [dataset.digest, dataset.location],
             "split": split,
             "protocol": asdict(protocol),
         }
@@ -282,10 +282,10 @@ def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) 
 def _settings(request: Mapping[str, Any], encoders: Encoders, device: torch.device) -> dict[str, Any]:
     """Return the content of the request for the tracker; each encoder has the settings in use."""
     models = {
-        name: {setting: value for setting, value in (given | encoders.systems[name]).items() if value is not None}
-        if isinstance(given, dict)
-        else given
-        for name, given in request["models"].items()
+        name: {setting: value for setting, value in (options | encoders.systems[name]).items() if value is not None}
+        if isinstance(options, dict)
+        else options
+        for name, options in request["models"].items()
     }
     return {**request, "models": models, "device": device.type}
 

@@ -31,13 +31,13 @@ class Figure:
 
     Args:
         text: the figure.
-        place: 0 for the significantly best model, 1 for the second, otherwise None.
+        rank: 0 for the significantly best model, 1 for the second, otherwise None.
         mark: raised mark of significance.
         behind: plain text behind the figure.
     """
 
     text: str
-    place: int | None = None
+    rank: int | None = None
     mark: str = ""
     behind: str = ""
 
@@ -146,7 +146,7 @@ def _markdown(table: PaperTable) -> str:
 
 
 def _markdown_figure(figure: Figure) -> str:
-    text = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}[figure.place]
+    text = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}[figure.rank]
     behind = f" {figure.behind}" if figure.behind else ""
     return text.format(figure.text) + (f"<sup>{figure.mark}</sup>" if figure.mark else "") + behind
 
@@ -171,7 +171,7 @@ def _row(cells: Sequence[str], write: Callable[[str], str]) -> str:
 
 
 def _latex_figure(figure: Figure) -> str:
-    text = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}[figure.place]
+    text = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}[figure.rank]
     mark = "".join(_LATEX_MARKS[one] for one in figure.mark)
     behind = f" {_escaped(figure.behind)}" if figure.behind else ""
     return text % figure.text + (f"$^{{{mark}}}$" if mark else "") + behind

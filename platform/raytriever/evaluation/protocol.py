@@ -120,8 +120,8 @@ class JudgedQueries:
         if not self.drop_own:
             return np.full(len(self.queries), _NO_DOCUMENT)
         names = [self.dataset.queries.ids[query] for query in self.queries.tolist()]
-        wanted = set(names)
-        positions = {name: position for position, name in enumerate(self.dataset.documents.ids) if name in wanted}
+        wanted_ids = set(names)
+        positions = {name: position for position, name in enumerate(self.dataset.documents.ids) if name in wanted_ids}
         return np.array([positions.get(name, _NO_DOCUMENT) for name in names], dtype=np.int64)
 
     @property

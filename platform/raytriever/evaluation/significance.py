@@ -184,8 +184,8 @@ def _add_best(
 
 def _tested_column(figures: Figures, values: Values, dataset: str, metric: str) -> dict[str, ndarray]:
     """Return the values of all models that a column shows; empty if one of them cannot be tested."""
-    shown = [model for model in figures if figures[model].get(dataset, {}).get(metric) is not None]
-    rows = {model: values.get(model, {}).get(dataset, {}).get(metric) for model in shown}
+    models = [model for model in figures if figures[model].get(dataset, {}).get(metric) is not None]
+    rows = {model: values.get(model, {}).get(dataset, {}).get(metric) for model in models}
     if any(row is None for row in rows.values()) or len({len(row) for row in rows.values() if row is not None}) != 1:
         return {}
     table = {model: np.asarray(row, np.float64) for model, row in rows.items()}

@@ -127,7 +127,7 @@ class Recorder:
 
 def headline_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a step for the progress bar, the most important first, with three digits."""
-    shown = {
+    headlines = {
         "loss": metrics["loss"],
         "auc": metrics.get("batch_auc"),
         "s/step": metrics.get("step_seconds"),
@@ -135,5 +135,5 @@ def headline_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
         "wait %": None,
     }
     if "data_wait_seconds" in metrics and metrics.get("step_seconds"):
-        shown["wait %"] = 100 * metrics["data_wait_seconds"] / metrics["step_seconds"]
-    return {name: float(f"{value:.3g}") for name, value in shown.items() if value is not None}
+        headlines["wait %"] = 100 * metrics["data_wait_seconds"] / metrics["step_seconds"]
+    return {name: float(f"{value:.3g}") for name, value in headlines.items() if value is not None}

@@ -87,7 +87,7 @@ def train_into(
         tracker: receives the metrics of every step.
         here: whether a single worker runs in this process.
     """
-    places = [dataset.place for dataset in stage.training_data.datasets if dataset.place]
+    prepared = [dataset.location for dataset in stage.training_data.datasets if dataset.location]
     here = here and config.training.workers[1] == 1
     # The session ends before the recorder: workers that still train would write checkpoints of unrecorded steps.
     limits = stage.total_steps, config.training.checkpoint_minutes, config.refresh.refresh_every
@@ -98,7 +98,7 @@ def train_into(
     ):
         logged_step = max((step for step, _ in recorder.curve("loss")), default=0)
         train_on_cluster(
-            config, places, negatives, stage.total_steps, folder, recorder.record, logged_step, stage.dev_sets, here
+            config, prepared, negatives, stage.total_steps, folder, recorder.record, logged_step, stage.dev_sets, here
         )
     return recorder
 

@@ -26,8 +26,8 @@ def draw_positive(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> In
         state = _mix(state + _GOLDEN) ^ word
     # The product of 31 bits and a count of at most 2^31 has at most 62 bits.
     uniform = (_mix(state + _GOLDEN) >> 33) & 0x7FFFFFFF
-    drawn = (uniform * is_positive.sum(1)) >> 31
-    slot = (is_positive & (is_positive.cumsum(1) == drawn[:, None] + 1)).int().argmax(1, keepdim=True)
+    choice = (uniform * is_positive.sum(1)) >> 31
+    slot = (is_positive & (is_positive.cumsum(1) == choice[:, None] + 1)).int().argmax(1, keepdim=True)
     return columns.gather(1, slot)
 
 

@@ -233,8 +233,8 @@ def auc_interval(
     if fewest < 2:
         return AucInterval(area, nothing, nothing, nothing, misordered)
     if area in (0, 1):
-        known = (1 - confidence) ** (1 / fewest)
-        low, high = (known, 1.0) if area == 1 else (0.0, 1 - known)
+        bound = (1 - confidence) ** (1 / fewest)
+        low, high = (bound, 1.0) if area == 1 else (0.0, 1 - bound)
         return AucInterval(area, nothing, low, high, misordered)
     variance, freedom = _clustered(of_positives - area, ours, of_negatives - area, theirs)
     if not variance > 0:

@@ -62,15 +62,15 @@ def roc_curve(
             "a curve without points or a pool without scores", "ROC curve", "give at least one of each"
         )
     above, below = sort_pools(positives, negatives)
-    kept = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
-    true = np.r_[0, 1 - np.searchsorted(above, kept) / len(above)]
-    false = np.r_[0, 1 - np.searchsorted(below, kept) / len(below)]
+    thresholds = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
+    true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
+    false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
     aside, upward = (_reach(len(pool), confidence) for pool in (below, above))
     # Corners of the rectangles. Between kept thresholds the corner of the outer neighbour counts.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
     return RocCurve(
-        np.r_[np.inf, kept.astype(np.float64)],
+        np.r_[np.inf, thresholds.astype(np.float64)],
         false,
         true,
         np.maximum(true[lowest] - upward, 0),

@@ -151,12 +151,12 @@ def randomisation_test(
         raise MetricInputError(f"{draws} draws", "randomisation test", "give at least 1")
     differences = differences[differences != 0]
     # Sums that are equal but for the order of addition count as equal.
-    seen = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
+    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
     if len(differences) <= EXACT_QUERIES:
         sums = np.zeros(1)
         for difference in differences:
             sums = np.concatenate([sums + difference, sums - difference])
-        return Randomisation(float((np.abs(sums) >= seen).mean()), True, len(sums))
+        return Randomisation(float((np.abs(sums) >= observed).mean()), True, len(sums))
     rng = np.random.default_rng(seed)
     beyond, length = 0, -(-len(differences) // 8)
     step = max(1, BLOCK // len(differences))
@@ -164,7 +164,7 @@ def randomisation_test(
         count = min(step, draws - start)
         bits = np.frombuffer(rng.bytes(count * length), np.uint8).reshape(count, length)
         signs = np.unpackbits(bits, axis=1, count=len(differences)).astype(np.float64)
-        beyond += int((np.abs(2 * (signs @ differences) - differences.sum()) >= seen).sum())
+        beyond += int((np.abs(2 * (signs @ differences) - differences.sum()) >= observed).sum())
     return Randomisation((beyond + 1) / (draws + 1), False, draws)
 
 
@@ -183,12 +183,12 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
     Raises:
         MetricInputError: a p-value is not within 0 and 1.
     """
-    given = np.asarray(p_values, np.float64)
-    if not ((given >= 0) & (given <= 1)).all():
-        raise MetricInputError(f"p-values {given.tolist()}", "Holm's correction", "give values from 0 to 1")
-    order = np.argsort(given, kind="stable")
-    scaled = given[order] * np.arange(len(given), 0, -1)
-    corrected = np.empty(len(given))
+    values = np.asarray(p_values, np.float64)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise MetricInputError(f"p-values {values.tolist()}", "Holm's correction", "give values from 0 to 1")
+    order = np.argsort(values, kind="stable")
+    scaled = values[order] * np.arange(len(values), 0, -1)
+    corrected = np.empty(len(values))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected
 

@@ -48,7 +48,7 @@ def open_with_all_splits(name: str, split: str, max_bad_rows: float, report: Cal
         report: receives warnings and progress lines.
     """
     dataset = open_dataset(name, [split], max_bad_rows=max_bad_rows, run=in_processes, report=report)
-    path = str(dataset.place)
+    path = str(dataset.location)
     return open_dataset(path, [split, *splits_of(fetch_dataset(path) or Path(path))])
 
 

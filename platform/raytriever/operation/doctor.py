@@ -236,31 +236,31 @@ def _ray() -> Iterator[Finding]:
 
 def _mlflow() -> Iterator[Finding]:
     uri = tracking_uri()
-    shown = masked(uri)
+    masked_uri = masked(uri)
     try:
         check_uri(uri)
     except UserError as error:
-        yield Finding(ERROR, "MLflow", f"{shown}: {error.what}", error.remedy or "")
+        yield Finding(ERROR, "MLflow", f"{masked_uri}: {error.what}", error.remedy or "")
         return
     if not uri.startswith(("http://", "https://")):
-        yield Finding(OK, "MLflow", f"{shown} can be used")
+        yield Finding(OK, "MLflow", f"{masked_uri} can be used")
         return
     remedy = "start it with `raytriever launch`, or correct MLFLOW_TRACKING_URI"
     parts = urlsplit(uri)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl().rstrip("/")
     try:
         with urllib.request.urlopen(f"{bare}/health", timeout=REQUEST_SECONDS):
-            yield Finding(OK, "MLflow", f"{shown} answers")
+            yield Finding(OK, "MLflow", f"{masked_uri} answers")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # the answer of MLflow to a request without a password
-            yield Finding(OK, "MLflow", f"{shown} answers and requires a password")
+            yield Finding(OK, "MLflow", f"{masked_uri} answers and requires a password")
         else:
             yield Finding(
-                ERROR, "MLflow", f"{shown} answers with status {error.code}, so it is not an MLflow server", remedy
+                ERROR, "MLflow", f"{masked_uri} answers with status {error.code}, so it is not an MLflow server", remedy
             )
     except (OSError, ValueError) as error:
         reason = masked(str(getattr(error, "reason", None) or error))
-        yield Finding(ERROR, "MLflow", f"{shown} does not answer ({reason})", remedy)
+        yield Finding(ERROR, "MLflow", f"{masked_uri} does not answer ({reason})", remedy)
 
 
 def _disks() -> Iterator[Finding]:
@@ -278,12 +278,12 @@ def _disks() -> Iterator[Finding]:
         yield line
 
 
-def _writable(about: str, path: Path, shown: str) -> Finding:
+def _writable(about: str, path: Path, name: str) -> Finding:
     try:
         check_writable(path)
     except UserError as error:
-        return Finding(ERROR, about, f"{shown}: {error.what}", error.remedy or "")
-    return Finding(OK, about, f"{shown} is writable")
+        return Finding(ERROR, about, f"{name}: {error.what}", error.remedy or "")
+    return Finding(OK, about, f"{name} is writable")
 
 
 def _compiler() -> Iterator[Finding]:

@@ -56,14 +56,14 @@ def read_array(
     with _opened(file, remedy) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
-        dtype, found = _npy_header(stream, str(file), dtypes, shape, remedy)
-        start, count = stream.tell(), prod(found)
+        dtype, lengths = _npy_header(stream, str(file), dtypes, shape, remedy)
+        start, count = stream.tell(), prod(lengths)
         if size - start != count * dtype.itemsize:
-            wrong = f"has {size - start:,} bytes of values, its shape {found} needs {count * dtype.itemsize:,}"
+            wrong = f"has {size - start:,} bytes of values, its shape {lengths} needs {count * dtype.itemsize:,}"
             raise StorageError(wrong, str(file), remedy)
         if mapped is None or not count:
-            return np.fromfile(stream, dtype, count).reshape(found)
-    return np.memmap(file, dtype, mapped, start, found)
+            return np.fromfile(stream, dtype, count).reshape(lengths)
+    return np.memmap(file, dtype, mapped, start, lengths)
 
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
@@ -82,7 +82,7 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
 
     import numpy as np
 
-    found = {}
+    contents = {}
     try:
         with _opened(file, remedy) as packed, zipfile.ZipFile(packed) as archive:
             for name, (dtypes, shape) in arrays.items():
@@ -98,12 +98,12 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
                     raise StorageError(
                         f"has {len(values):,} bytes of values, its shape {lengths} needs {size:,}", where, remedy
                     )
-                found[name] = np.frombuffer(values, dtype).reshape(lengths)
+                contents[name] = np.frombuffer(values, dtype).reshape(lengths)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise StorageError(f"is damaged or changed: {error}", str(file), remedy) from error
     except KeyError as error:
         raise StorageError(f"is damaged or changed: there is no array {name!r}", str(file), remedy) from error
-    return found
+    return contents
 
 
 def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool = False) -> Any:
@@ -235,13 +235,13 @@ def _npy_header(
     lengths = [length.strip() for length in named[3].decode().split(",")]
     if any(len(length) > 18 or " " in length for length in lengths) or named[2] != b"False":
         raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy)
-    found = tuple(int(length) for length in lengths if length)
+    actual = tuple(int(length) for length in lengths if length)
     if re.sub(r"^<U\d+$", "<U0", kind) not in {np.dtype(name).str for name in dtypes}:
         raise StorageError(f"holds values of type {kind!r}, expected {' or '.join(dtypes)}", where, remedy)
-    if len(found) != len(shape) or any(want not in (None, have) for want, have in zip(shape, found, strict=True)):
+    if len(actual) != len(shape) or any(want not in (None, have) for want, have in zip(shape, actual, strict=True)):
         expected = " x ".join("any" if length is None else str(length) for length in shape)
-        raise StorageError(f"has the shape {' x '.join(map(str, found))}, expected {expected}", where, remedy)
-    return np.dtype(kind), found
+        raise StorageError(f"has the shape {' x '.join(map(str, actual))}, expected {expected}", where, remedy)
+    return np.dtype(kind), actual
 
 
 def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: str) -> None:
@@ -271,8 +271,8 @@ def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
     waiting = list(fields)
     while waiting:
         field = waiting.pop(0)
-        if found := (field.metadata or {}).get(_EXTENSION_HIDDEN):
-            return field.name, found.decode(errors="replace")
+        if extension := (field.metadata or {}).get(_EXTENSION_HIDDEN):
+            return field.name, extension.decode(errors="replace")
         waiting += [field.type.field(index) for index in range(field.type.num_fields)]
     return None
 

@@ -206,8 +206,8 @@ def _conformed(value: object, kind: Any, path: tuple[str, ...]) -> object:
     if is_typeddict(kind) or dataclasses.is_dataclass(kind):
         return _record(_plain(value, dict, path), kind, path)
     if origin in (list, Sequence, tuple):
-        held = [_conformed(one, inner[0], (*path, str(i))) for i, one in enumerate(_plain(value, list, path))]
-        return tuple(held) if origin is tuple else held
+        items = [_conformed(one, inner[0], (*path, str(i))) for i, one in enumerate(_plain(value, list, path))]
+        return tuple(items) if origin is tuple else items
     if origin in (dict, Mapping):
         return {name: _conformed(one, inner[1], (*path, name)) for name, one in _plain(value, dict, path).items()}
     return _plain(value, kind, path)
@@ -243,12 +243,12 @@ def _record(value: dict[str, Any], kind: Any, path: tuple[str, ...]) -> object:
     needed, hints = _fields(kind)
     if missing := [name for name in hints if name in needed and name not in value]:
         raise _Mismatch(f"{_place((*path, missing[0]))} is missing")
-    held = {name: _conformed(one, hints.get(name, Any), (*path, name)) for name, one in value.items()}
+    fields = {name: _conformed(one, hints.get(name, Any), (*path, name)) for name, one in value.items()}
     if is_typeddict(kind):
-        return held
+        return fields
     if unknown := [name for name in value if name not in hints]:
         raise _Mismatch(f"{_place((*path, unknown[0]))} is unknown")
-    return kind(**held)
+    return kind(**fields)
 
 
 @lru_cache
@@ -315,24 +315,24 @@ def _check_events(events: Any) -> None:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append(_Node(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-            held, anchor = (0, 0), None
+            size, anchor = (0, 0), None
         elif isinstance(event, yaml.CollectionEndEvent):
             node = open_nodes.pop()
-            held, anchor = (node.values, node.height), node.anchor
+            size, anchor = (node.values, node.height), node.anchor
         elif isinstance(event, yaml.AliasEvent):
             if any(node.anchor == event.anchor for node in open_nodes):
                 raise _Mismatch(f"line {line}: *{event.anchor} is used inside of what it names")
-            held, anchor = anchors.get(str(event.anchor), (1, 0)), None
+            size, anchor = anchors.get(str(event.anchor), (1, 0)), None
         elif isinstance(event, yaml.ScalarEvent):
-            held, anchor = (1, 0), event.anchor
+            size, anchor = (1, 0), event.anchor
         else:
             continue
-        if len(open_nodes) + held[1] > _MOST_DEPTH:
+        if len(open_nodes) + size[1] > _MOST_DEPTH:
             raise _Mismatch(f"line {line}: lists and mappings are nested more than {_MOST_DEPTH} deep")
         if anchor:
-            anchors[anchor] = held
-        if open_nodes and held[0]:
-            _count(open_nodes[-1], event, *held, line)
+            anchors[anchor] = size
+        if open_nodes and size[0]:
+            _count(open_nodes[-1], event, *size, line)
 
 
 def _count(parent: _Node, event: Any, values: int, height: int, line: int) -> None:

@@ -134,11 +134,11 @@ def dataset_labels(runs: Sequence[FinishedRun]) -> tuple[dict[tuple[int, str], s
         for dataset in dict.fromkeys(name for sets in run.figures.values() for name in sets):
             splits = {one.splits[dataset] for one in runs if dataset in one.splits}
             label = f"{dataset} ({run.splits.get(dataset, '')})" if len(splits) > 1 else dataset
-            known = query_sets.setdefault(label, [])
+            variants = query_sets.setdefault(label, [])
             queries = set(run.queries[dataset]["queries"]) if dataset in run.queries else None
-            if queries is not None and queries not in known:
-                known.append(queries)
-            number = known.index(queries) + 1 if queries is not None else 1
+            if queries is not None and queries not in variants:
+                variants.append(queries)
+            number = variants.index(queries) + 1 if queries is not None else 1
             labels[index, dataset] = label if number == 1 else f"{label}-{number}"
             if number > 1:
                 name = labels[index, dataset]
@@ -197,8 +197,10 @@ def _significance(
                 pair[name][dataset] = {metric: np.array(values[metric], dtype=np.float64) for metric in shared}
         common = set.intersection(*(set(one) for one in pair[model].values())) if pair[model] else set()
         if common:
-            kept = {n: {d: {m: v[m] for m in v if m in common} for d, v in sets.items()} for n, sets in pair.items()}
-            rows += significance_rows(kept, [baseline])
+            compared = {
+                n: {d: {m: v[m] for m in v if m in common} for d, v in sets.items()} for n, sets in pair.items()
+            }
+            rows += significance_rows(compared, [baseline])
     return rows
 
 
@@ -214,11 +216,11 @@ def _values(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dic
 
 def _page_queries(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:
     """Choose the queries of each data set. The baseline is the first model: the page compares with it by default."""
-    shown = {}
+    chosen = {}
     for dataset, whole in queries.items():
         models = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))
-        shown[dataset] = choose_queries({**whole, "models": models})
-    return shown
+        chosen[dataset] = choose_queries({**whole, "models": models})
+    return chosen
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[Table]:

@@ -104,13 +104,13 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
     if not pools:
         return []
     figures = folder / FIGURES
-    drawn = {
+    functions = {
         f"roc.{dataset}": (save_roc, "ROC curves with 95 % bands"),
         f"scores.{dataset}": (save_score_histograms, "Scores of positives and of the best non-positives"),
         f"calibration.{dataset}": (save_calibration, "Share of relevant pairs by score"),
     }
     pictures = []
-    for name, (draw, caption) in drawn.items():
+    for name, (draw, caption) in functions.items():
         draw(figures / f"{name}.png", pools, f"{caption.split(' with')[0]}, {dataset}" if draw is save_roc else "")
         pictures.append(Picture(f"{caption}, {dataset}", figures / f"{name}.svg", dataset))
     return pictures

@@ -143,25 +143,25 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         rows: rows of `evaluation.pooled_scores.calibration_rows` for one data set; each has a checked value.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    wanted = list(dict.fromkeys((str(row["aim"]), float(row["wanted"])) for row in rows))
-    height = 1.3 + len(wanted) * (0.15 + BAR * len(models)) + 0.18 * len(models)
+    aims = list(dict.fromkeys((str(row["aim"]), float(row["wanted"])) for row in rows))
+    height = 1.3 + len(aims) * (0.15 + BAR * len(models)) + 0.18 * len(models)
     with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         thick = 0.8 / len(models)
         for number, (model, (colour, _)) in enumerate(zip(models, lines(), strict=False)):
             own = [row for row in rows if row["model"] == model]
             offset = (number - (len(models) - 1) / 2) * thick
-            positions = [wanted.index((row["aim"], row["wanted"])) + offset for row in own]
+            positions = [aims.index((row["aim"], row["wanted"])) + offset for row in own]
             values = np.array([row["checked"] for row in own])
             low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
             errors = np.maximum(0.0, [values - low, high - values])
             axes.errorbar(
                 values, positions, xerr=errors, fmt="o", color=colour, markersize=4, capsize=2, label=label(model)
             )
-        ticks = np.arange(len(wanted))
-        axes.vlines([value for _, value in wanted], ticks - 0.45, ticks + 0.45, color="0.2", linewidth=1)
-        axes.set_yticks(ticks, [f"{aim} {value:g}" for aim, value in wanted])
-        axes.set_ylim(len(wanted) - 0.5, -0.5)  # the first row is at the top
+        ticks = np.arange(len(aims))
+        axes.vlines([value for _, value in aims], ticks - 0.45, ticks + 0.45, color="0.2", linewidth=1)
+        axes.set_yticks(ticks, [f"{aim} {value:g}" for aim, value in aims])
+        axes.set_ylim(len(aims) - 0.5, -0.5)  # the first row is at the top
         axes.grid(False, axis="y")
         axes.margins(x=0.08)
         axes.set(xlabel="achieved on the split it was checked on", title="Thresholds (line: wanted)")

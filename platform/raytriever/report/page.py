@@ -171,8 +171,8 @@ def _class_attribute(text: bool) -> str:
 def _pictures(pictures: Sequence[Picture]) -> str:
     html = []
     for heading, members in groupby(pictures, key=lambda picture: picture.heading):
-        shown = "".join(_figure(picture) for picture in members)
-        html.append(f'{f"<h3>{escape(heading)}</h3>" if heading else ""}<div class="pictures">{shown}</div>')
+        figures = "".join(_figure(picture) for picture in members)
+        html.append(f'{f"<h3>{escape(heading)}</h3>" if heading else ""}<div class="pictures">{figures}</div>')
     return "\n".join(html)
 
 

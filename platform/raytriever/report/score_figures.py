@@ -112,10 +112,10 @@ def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") 
 
 def _shares(histograms: ScoreHistograms) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     whole = histograms.positives + histograms.negatives
-    kept = np.flatnonzero(whole >= MIN_SCORES)
-    bounds = np.array([wilson(int(histograms.positives[bin]), int(whole[bin])) for bin in kept]).reshape(-1, 2)
+    bins = np.flatnonzero(whole >= MIN_SCORES)
+    bounds = np.array([wilson(int(histograms.positives[bin]), int(whole[bin])) for bin in bins]).reshape(-1, 2)
     middles = (histograms.edges[:-1] + histograms.edges[1:]) / 2
-    return middles[kept], histograms.positives[kept] / whole[kept], bounds[:, 0], bounds[:, 1]
+    return middles[bins], histograms.positives[bins] / whole[bins], bounds[:, 0], bounds[:, 1]
 
 
 def _without_empty_pools(systems: Mapping[str, Pools]) -> dict[str, Pools]:

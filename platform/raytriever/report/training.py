@@ -66,15 +66,15 @@ def write_training_report(
     save_score_histograms(figures / "scores.png", dense)
     save_calibration(figures / "calibration.png", dense)
     save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
-    drawn = {metric_title(name): points for name, points in dev_metrics.items() if points}
-    if drawn:
-        save_curves(figures / "dev.png", drawn, "dev data")
+    dev_curves = {metric_title(name): points for name, points in dev_metrics.items() if points}
+    if dev_curves:
+        save_curves(figures / "dev.png", dev_curves, "dev data")
     captions = {
         "roc": "ROC curves with 95 % bands",
         "scores": "Scores of positives and of the best non-positives",
         "calibration": "Share of relevant pairs by score",
         "loss": "Loss",
-        **({"dev": "Metrics of checkpoints on dev data, measured during training"} if drawn else {}),
+        **({"dev": "Metrics of checkpoints on dev data, measured during training"} if dev_curves else {}),
     }
     measured = DatasetMeasurement(
         EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),

@@ -183,8 +183,8 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
     for score, position in zip(scores[0], ranking[0], strict=True):
         if position >= 0:
             title = documents.titles[position]
-            shown = f"  {one_line(title)}" if title not in ("", documents.ids[position]) else ""
-            lines.append(f"{score:8.4f}  {one_line(documents.ids[position])}{shown}")
+            suffix = f"  {one_line(title)}" if title not in ("", documents.ids[position]) else ""
+            lines.append(f"{score:8.4f}  {one_line(documents.ids[position])}{suffix}")
             lines.append(textwrap.indent(textwrap.shorten(documents.texts[position], 240, placeholder=" …"), " " * 10))
     return "\n".join(lines)
 

@@ -68,7 +68,7 @@ def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[st
             outcomes.append(one.outcome)
             comparisons.append(f"{dataset} {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
         return Verdict(
-            _verdict_on_outcomes(outcomes, wanted=ABOVE, against=BELOW),
+            _verdict_on_outcomes(outcomes, expected=ABOVE, against=BELOW),
             f"{better} - {worse}: " + "; ".join(comparisons),
         )
 
@@ -89,7 +89,7 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
             outcomes.append(ABOVE if near else NOISE if one.outcome == NOISE else BELOW)
             comparisons.append(f"{dataset} {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
         because = f"{row} - {other}, alike where within {within:g}: " + "; ".join(comparisons)
-        return Verdict(_verdict_on_outcomes(outcomes, wanted=ABOVE, against=BELOW), because)
+        return Verdict(_verdict_on_outcomes(outcomes, expected=ABOVE, against=BELOW), because)
 
     return judge
 
@@ -105,7 +105,7 @@ def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), amo
 
 
 def _first(
-    row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], wanted: str, against: str
+    row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], expected: str, against: str
 ) -> Judge:
     def judge(results: StudyResults) -> Verdict:
         comparisons, outcomes = [], []
@@ -114,13 +114,13 @@ def _first(
             by_row = {one: results.compare(row, one, dataset, metric) for one in others}
             outcomes += [one.outcome for one in by_row.values()]
             by_difference = sorted(by_row, key=lambda one: by_row[one].difference)
-            nearest = by_difference[0 if wanted == ABOVE else -1]
+            nearest = by_difference[0 if expected == ABOVE else -1]
             one = by_row[nearest]
             comparisons.append(
                 f"{dataset} {metric} {one.difference:+.4f} to {nearest} {format_outcome(one.p, one.outcome)}"
             )
         return Verdict(
-            _verdict_on_outcomes(outcomes, wanted, against), f"{row} to the nearest: " + "; ".join(comparisons)
+            _verdict_on_outcomes(outcomes, expected, against), f"{row} to the nearest: " + "; ".join(comparisons)
         )
 
     return judge
@@ -141,10 +141,10 @@ def _cells(
     return cells
 
 
-def _verdict_on_outcomes(outcomes: Sequence[str], wanted: str, against: str) -> str:
+def _verdict_on_outcomes(outcomes: Sequence[str], expected: str, against: str) -> str:
     if against in outcomes:
         return DID_NOT
-    return HELD if all(one == wanted for one in outcomes) else WITHIN_NOISE
+    return HELD if all(one == expected for one in outcomes) else WITHIN_NOISE
 
 
 def mean_difference(

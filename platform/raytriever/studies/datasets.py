@@ -101,8 +101,8 @@ def _is_stored(folder: Path, meta: dict[str, object]) -> bool:
 
 
 def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
-    kept = {split: _select_judgements(dataset, split, subset) for split in dataset.judgements}
-    judged = np.unique(np.concatenate([rows.documents for rows in kept.values()]))
+    judgements = {split: _select_judgements(dataset, split, subset) for split in dataset.judgements}
+    judged = np.unique(np.concatenate([rows.documents for rows in judgements.values()]))
     ids = dataset.documents.ids
     others = _smallest_hashes(
         np.setdiff1d(np.arange(len(ids)), judged), ids.__getitem__, max(0, subset.documents - len(judged))
@@ -114,11 +114,11 @@ def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
             for row in np.union1d(judged, others).tolist()
         ),
     )
-    queries = np.unique(np.concatenate([rows.queries for rows in kept.values()])).tolist()
+    queries = np.unique(np.concatenate([rows.queries for rows in judgements.values()])).tolist()
     names = dataset.queries.ids
     _write_lines(folder / "queries.jsonl", ({"_id": names[row], "text": dataset.queries.texts[row]} for row in queries))
     (folder / "qrels").mkdir()
-    for split, rows in kept.items():
+    for split, rows in judgements.items():
         with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8", newline="\n") as qrels:
             qrels.write("\t".join([*QRELS_HEADER, "source", "rank"]) + "\n")
             for query, document, score, source, rank in zip(
@@ -165,8 +165,8 @@ def _with_gold(rows: Judgements, dataset: RetrievalDataset, chosen: ndarray) -> 
         return rows
     is_chosen = (dataset.negatives.origins == ORIGINS.index("gold")) & np.isin(dataset.negatives.queries, chosen)
     pairs = np.stack([dataset.negatives.queries[is_chosen], dataset.negatives.documents[is_chosen]], axis=1)
-    known = set(zip(rows.queries.tolist(), rows.documents.tolist(), strict=True))
-    new_pairs = np.array([pair for pair in dict.fromkeys(map(tuple, pairs.tolist())) if pair not in known], np.int64)
+    existing = set(zip(rows.queries.tolist(), rows.documents.tolist(), strict=True))
+    new_pairs = np.array([pair for pair in dict.fromkeys(map(tuple, pairs.tolist())) if pair not in existing], np.int64)
     if not len(new_pairs):
         return rows
     queries = np.concatenate([rows.queries, new_pairs[:, 0]])
@@ -323,12 +323,12 @@ def _open_pydocs(part: str, groups: bool) -> RetrievalDataset:
     """Open pydocs with the queries of one part only."""
     dataset = open_dataset(PYDOCS, ["train", "dev", "test"])
     of_stdlib = np.array([_is_stdlib(name.removeprefix("q:")) for name in dataset.queries.ids])
-    kept = {
+    judgements = {
         split: rows.where(of_stdlib[rows.queries] == (part == STDLIB)) for split, rows in dataset.judgements.items()
     }
     if groups:
-        kept = {split: _with_siblings(rows, dataset) for split, rows in kept.items()}
-    return replace(dataset, judgements=kept)
+        judgements = {split: _with_siblings(rows, dataset) for split, rows in judgements.items()}
+    return replace(dataset, judgements=judgements)
 
 
 def _with_siblings(rows: Judgements, dataset: RetrievalDataset) -> Judgements:

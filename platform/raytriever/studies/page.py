@@ -164,11 +164,11 @@ def _column(
 ) -> list[Figure]:
     """Return the figure of each row."""
     is_measured = {row: results.has(row, dataset, metric) for row in block.rows}
-    shown = {
+    texts = {
         row: value_text(metric, results.mean(row, dataset, metric)) if is_measured[row] else "-" for row in block.rows
     }
     figures = []
-    for row, text in shown.items():
+    for row, text in texts.items():
         rank = best.index(row) if row in best else None
         suffix = ""
         if is_measured[row]:

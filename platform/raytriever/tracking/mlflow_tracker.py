@@ -65,8 +65,8 @@ def check_uri(uri: str) -> None:
     if name not in PORTS:
         if name in ("file", "databricks", "databricks-uc", "uc"):
             return
-        known = ", ".join(["sqlite:///FILE", *(f"{one}://" for one in PORTS)])
-        raise _refusal(uri, f"has the unknown scheme {name!r}", f"use one of {known}")
+        schemes = ", ".join(["sqlite:///FILE", *(f"{one}://" for one in PORTS)])
+        raise _refusal(uri, f"has the unknown scheme {name!r}", f"use one of {schemes}")
     try:
         address = urlsplit(uri)
         host, port = address.hostname, address.port or PORTS[name]
@@ -117,9 +117,9 @@ def _check_driver(uri: str, name: str) -> None:
     try:
         make_url(uri).get_dialect().import_dbapi()
     except ImportError as error:
-        known = f", or {DRIVERS[name]}" if name in DRIVERS else ""
+        extra = f", or {DRIVERS[name]}" if name in DRIVERS else ""
         raise _refusal(
-            uri, f"needs the Python package {error.name}, which is not installed", f"pip install {error.name}{known}"
+            uri, f"needs the Python package {error.name}, which is not installed", f"pip install {error.name}{extra}"
         ) from error
     except (ArgumentError, ValueError) as error:
         raise _refusal(uri, f"is no address of a database ({masked(str(error))})") from error
@@ -258,8 +258,12 @@ class MlflowTracker:
     def _describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        known = self._client.get_run(self.run_id).data.params  # params cannot change, so only missing ones are logged
-        params = [Param(name, value[:PARAM_CHARACTERS]) for name, value in flatten(config).items() if name not in known]
+        existing = self._client.get_run(
+            self.run_id
+        ).data.params  # params cannot change, so only missing ones are logged
+        params = [
+            Param(name, value[:PARAM_CHARACTERS]) for name, value in flatten(config).items() if name not in existing
+        ]
         for start in range(0, len(params), PARAMS_PER_REQUEST):
             self._client.log_batch(self.run_id, params=params[start : start + PARAMS_PER_REQUEST])
         self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])

@@ -114,14 +114,14 @@ def save_trial_curves(
         curves: points by the trial's number; trials without points are left out.
         title: of the figure.
     """
-    drawn = [t for t in trials if curves.get(t.number)]
-    if not drawn:
+    with_curves = [t for t in trials if curves.get(t.number)]
+    if not with_curves:
         return
     style = lines()
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
         has_label = False
-        for trial in drawn:
+        for trial in with_curves:
             steps, values = zip(*curves[trial.number], strict=True)
             if trial.status == STOPPED:
                 axes.plot(steps, values, color="0.7", linewidth=1, label=None if has_label else " stopped")
@@ -129,7 +129,7 @@ def save_trial_curves(
                 has_label = True
             else:
                 colour, dash = next(style)
-                name = label(trial.name) if len(drawn) <= 10 else None
+                name = label(trial.name) if len(with_curves) <= 10 else None
                 axes.plot(steps, values, color=colour, linestyle=dash, label=name)
         axes.locator_params(axis="x", integer=True)
         axes.set(xlabel="step", ylabel=title, title=f"{title} of each trial")
@@ -158,8 +158,8 @@ def _height(value: Any, values: Sequence[Any]) -> float:
 
 def _ticks(values: Sequence[Any]) -> list[tuple[str, float]]:
     distinct = _distinct(values)
-    shown = distinct if _is_categorical(distinct) else [distinct[0], distinct[-1]]
-    return [(label(setting_text(value), 18), _height(value, values)) for value in shown]
+    tick_values = distinct if _is_categorical(distinct) else [distinct[0], distinct[-1]]
+    return [(label(setting_text(value), 18), _height(value, values)) for value in tick_values]
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:

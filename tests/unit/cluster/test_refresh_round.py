@@ -70,7 +70,7 @@ def rounds(tiny_encoder: Path, dataset: RetrievalDataset, tmp_path: Path) -> Mak
             training=TrainingConfig(precision="fp32"),
             refresh=RefreshConfig(refresh_every=5, refresh_negatives=4, **refresh),
         )
-        return MiningRounds(config, [str(dataset.place)], tmp_path / "negatives", first)
+        return MiningRounds(config, [str(dataset.location)], tmp_path / "negatives", first)
 
     return make
 

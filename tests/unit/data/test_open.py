@@ -132,7 +132,7 @@ def test_an_unknown_name_says_what_would_be_right(folder: Path, monkeypatch: pyt
         ("corpus.jsonl", 5, b'{"text": "x"}', 'no field "_id"; the fields are text'),
         ("corpus.jsonl", 5, b'{"_id": "d4", "title": "x", "text": ""}', 'empty "text"'),
         ("corpus.jsonl", 5, b'{"_id": "d4", "title": 3, "text": "x"}', '"title" is int, not a string'),
-        ("corpus.jsonl", 5, b'{"_id": "d3", "text": "other"}', "id 'd3' stood before with a different text"),
+        ("corpus.jsonl", 5, b'{"_id": "d3", "text": "other"}', "id 'd3' was used before with a different text"),
         ("queries.jsonl", 5, b'{"_id": "q4", "text": " "}', 'empty "text"'),
         ("qrels/test.tsv", 5, b"q152\tnone\t1", "unknown document id 'none'"),
         ("qrels/test.tsv", 5, b"none\td1\t1", "unknown query id 'none'"),

@@ -44,7 +44,7 @@ def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
     (found,) = (parse_chunk(part_of(file), chunk) for chunk in read_chunks(part_of(file), 0))
     assert [row.id for row in found.records.documents] == ["1", "4"]
     assert [(entry["row"], entry["reason"]) for entry in found.bad] == [
-        (2, '"text": byte 0xff at place 1 is not UTF-8'),
+        (2, '"text": byte 0xff at position 1 is not UTF-8'),
         (3, '"text" is NoneType, not a string'),
         (5, 'empty "text"'),
     ]

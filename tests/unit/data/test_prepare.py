@@ -94,7 +94,7 @@ def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: To
     assert dataset.tokens is not None
     assert dataset.tokens.documents.take(np.array([40]))[0].tolist() == [3, 0, 1, 0, 0, 0]
     [entry] = dataset.quarantine.entries
-    assert (entry["row"], entry["reason"]) == (42, "id 'd4' stood before with a different text")
+    assert (entry["row"], entry["reason"]) == (42, "id 'd4' was used before with a different text")
     sides = read_manifest(place)["meta"]["sides"]
     assert (sides["documents"]["repeated"], sides["documents"]["same_text"]) == (1, 1)
 

@@ -27,7 +27,7 @@ def uri(
 def test_a_prepared_data_set_is_fetched_once(uri: str, small: Path, words: Tokenisation, objects: dict) -> None:
     dataset = open_dataset(uri, ["train"], tokenisation=words)
     assert dataset.digest == open_dataset(small, ["train"]).digest
-    assert dataset.place == uri
+    assert dataset.location == uri
     assert dataset.tokens is not None
     assert dataset.passage_text(3) == "title 3 text 3 of many"
     for name in [name for name in objects if not name.endswith("manifest.json")]:

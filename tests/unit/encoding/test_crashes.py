@@ -94,5 +94,5 @@ def test_deaths_while_loading_end_in_one_line_until_the_next_attempt(case: Case)
 
     case.write_record([LOADING] * 3, [], {})
     with pytest.raises(ModelError, match="3 processes died while loading the model"):
-        ShardEncoder(case.writer, lambda: case.retriever, str(case.dataset.place))(1)
+        ShardEncoder(case.writer, lambda: case.retriever, str(case.dataset.location))(1)
     assert len(case.encode()) == 160

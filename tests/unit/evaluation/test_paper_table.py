@@ -14,7 +14,7 @@ BEST = {("a", "ndcg_at_10"): ["two", "one"], ("b_c", "auc"): ["one"], (None, "nd
 
 
 def rows_of(table: PaperTable) -> dict[str, list[tuple[str, int | None, str]]]:
-    return {name: [(one.text, one.place, one.mark) for one in figures] for name, figures in table.rows}
+    return {name: [(one.text, one.rank, one.mark) for one in figures] for name, figures in table.rows}
 
 
 def test_few_data_sets_stand_beside_each_other() -> None:

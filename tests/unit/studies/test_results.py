@@ -179,7 +179,7 @@ def test_bold_is_above_every_other_row_in_every_seed() -> None:
     block = Block("", rows, ["low"])
     assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
     [table] = study_tables(whole, [block], {}, "Table 1")
-    assert [[figure.place for figure in figures[:3]] for _, figures in table.rows] == [
+    assert [[figure.rank for figure in figures[:3]] for _, figures in table.rows] == [
         [None, None, None],
         [1, None, None],
         [0, None, None],

@@ -114,7 +114,7 @@ def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dat
     made = tokenisation_of(retriever)
     assert isinstance(made, Tokenisation)
     places = {
-        TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].place
+        TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].location
         for tokens in (made, replace(made, query_prompt="query: "))
     }
     assert len(places) == 2

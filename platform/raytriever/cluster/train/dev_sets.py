@@ -85,7 +85,7 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
         label = safe_name(dataset.name)
         if label in dev_sets:
             raise ConfigError(f"two data sets have the name {label!r}", "--eval-datasets", "give each data set once")
-        dev_sets[label] = DevSet(label, str(dataset.place), split, dataset.digest)
+        dev_sets[label] = DevSet(label, str(dataset.location), split, dataset.digest)
     return tuple(dev_sets.values())
 
 

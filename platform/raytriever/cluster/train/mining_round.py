@@ -138,7 +138,7 @@ class MiningRounds:
         work.begin()
         missing = work.missing()
         if missing:
-            encode(work, self._load, str(dataset.place), missing)
+            encode(work, self._load, str(dataset.location), missing)
         texts = dataset.passages() if side == "passage" else dataset.queries.texts
         return work.finish(dataset.name, texts), sum(len(work.plan.rows_of(shard)) for shard in missing)
 
@@ -166,10 +166,10 @@ class MiningRounds:
         )
         return StoreWriter(self._folder / EMBEDDINGS / key / f"{index}-{side}", plan)
 
-    def _remove_but(self, *kept: str) -> None:
+    def _remove_but(self, *names: str) -> None:
         """Remove the embeddings of all rounds but the kept ones."""
         for path in (self._folder / EMBEDDINGS).glob("*"):
-            if path.name not in kept:
+            if path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -235,8 +235,8 @@ class TableMiner:
         tables, counts = [], []
         relevant = judged = 0
         for dataset, own in zip(self.datasets, embeddings, strict=True):
-            known = replace(dataset, judgements={self.split: dataset.judgements[self.split]})
-            mined = mine(known, self.split, self.mining, embeddings=own, seed=self.seed, round=number)
+            split_only = replace(dataset, judgements={self.split: dataset.judgements[self.split]})
+            mined = mine(split_only, self.split, self.mining, embeddings=own, seed=self.seed, round=number)
             rows = mined.table
             table = NegativesTable.of(
                 dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores, rows.rounds
@@ -264,9 +264,9 @@ def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:
                 totals[name] = totals.get(name, 0) + count
     candidates = totals.pop("candidates", 0)
     shares = {f"refresh_share_{_metric_name(name)}": count / max(1, candidates) for name, count in totals.items()}
-    found = np.concatenate([one.counts_per_query for one in mined])
-    shares["refresh_queries_short"] = float((found < mined[0].wanted).mean())
-    shares["refresh_queries_without"] = float((found == 0).mean())
+    counts = np.concatenate([one.counts_per_query for one in mined])
+    shares["refresh_queries_short"] = float((counts < mined[0].wanted).mean())
+    shares["refresh_queries_without"] = float((counts == 0).mean())
     return {"refresh_candidates": float(candidates), **shares}
 
 

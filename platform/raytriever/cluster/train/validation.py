@@ -72,8 +72,8 @@ class Validations:
         Raises:
             UserError: the checkpoint is damaged, the disk is full, or an embedding is not finite.
         """
-        if (known := read_record(self._folder, step)) is not None:
-            return known
+        if (stored := read_record(self._folder, step)) is not None:
+            return stored
         began = time.monotonic()
         retriever = self._load(checkpoint)
         rows = {one.name: self._measure(retriever, one, *self._datasets[one.name]) for one in self._dev_sets}

@@ -48,7 +48,7 @@ def plan(source: Source) -> Plan:
     """Return the plan of a BEIR folder; raises `DataError` with the names in it if corpus or queries are missing."""
     documents = _texts(source, "corpus", _CORPUS)
     queries = _texts(source, "queries", _QUERIES)
-    taken = {file.path for file in (*documents, *queries)}
+    used = {file.path for file in (*documents, *queries)}
     judged = [file for file in plain_before_packed(source.files) if _QRELS.fullmatch(file.path)]
     parts = [Part(file.where, kind_of(file.path), DocumentRow()) for file in documents]
     parts += [Part(file.where, kind_of(file.path), QueryRow()) for file in queries]
@@ -57,19 +57,19 @@ def plan(source: Source) -> Plan:
         for file in plain_before_packed(source.files)
         if _ANSWERS.fullmatch(file.path)
     ]
-    qrels = [_qrels_part(file) for file in judged if file.path not in taken]
+    qrels = [_qrels_part(file) for file in judged if file.path not in used]
     return Plan("beir", (*parts, *qrels), tuple(dict.fromkeys(part.split for part in qrels if part.split)))
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
-    found = [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
-    if not found:
+    files = [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
+    if not files:
         raise DataError(
             f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}",
             source.where,
             "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)",
         )
-    return found
+    return files
 
 
 def _qrels_part(file: SourceFile) -> Part:
@@ -85,8 +85,8 @@ def _header(file: SourceFile) -> tuple[str, ...]:
     """Return the header that the file has, or the shortest, which reading it will then ask for."""
     from raytriever.data.formats.rows import first_row
 
-    found = tuple(first_row(file.where).decode(errors="replace").split("\t"))
-    return found if found in _HEADERS else _HEADERS[0]
+    header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
+    return header if header in _HEADERS else _HEADERS[0]
 
 
 @dataclass(frozen=True)
@@ -175,13 +175,13 @@ def add_judged(
 
 
 def _optional(more: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if "source" in more:
         if more["source"] not in SOURCES:
             raise BadRow(f"source {more['source'][:20]!r} is none of {', '.join(SOURCES)}")
-        found["source"] = more["source"]
+        fields["source"] = more["source"]
     if "rank" in more:
         if not _INTEGER.fullmatch(more["rank"]) or int(more["rank"]) < 0:
             raise BadRow(f"rank {more['rank'][:20]!r} is not a whole number from 0")
-        found["rank"] = int(more["rank"])
-    return found
+        fields["rank"] = int(more["rank"])
+    return fields

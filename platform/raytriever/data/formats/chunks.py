@@ -63,7 +63,7 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
 
     Args:
         part: the file.
-        index: its place among the parts, kept in each chunk.
+        index: its position among the parts, kept in each chunk.
         size: the bytes after which a chunk is cut at the next row; Parquet is cut by rows of about that size.
 
     Raises:
@@ -91,15 +91,20 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
 def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
     """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
-    found, marks, parse = parsed.records, parsed.marks, part.parse
-    documents, queries, judgements, negatives = found.documents, found.queries, found.judgements, found.negatives
+    records, marks, parse = parsed.records, parsed.marks, part.parse
+    documents, queries, judgements, negatives = (
+        records.documents,
+        records.queries,
+        records.judgements,
+        records.negatives,
+    )
     raws, decode = _rows(part, chunk)
     for number, raw in enumerate(raws, chunk.first_row):
         if not raw or (type(raw) is bytes and raw.isspace()):
             continue
         parsed.rows += 1
         try:
-            parse(decode(raw), found)
+            parse(decode(raw), records)
             marks.append((number, len(documents), len(queries), len(judgements), len(negatives)))
         except BadRow as bad:
             parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))

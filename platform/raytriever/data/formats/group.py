@@ -79,20 +79,20 @@ def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
 
 def text_list(row: Mapping[str, Any], name: str) -> list[str]:
     """Return a field that must hold a list of texts, none of them blank; one that is missing or null is empty."""
-    return [text_value(value, f"{name}[{place}]") for place, value in enumerate(list_field(row, name))]
+    return [text_value(value, f"{name}[{index}]") for index, value in enumerate(list_field(row, name))]
 
 
 def id_list(row: Mapping[str, Any], name: str) -> list[str]:
     """Return a field that must hold a list of ids, strings or whole numbers; one that is missing or null is empty."""
-    return [id_value(value, f"{name}[{place}]") for place, value in enumerate(list_field(row, name))]
+    return [id_value(value, f"{name}[{index}]") for index, value in enumerate(list_field(row, name))]
 
 
 def object_list(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """Return a field that must hold a list of objects; one that is missing or null is empty."""
     values = list_field(row, name)
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if not isinstance(value, Mapping):
-            raise BadRow(f'"{name}[{place}]" is {type(value).__name__}, not an object')
+            raise BadRow(f'"{name}[{index}]" is {type(value).__name__}, not an object')
     return values
 
 
@@ -104,7 +104,7 @@ def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[f
         return [math.nan] * count
     if len(values) != count:
         raise BadRow(f'"{name}" has {len(values)} scores for {count} in "{of}"')
-    return [score_value(value, f"{name}[{place}]") for place, value in enumerate(values)]
+    return [score_value(value, f"{name}[{index}]") for index, value in enumerate(values)]
 
 
 def score_value(value: Any, name: str) -> float:

@@ -29,15 +29,15 @@ def plan(source: Source) -> Plan:
     below = [other for other in registry if other.startswith(name + "/") and "/" not in other[len(name) + 1 :]]
     judged = [name, *sorted(other for other in below if split_if_named(other[len(name) :]))]
     judged = [other for other in judged if _load(other).has_qrels()]
-    asked = [name] if _load(name).has_queries() else judged
-    if not _load(name).has_docs() or not asked or not judged:
+    query_parts = [name] if _load(name).has_queries() else judged
+    if not _load(name).has_docs() or not query_parts or not judged:
         raise DataError(
             f"has no {'documents' if not _load(name).has_docs() else 'judgements of a split'}",
             source.where,
             f"choose a name below it: {', '.join(below[:8])}" if below else "choose another name",
         )
     splits = {other: split_if_named(other) or "test" for other in judged}
-    parts = [_part(name, _DOCS, DocumentRow()), *(_part(other, _QUERIES, QueryRow()) for other in asked)]
+    parts = [_part(name, _DOCS, DocumentRow()), *(_part(other, _QUERIES, QueryRow()) for other in query_parts)]
     parts += [_part(other, _QRELS, JudgementRow(split), split) for other, split in splits.items()]
     return Plan("ir_datasets", tuple(parts), tuple(dict.fromkeys(splits.values())))
 

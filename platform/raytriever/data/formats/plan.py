@@ -114,8 +114,8 @@ def split_named(path: str) -> str:
 def split_if_named(path: str) -> str | None:
     """Return the split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it
     names."""
-    found = _SPLIT.findall(stem_of(path))
-    return canonical_split(found[-1]) if found else None
+    splits = _SPLIT.findall(stem_of(path))
+    return canonical_split(splits[-1]) if splits else None
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:

@@ -78,7 +78,7 @@ _BY_FIELDS: dict[str, Any] = {
 }
 FORMATS = ("beir", *_BY_FIELDS, "ir_datasets")
 _SIGNATURES = "; ".join([beir.SIGNATURE, *(module.SIGNATURE for module in _BY_FIELDS.values())])
-Seen = list[tuple[SourceFile, Peek]]
+Peeks = list[tuple[SourceFile, Peek]]
 
 
 def recognise(source: Source, format: str | None = None) -> Plan:
@@ -97,24 +97,24 @@ def recognise(source: Source, format: str | None = None) -> Plan:
         return ir.plan(source)
     if format == "beir" or (format is None and beir.is_whole(source)):
         return beir.plan(source)
-    seen = _look_into(source)
+    peeks = _look_into(source)
     names = (format,) if format else tuple(_BY_FIELDS)
-    found = {name: matched for name in names if (matched := _matching(name, seen))}
-    if not found and format is None and beir.is_begun(source):
+    candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
+    if not candidates and format is None and beir.is_begun(source):
         return beir.plan(source)
-    if not found:
-        raise _unknown(source, seen, format)
-    name, matched = next(iter(found.items()))
-    strange = [] if format else [one for one in seen if one not in matched]
-    if len(found) > 1 or strange:
-        raise _ambiguous(source, seen)
+    if not candidates:
+        raise _unknown(source, peeks, format)
+    name, matched = next(iter(candidates.items()))
+    strange = [] if format else [one for one in peeks if one not in matched]
+    if len(candidates) > 1 or strange:
+        raise _ambiguous(source, peeks)
     return _plan(source, name, matched)
 
 
-def _look_into(source: Source) -> Seen:
+def _look_into(source: Source) -> Peeks:
     """Return the files that may hold rows; of the shards of one file only the first is opened."""
     peeked: dict[str, Peek] = {}
-    seen = []
+    peeks = []
     for file in plain_before_packed(source.files):
         if file.path.endswith((".tsv", ".tsv.gz")) or names_settings(file.path):
             continue
@@ -122,19 +122,19 @@ def _look_into(source: Source) -> Seen:
         if group not in peeked:
             peeked[group] = peek(file)
         if peeked[group].fields or ".jsonl" in file.path or ".json" not in file.path:
-            seen.append((file, peeked[group]))  # a .json without rows that are objects is a description
-    return seen
+            peeks.append((file, peeked[group]))  # a .json without rows that are objects is a description
+    return peeks
 
 
 def _format_of(fields: frozenset[str]) -> str | None:
     return next((name for name, module in _BY_FIELDS.items() if module.parser(fields, "")), None)
 
 
-def _matching(name: str, seen: Seen) -> Seen:
-    return [one for one in seen if _format_of(one[1].fields) == name]
+def _matching(name: str, peeks: Peeks) -> Peeks:
+    return [one for one in peeks if _format_of(one[1].fields) == name]
 
 
-def _plan(source: Source, name: str, matched: Seen) -> Plan:
+def _plan(source: Source, name: str, matched: Peeks) -> Plan:
     texts: list[Part] = []
     judged: list[Part] = []
     folders = set()
@@ -162,22 +162,22 @@ def _plan(source: Source, name: str, matched: Seen) -> Plan:
     return Plan(name, (*texts, *judged), None if rows_name_splits else splits)
 
 
-def _describe(seen: Seen) -> str:
+def _describe(peeks: Peeks) -> str:
     """Return each file with its format, or with its fields if the format is unknown; a dozen at most."""
     formats = {}
-    for file, (_, fields) in seen:
+    for file, (_, fields) in peeks:
         described = f"the fields {', '.join(sorted(fields)[:8])}" if fields else "no objects"
         formats[stem_of(file.path)] = _format_of(fields) or described
     return ", ".join(f"{path} ({described})" for path, described in list(formats.items())[:12])
 
 
-def _unknown(source: Source, seen: Seen, format: str | None) -> DataError:
-    wanted = f"not in the format {format}" if format else "in no known format"
-    contents = _describe(seen) or shown(source)
-    return DataError(f"{wanted}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
+def _unknown(source: Source, peeks: Peeks, format: str | None) -> DataError:
+    what = f"not in the format {format}" if format else "in no known format"
+    contents = _describe(peeks) or shown(source)
+    return DataError(f"{what}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
 
 
-def _ambiguous(source: Source, seen: Seen) -> DataError:
+def _ambiguous(source: Source, peeks: Peeks) -> DataError:
     return DataError(
-        f"not in one format; it holds {_describe(seen)}", source.where, "give one of the files, or name the format"
+        f"not in one format; it holds {_describe(peeks)}", source.where, "give one of the files, or name the format"
     )

@@ -85,7 +85,7 @@ def string_field(row: Mapping[str, Any], name: str) -> str:
 
 
 def text_value(value: Any, name: str) -> str:
-    """Return the value of a field, or of a place in one, that must be a text that is not blank; raises `BadRow`."""
+    """Return the value of a field, or of a position in one, that must be a text that is not blank; raises `BadRow`."""
     if not isinstance(value, str):
         raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
     if not value or value.isspace():
@@ -170,34 +170,34 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
 
 def _whole_rows(where: str, size: int) -> Iterator[bytes]:
     rows = [0]
-    held: list[bytes] = []
+    blocks: list[bytes] = []
     with reading(where, rows), closing(open_stream(where)) as stream:
         while block := stream.read(size):
             cut = block.rfind(b"\n") + 1
             if not cut:
-                held.append(block)  # joined once, when the row has come to its end
-                if sum(map(len, held)) > MOST_ROW_BYTES:
+                blocks.append(block)  # joined once, when the row has come to its end
+                if sum(map(len, blocks)) > MOST_ROW_BYTES:
                     raise DataError(
                         f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
                     )
                 continue
-            held.append(block[:cut])
-            piece = b"".join(held)
-            held = [block[cut:]]
+            blocks.append(block[:cut])
+            piece = b"".join(blocks)
+            blocks = [block[cut:]]
             rows[0] += piece.count(b"\n")
             yield piece
-    if any(held):
-        yield b"".join(held)
+    if any(blocks):
+        yield b"".join(blocks)
 
 
 def _check_header(where: str, row: bytes, header: tuple[str, ...]) -> None:
-    found = row.rstrip(b"\r").decode(errors="replace")
-    if found.split("\t") != list(header):
-        raise _wrong_header(where, repr(found[:80]), header)
+    actual = row.rstrip(b"\r").decode(errors="replace")
+    if actual.split("\t") != list(header):
+        raise _wrong_header(where, repr(actual[:80]), header)
 
 
-def _wrong_header(where: str, found: str, header: tuple[str, ...]) -> DataError:
-    return DataError(f"the header is {found}", f"{where} row 1", f"it must be {'<TAB>'.join(header)}")
+def _wrong_header(where: str, actual: str, header: tuple[str, ...]) -> DataError:
+    return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {'<TAB>'.join(header)}")
 
 
 # Anything up to the next bracket outside strings; or up to the quote of a string that goes on in the next block.
@@ -227,19 +227,19 @@ def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _elements(where: str, size: int) -> Iterator[bytes]:
-    rows, held, at, start, depth = [0], b"", 0, 0, 0
+    rows, buffer, at, start, depth = [0], b"", 0, 0, 0
     with reading(where, rows), closing(open_stream(where)) as stream:
-        held = stream.read(max(size, _BEGIN)).removeprefix(BYTE_ORDER_MARK)
-        _check_begin(where, held)
+        buffer = stream.read(max(size, _BEGIN)).removeprefix(BYTE_ORDER_MARK)
+        _check_begin(where, buffer)
         while True:
-            for sign in _SIGN.finditer(held, at):
+            for sign in _SIGN.finditer(buffer, at):
                 byte = sign[1]
                 at = sign.end() if byte != b'"' else sign.start(1)
                 if not byte or byte == b'"':
                     break
                 depth += 1 if byte in b"[{" else -1
                 if (depth == 1 and byte in b"]}") or depth == 0:
-                    row = held[start : at - (depth == 0)].lstrip(_BETWEEN) if start else b""
+                    row = buffer[start : at - (depth == 0)].lstrip(_BETWEEN) if start else b""
                     start = at
                     if row.strip(_BETWEEN):
                         rows[0] += 1
@@ -247,14 +247,14 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
                 if depth == 0:
                     return
                 start = start or at  # behind the bracket that opens the array
-            if len(held) - start > MOST_ROW_BYTES:
+            if len(buffer) - start > MOST_ROW_BYTES:
                 raise DataError(
                     f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
                 )
-            block = stream.read(max(size, len(held) - start))
+            block = stream.read(max(size, len(buffer) - start))
             if not block:
                 raise DataError(f"the JSON array is cut off after row {rows[0]}", where, "copy it again")
-            held, at, start = held[start - 1 :] + block, at - start + 1, 1
+            buffer, at, start = buffer[start - 1 :] + block, at - start + 1, 1
 
 
 def _check_begin(where: str, block: bytes) -> None:
@@ -311,16 +311,16 @@ def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:
     try:
         rows: list[dict[str, Any] | BadRow] = table.to_pylist()
     except UnicodeDecodeError:
-        rows = [_row(table, place) for place in range(len(table))]
+        rows = [_row(table, index) for index in range(len(table))]
     return rows
 
 
-def _row(table: Any, place: int) -> dict[str, Any] | BadRow:
+def _row(table: Any, index: int) -> dict[str, Any] | BadRow:
     row = {}
     for name in table.column_names:
         try:
-            row[name] = table[name][place].as_py()
+            row[name] = table[name][index].as_py()
         except UnicodeDecodeError as error:
             byte = error.object[error.start]
-            return BadRow(f'"{name}": byte 0x{byte:02x} at place {error.start + 1} is not UTF-8')
+            return BadRow(f'"{name}": byte 0x{byte:02x} at position {error.start + 1} is not UTF-8')
     return row

@@ -111,10 +111,10 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
     repeated = first != np.arange(len(first))
     again = np.flatnonzero(repeated)
     other = again[(contents[again] != contents[first[again]]).any(axis=1)]
-    for place in other:
-        said = _id_at(folder / name, reports, lengths, int(place))
-        reason = f"id {said!r} stood before with a different text"
-        bad.setdefault((int(parts[place]), int(rows[place])), (reason, said.encode()))
+    for row in other:
+        other_id = _id_at(folder / name, reports, lengths, int(row))
+        reason = f"id {other_id!r} was used before with a different text"
+        bad.setdefault((int(parts[row]), int(rows[row])), (reason, other_id.encode()))
     live = np.flatnonzero(~repeated)
     if len(again):
         keys, contents = keys[live], contents[live]
@@ -140,19 +140,19 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, A
         ).astype(np.int64)
         columns = np.append(columns, [np.full(len(queries), report.part)], axis=0)
         for split in np.unique(pairs["splits"]):
-            known = (queries >= 0) & (documents >= 0)
-            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & known])
+            exist = (queries >= 0) & (documents >= 0)
+            tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & exist])
     (folder / JUDGEMENTS).mkdir()
-    for split, found in tables.items():
-        table = np.concatenate(found, axis=1)
+    for split, parts in tables.items():
+        table = np.concatenate(parts, axis=1)
         order = np.lexsort((table[1], table[0]))  # stable: of equal pairs the first row leads
         table = table[:, order]
         again = np.zeros(len(order), dtype=bool)
         again[1:] = (table[:2, 1:] == table[:2, :-1]).all(axis=0)
         leader = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
-        for place in np.flatnonzero(again & (table[2] != table[2][leader])):
-            reason = f"the pair was judged {table[2][leader[place]]} before and is {table[2][place]} here"
-            bad.setdefault((int(table[6][place]), int(table[5][place])), (reason, b""))
+        for index in np.flatnonzero(again & (table[2] != table[2][leader])):
+            reason = f"the pair was judged {table[2][leader[index]]} before and is {table[2][index]} here"
+            bad.setdefault((int(table[6][index]), int(table[5][index])), (reason, b""))
         np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5, ~again]))
     if absent:
         (folder / ABSENT).mkdir()
@@ -196,19 +196,19 @@ def _resolved(
         documents = sides[DOCUMENTS].positions(pairs["documents"])
         unknown = (queries < 0) | (documents < 0)
         ids = read_arrow(file.with_suffix(".arrow"), PAIR_COLUMNS, PREPARE_AGAIN) if unknown.any() else pa.table({})
-        for place in np.flatnonzero(unknown):
-            end = "query" if queries[place] < 0 else "document"
-            said = ids[end][int(place)].as_py()
-            reason = f"unknown {end} id {said!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
-            bad.setdefault((report.part, int(pairs["rows"][place])), (reason, said.encode()))
+        for index in np.flatnonzero(unknown):
+            end = "query" if queries[index] < 0 else "document"
+            unknown_id = ids[end][int(index)].as_py()
+            reason = f"unknown {end} id {unknown_id!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
+            bad.setdefault((report.part, int(pairs["rows"][index])), (reason, unknown_id.encode()))
         yield report, pairs, queries, documents
 
 
-def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], place: int) -> str:
+def _id_at(folder: Path, reports: Sequence[ShardReport], lengths: Sequence[int], index: int) -> str:
     """Return the id of a row, counted over all shards."""
     for report, length in zip(reports, lengths, strict=True):
-        if place < length:
+        if index < length:
             columns = DOCUMENT_COLUMNS if folder.name == DOCUMENTS else QUERY_COLUMNS
-            return str(read_arrow(folder / f"{report.stem}.arrow", columns, PREPARE_AGAIN)["id"][place].as_py())
-        place -= length
-    raise IndexError(place)
+            return str(read_arrow(folder / f"{report.stem}.arrow", columns, PREPARE_AGAIN)["id"][index].as_py())
+        index -= length
+    raise IndexError(index)

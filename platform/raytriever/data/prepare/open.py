@@ -54,22 +54,22 @@ def fetch_dataset(uri: str) -> Path | None:
     files = {name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
     for name in (*files, meta["name"]):
         _check_name(name, uri)
-    place = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
-    if _is_whole(place):
-        return place
-    with one_writer(place, wait=True, report=warn):
-        if not _is_whole(place):  # another command has not fetched it meanwhile
-            if place.exists():
-                warn(f"{place}: is damaged or has no manifest; fetching it again")
-            with committed_directory(place, meta, replace=place.exists()) as aside:
+    folder = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
+    if _is_whole(folder):
+        return folder
+    with one_writer(folder, wait=True, report=warn):
+        if not _is_whole(folder):  # another command has not fetched it meanwhile
+            if folder.exists():
+                warn(f"{folder}: is damaged or has no manifest; fetching it again")
+            with committed_directory(folder, meta, replace=folder.exists()) as aside:
                 for name, (size, digest) in files.items():
                     _copy(_below(uri, name), aside / name, size, digest)
-    return place
+    return folder
 
 
-def _is_whole(place: Path) -> bool:
+def _is_whole(folder: Path) -> bool:
     try:
-        check_directory(place)
+        check_directory(folder)
     except StorageError:
         return False
     return True
@@ -130,20 +130,20 @@ def open_dataset(
         DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
         StorageError: a prepared data set is damaged, or cannot be written.
     """
-    wanted = list(dict.fromkeys(splits))
-    matter = (*wanted, TRAIN) if DEV in wanted else tuple(wanted)
+    requested = list(dict.fromkeys(splits))
+    matter = (*requested, TRAIN) if DEV in requested else tuple(requested)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=matter)
-    place, reachable = _locate(request, run, report)
-    there = splits_of(place)
-    lent = DEV in wanted and DEV not in there and TRAIN in there
-    require_splits(place, [split for split in wanted if not (lent and split == DEV)], request.dataset)
+    folder, reachable = _locate(request, run, report)
+    there = splits_of(folder)
+    lent = DEV in requested and DEV not in there and TRAIN in there
+    require_splits(folder, [split for split in requested if not (lent and split == DEV)], request.dataset)
     vocabulary = tokenisation.vocabulary if tokenisation else None
-    dataset = read_prepared(place, [TRAIN, *wanted] if lent else wanted, vocabulary)
+    dataset = read_prepared(folder, [TRAIN, *requested] if lent else requested, vocabulary)
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
-    judgements = {split: dataset.judgements[split] for split in wanted}
-    absent = {split: rows for split, rows in dataset.absent.items() if split in wanted}
-    return replace(dataset, judgements=judgements, absent=absent, place=reachable)
+    judgements = {split: dataset.judgements[split] for split in requested}
+    absent = {split: rows for split, rows in dataset.absent.items() if split in requested}
+    return replace(dataset, judgements=judgements, absent=absent, location=reachable)
 
 
 def open_all_splits(
@@ -153,8 +153,8 @@ def open_all_splits(
 
     Args and errors are those of `open_dataset`; the rows of every file count.
     """
-    place, reachable = _locate(Request(str(name_or_path), max_bad_rows=max_bad_rows), run, report)
-    return replace(read_prepared(place, splits_of(place)), place=reachable)
+    folder, reachable = _locate(Request(str(name_or_path), max_bad_rows=max_bad_rows), run, report)
+    return replace(read_prepared(folder, splits_of(folder)), location=reachable)
 
 
 def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
@@ -163,17 +163,17 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
     The directory is the one that the request names, or that `prepare` finds or makes. Each node fetches a remote one.
     """
     stored = fetch_dataset(request.dataset)
-    place = stored or expanded(request.dataset)
-    meta = prepared_meta(place) if os.path.isdir(place) else None
+    folder = stored or expanded(request.dataset)
+    meta = prepared_meta(folder) if os.path.isdir(folder) else None
     if meta is None:
-        place = prepare(request, run, report=report)
-        return place, str(place)
+        folder = prepare(request, run, report=report)
+        return folder, str(folder)
     if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:
         tokens = "another tokenizer or prompt" if meta["tokenisation"] else "no tokenizer"
         raise DataError(
-            f"was prepared with {tokens}", str(place), "prepare it with --model as it is trained, or name its source"
+            f"was prepared with {tokens}", str(folder), "prepare it with --model as it is trained, or name its source"
         )
-    return place, request.dataset if stored else os.path.abspath(place)
+    return folder, request.dataset if stored else os.path.abspath(folder)
 
 
 def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
@@ -182,8 +182,10 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
     absent = dict(dataset.absent)
     if TRAIN in absent:
         lost = absent.pop(TRAIN)
-        held = np.isin(lost.queries, dev.queries)
-        absent |= {split: rows for split, rows in ((TRAIN, lost.where(~held)), (DEV, lost.where(held))) if len(rows)}
+        is_dev = np.isin(lost.queries, dev.queries)
+        absent |= {
+            split: rows for split, rows in ((TRAIN, lost.where(~is_dev)), (DEV, lost.where(is_dev))) if len(rows)
+        }
     return replace(dataset, judgements={**dataset.judgements, TRAIN: train, DEV: dev}, absent=absent)
 
 
@@ -199,5 +201,5 @@ def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[
     names = {int(query): dataset.queries.ids[int(query)] for query in queries}
     ordered = sorted(names, key=lambda query: hashlib.sha256(names[query].encode()).digest())
     size = min(_DEV_QUERIES, max(1, int(len(ordered) * _DEV_SHARE)))
-    held = np.isin(train.queries, ordered[:size])
-    return train.where(~held), train.where(held)
+    is_held_out = np.isin(train.queries, ordered[:size])
+    return train.where(~is_held_out), train.where(is_held_out)

@@ -162,36 +162,36 @@ def prepare(
     name = PYDOCS if request.dataset == PYDOCS else source.name
     plan = recognise(source, request.format)
     key = request.key(source, plan)
-    place = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
+    folder = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
     if output is not None:
-        found = prepared_meta(output)  # its command holds the lock
+        meta = prepared_meta(output)  # its command holds the lock
     else:
-        found = _cached(place, key, ignore_line)
-        if found is None:
-            with one_writer(place, wait=True, report=warn):
-                found = _cached(place, key, report)  # made by another command meanwhile
-                if found is None:
-                    _make(place, request, source, plan, key, run, report, replace=place.exists())
-                    return place
-    if found is not None and found["key"] == key:
-        check_files(found["files"], request.max_bad_rows, request.splits)
-        report(f"{name}: prepared before (digest {key[:12]}), read from {place}")
-        return place
-    if found is not None and found["source"] != source.where:
-        raise StorageError(f"holds {found['source']}, prepared", str(place), "give another --output, or remove it")
-    _make(place, request, source, plan, key, run, report, replace=found is not None)
-    return place
+        meta = _cached(folder, key, ignore_line)
+        if meta is None:
+            with one_writer(folder, wait=True, report=warn):
+                meta = _cached(folder, key, report)  # made by another command meanwhile
+                if meta is None:
+                    _make(folder, request, source, plan, key, run, report, replace=folder.exists())
+                    return folder
+    if meta is not None and meta["key"] == key:
+        check_files(meta["files"], request.max_bad_rows, request.splits)
+        report(f"{name}: prepared before (digest {key[:12]}), read from {folder}")
+        return folder
+    if meta is not None and meta["source"] != source.where:
+        raise StorageError(f"holds {meta['source']}, prepared", str(folder), "give another --output, or remove it")
+    _make(folder, request, source, plan, key, run, report, replace=meta is not None)
+    return folder
 
 
 def _make(
-    place: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, report: Report, replace: bool
+    folder: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, report: Report, replace: bool
 ) -> None:
     name = PYDOCS if request.dataset == PYDOCS else source.name
     read = {part.where for part in plan.parts}
     total = sum(file.size for file in source.files if file.where in read)
     report(f"{name}: preparing {_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
-    with activity(f"{name}: preparing"), committed_directory(place, meta, replace=replace) as aside:
+    with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace) as aside:
         _fill(aside, request, name, plan, total, run, meta, report)
 
 
@@ -227,18 +227,18 @@ def _fill(
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
 
 
-def _cached(place: Path, key: str, report: Report) -> DatasetMeta | None:
+def _cached(folder: Path, key: str, report: Report) -> DatasetMeta | None:
     """Return the metadata of an undamaged cached data set; None if it must be prepared."""
     try:
-        found = prepared_meta(place)
-        if found is not None and found["key"] == key:
-            check_directory(place)
-            return found
+        meta = prepared_meta(folder)
+        if meta is not None and meta["key"] == key:
+            check_directory(folder)
+            return meta
     except StorageError as damage:
         report(f"{damage.where}: {damage.what}; preparing again")
         return None
-    if place.exists():
-        report(f"{place}: has no manifest of a prepared data set; preparing again")
+    if folder.exists():
+        report(f"{folder}: has no manifest of a prepared data set; preparing again")
     return None
 
 

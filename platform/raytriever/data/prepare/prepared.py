@@ -89,19 +89,19 @@ class DatasetMeta(TypedDict):
     sides: SidesMeta
 
 
-def prepared_meta(place: Path) -> DatasetMeta | None:
+def prepared_meta(folder: Path) -> DatasetMeta | None:
     """Return the metadata of a prepared data set, damaged or not; None if there is none of this version.
 
     Raises:
         StorageError: the manifest has changed.
     """
-    file = place / MANIFEST
+    file = folder / MANIFEST
     if not file.is_file():
         return None
     try:
-        meta = read_manifest(place, verify=None)["meta"]
+        meta = read_manifest(folder, verify=None)["meta"]
     except StorageError:
-        if all((place / side).is_dir() for side in (DOCUMENTS, QUERIES)):
+        if all((folder / side).is_dir() for side in (DOCUMENTS, QUERIES)):
             raise
         return None
     if meta.get("kind") != "dataset" or meta.get("version") != VERSION:
@@ -110,11 +110,11 @@ def prepared_meta(place: Path) -> DatasetMeta | None:
 
 
 @activity("opening the prepared data set")
-def read_prepared(place: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
+def read_prepared(folder: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
     """Open the directory that `prepare` made.
 
     Args:
-        place: the directory.
+        folder: the directory.
         splits: splits whose judgements, and bad rows of judgements, are read; None for all. Missing splits are
             skipped.
         vocabulary: number of token ids of the tokenizer, if known.
@@ -123,34 +123,34 @@ def read_prepared(place: Path, splits: Iterable[str] | None = None, vocabulary: 
         StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
     """
     against = "" if vocabulary is None else f", {vocabulary} tokens"
-    check_directory(place, partial(_read, place, None, full=True, vocabulary=vocabulary), against)
-    with disk_errors(place, reading=True):
-        return _read(place, None if splits is None else set(splits), full=False)
+    check_directory(folder, partial(_read, folder, None, full=True, vocabulary=vocabulary), against)
+    with disk_errors(folder, reading=True):
+        return _read(folder, None if splits is None else set(splits), full=False)
 
 
-def splits_of(place: Path) -> list[str]:
+def splits_of(folder: Path) -> list[str]:
     """Return the splits a prepared data set has judgements of."""
-    names = sorted(read_manifest(place, verify=None)["files"])
-    return sorted(file.stem for file in _files(place, names, f"{JUDGEMENTS}/", ".npy"))
+    names = sorted(read_manifest(folder, verify=None)["files"])
+    return sorted(file.stem for file in _files(folder, names, f"{JUDGEMENTS}/", ".npy"))
 
 
-def require_splits(place: Path, splits: Iterable[str], where: str) -> None:
+def require_splits(folder: Path, splits: Iterable[str], where: str) -> None:
     """Raise `DataError` for a missing split, with the names of the existing ones."""
-    there = splits_of(place)
+    there = splits_of(folder)
     for split in splits:
         if split not in there:
-            known = ", ".join(there) or "none"
-            remedy = f"choose from {known}" if there else "add judgements"
+            choices = ", ".join(there) or "none"
+            remedy = f"choose from {choices}" if there else "add judgements"
             remedy = f"training needs one; {remedy}" if split == "train" and there else remedy
-            raise DataError(f"no split {split!r}; there are: {known}", where, remedy)
+            raise DataError(f"no split {split!r}; there are: {choices}", where, remedy)
 
 
-def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
-    meta = prepared_meta(place)
+def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | None = None) -> RetrievalDataset:
+    meta = prepared_meta(folder)
     if meta is None:
-        raise StorageError("holds no prepared data set of this version", str(place), PREPARE_AGAIN)
+        raise StorageError("holds no prepared data set of this version", str(folder), PREPARE_AGAIN)
     tokenised = meta["tokenisation"]
-    files = partial(_files, place, sorted(read_manifest(place, verify=None)["files"]))
+    files = partial(_files, folder, sorted(read_manifest(folder, verify=None)["files"]))
     tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
     (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
     (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
@@ -173,10 +173,10 @@ def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | No
         documents=Documents(ids, titles, texts, meta["sides"]["documents"]["digest"]),
         queries=Queries(query_ids, query_texts, meta["sides"]["queries"]["digest"]),
         judgements=judgements,
-        quarantine=QuarantineReport.read(place).without(other),
+        quarantine=QuarantineReport.read(folder).without(other),
         negatives=next(iter(negatives), None),
         answers=next(iter(answers), None),
-        place=str(place),
+        location=str(folder),
         absent=absent,
         tokens=Tokens(query_tokens, document_tokens, tokenised)
         if tokenised is not None and query_tokens is not None and document_tokens is not None
@@ -184,10 +184,10 @@ def _read(place: Path, splits: set[str] | None, full: bool, vocabulary: int | No
     )
 
 
-def _files(place: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
+def _files(folder: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
     """Return the files of a directory by the names in its manifest; one that the manifest does not name does not
     exist."""
-    return [place / name for name in names if name.startswith(begin) and name.endswith(end)]
+    return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
 
 def _side(
@@ -238,31 +238,31 @@ def _tokens(file: Path, rows: int, full: bool, vocabulary: int | None) -> tuple[
 
 
 def _judgements(file: Path, queries: int, documents: int) -> Judgements:
-    found = Judgements(*read_array(file, ["int64"], (5, None), PREPARE_AGAIN))
-    _check_pairs(file, found.queries, found.documents, queries, documents)
-    _check_range(file, "a source", found.sources, len(SOURCES))
-    _check_range(file, "a rank", found.ranks)
-    step = np.diff(found.queries)
-    _check_order(file, "pairs", bool(((step > 0) | ((step == 0) & (np.diff(found.documents) > 0))).all()))
-    return found
+    judgements = Judgements(*read_array(file, ["int64"], (5, None), PREPARE_AGAIN))
+    _check_pairs(file, judgements.queries, judgements.documents, queries, documents)
+    _check_range(file, "a source", judgements.sources, len(SOURCES))
+    _check_range(file, "a rank", judgements.ranks)
+    step = np.diff(judgements.queries)
+    _check_order(file, "pairs", bool(((step > 0) | ((step == 0) & (np.diff(judgements.documents) > 0))).all()))
+    return judgements
 
 
 def _absent(file: Path, queries: int, full: bool) -> AbsentDocuments:
     table = read_arrow(file, ABSENT_COLUMNS, PREPARE_AGAIN, full)
-    found = AbsentDocuments(table["query"].to_numpy(), table["document"].to_pylist(), table["score"].to_numpy())
-    _check_range(file, "the position of a query", found.queries, queries)
-    _check_order(file, "queries", bool((np.diff(found.queries) >= 0).all()))
-    _check_range(file, "a grade", found.scores - 1)
-    return found
+    absent = AbsentDocuments(table["query"].to_numpy(), table["document"].to_pylist(), table["score"].to_numpy())
+    _check_range(file, "the position of a query", absent.queries, queries)
+    _check_order(file, "queries", bool((np.diff(absent.queries) >= 0).all()))
+    _check_range(file, "a grade", absent.scores - 1)
+    return absent
 
 
 def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:
-    found = read_array(file, ["int64"], (4, None), PREPARE_AGAIN)
-    scores = read_array(file.with_suffix(".scores.npy"), ["float32"], (found.shape[1],), PREPARE_AGAIN)
-    _check_pairs(file, found[0], found[1], queries, documents)
-    _check_range(file, "an origin", found[2], len(ORIGINS))
-    _check_range(file, "a rank", found[3])
-    return NegativeRows(found[0], found[1], found[2], found[3], scores)
+    columns = read_array(file, ["int64"], (4, None), PREPARE_AGAIN)
+    scores = read_array(file.with_suffix(".scores.npy"), ["float32"], (columns.shape[1],), PREPARE_AGAIN)
+    _check_pairs(file, columns[0], columns[1], queries, documents)
+    _check_range(file, "an origin", columns[2], len(ORIGINS))
+    _check_range(file, "a rank", columns[3])
+    return NegativeRows(columns[0], columns[1], columns[2], columns[3], scores)
 
 
 def _answers(file: Path, queries: int, full: bool) -> Answers:

@@ -52,17 +52,17 @@ class Side:
 
     def __post_init__(self) -> None:
         seen: set[tuple[bytes, bytes]] = set()
-        for place, row in enumerate(zip(self.keys, self.contents, strict=True)):
+        for index, row in enumerate(zip(self.keys, self.contents, strict=True)):
             if row not in seen:
                 seen.add(row)
-                self.kept.append(place)
+                self.kept.append(index)
         self.repeated = len(self.keys) - len(self.kept)
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
         """Return the documents of a chunk; their text for the tokenizer is title and text joined."""
-        found = parsed.records.documents
-        ids, titles, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [], [])
+        rows = parsed.records.documents
+        ids, titles, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
         return cls(
             {"id": ids, "title": titles, "text": texts},
             list(map(joined, titles, texts)) if tokenisation else [],
@@ -75,8 +75,8 @@ class Side:
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
         """Return the queries of a chunk."""
-        found = parsed.records.queries
-        ids, texts = [list(column) for column in zip(*found, strict=True)] if found else ([], [])
+        rows = parsed.records.queries
+        ids, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [])
         return cls(
             {"id": ids, "text": texts},
             texts if tokenisation else [],
@@ -95,12 +95,12 @@ class Side:
         token_ids: Sequence[list[int]] = []
         if tokenisation and self.kept:
             token_ids, reasons = _tokenise(tokenisation, self.prompt, [self.texts[i] for i in self.kept], careful)
-            killers = {int(self.rows[self.kept[place]]): reason for place, reason in reasons.items()}
-            self.kept = [row for place, row in enumerate(self.kept) if place not in reasons]
-            token_ids = [ids for place, ids in enumerate(token_ids) if place not in reasons]
+            killers = {int(self.rows[self.kept[index]]): reason for index, reason in reasons.items()}
+            self.kept = [row for index, row in enumerate(self.kept) if index not in reasons]
+            token_ids = [ids for index, ids in enumerate(token_ids) if index not in reasons]
         if not self.kept:
             return killers
-        columns = {name: [column[place] for place in self.kept] for name, column in self.columns.items()}
+        columns = {name: [column[index] for index in self.kept] for name, column in self.columns.items()}
         _write_texts(folder / f"{stem}.arrow", columns)
         if tokenisation:
             ids, offsets = flat(token_ids, tokenisation.dtype)

@@ -123,8 +123,8 @@ class Tokenisation:
     def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
         """Return the token ids of each text, with the prompt in front; texts are cut at `MAX_CHARACTERS`."""
         prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
-        found = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        encodings = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
 
 def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:

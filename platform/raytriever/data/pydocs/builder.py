@@ -83,9 +83,9 @@ def pairs_of(roots: list[Path]) -> Iterator[Pair]:
         for item in documented(source):
             head, _, inside = item.name.partition(".")
             name = public.of(module, head)
-            found = question_and_answer(item.docstring) if name else None
-            if found is not None:
-                pair = Pair(f"{name}.{inside}".rstrip("."), found[0], f"{item.signature} {found[1]}")
+            question = question_and_answer(item.docstring) if name else None
+            if question is not None:
+                pair = Pair(f"{name}.{inside}".rstrip("."), question[0], f"{item.signature} {question[1]}")
                 if normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}"):
                     yield pair
 
@@ -93,7 +93,7 @@ def pairs_of(roots: list[Path]) -> Iterator[Pair]:
 def distinct(pairs: Iterator[Pair]) -> list[Pair]:
     """Return one pair for each name, sentence and passage: of several, the one with the shortest name."""
     seen: set[tuple[str, str]] = set()
-    kept = []
+    unique = []
     for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):
         marks = {
             ("name", pair.name.lower()),
@@ -102,8 +102,8 @@ def distinct(pairs: Iterator[Pair]) -> list[Pair]:
         }
         if not marks & seen:
             seen |= marks
-            kept.append(pair)
-    return sorted(kept)
+            unique.append(pair)
+    return sorted(unique)
 
 
 def write_pairs(pairs: list[Pair], folder: Path) -> None:

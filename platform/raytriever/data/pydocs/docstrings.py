@@ -74,17 +74,17 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> st
     arguments = node.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults)) + [*arguments.defaults]
-    shown = [_argument(a.arg, default) for a, default in zip(plain, defaults, strict=True)]
-    if shown and plain[0].arg in ("self", "cls"):
-        shown = shown[1:]
+    parameters = [_argument(a.arg, default) for a, default in zip(plain, defaults, strict=True)]
+    if parameters and plain[0].arg in ("self", "cls"):
+        parameters = parameters[1:]
     if arguments.vararg:
-        shown.append("*" + arguments.vararg.arg)
+        parameters.append("*" + arguments.vararg.arg)
     elif arguments.kwonlyargs:
-        shown.append("*")
-    shown += [_argument(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+        parameters.append("*")
+    parameters += [_argument(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     if arguments.kwarg:
-        shown.append("**" + arguments.kwarg.arg)
-    return f"{node.name}({', '.join(shown)})"
+        parameters.append("**" + arguments.kwarg.arg)
+    return f"{node.name}({', '.join(parameters)})"
 
 
 def _argument(name: str, default: ast.expr | None) -> str:

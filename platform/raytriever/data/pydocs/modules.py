@@ -26,12 +26,12 @@ _SKIPPED_FILE = re.compile(r"(?:test_.*|.*_tests?|conftest|.*_pb2|.*_pb2_grpc|se
 
 def installed_versions() -> list[str]:
     """This Python and every installed distribution with its version, sorted, without raytriever itself."""
-    found = {
+    versions = {
         f"{distribution.name.lower()} {distribution.version}"
         for distribution in distributions(path=[str(site) for site in source_roots()[1:]])
         if distribution.name and distribution.name.lower() != _OWN
     }
-    return [f"python {platform.python_version()}", *sorted(found)]
+    return [f"python {platform.python_version()}", *sorted(versions)]
 
 
 def source_roots() -> list[Path]:

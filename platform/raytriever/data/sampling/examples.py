@@ -164,66 +164,66 @@ class Examples:
         """Return the positives of each example, -1 behind those that have fewer, and its whole group of passages: the
         positives, then hard negatives, so many that all groups are of one size."""
         drawn = self.drawn_positives(examples, epochs, positives)
-        held = (drawn >= 0).sum(axis=1)
-        hard = self._hard(examples, epochs, negatives + positives - held, negatives + positives)
+        counts = (drawn >= 0).sum(axis=1)
+        hard = self._hard(examples, epochs, negatives + positives - counts, negatives + positives)
         # The negatives after those that every group has fill the slots of missing positives.
-        columns = np.maximum(negatives + np.arange(positives)[None, :] - held[:, None], 0)
+        columns = np.maximum(negatives + np.arange(positives)[None, :] - counts[:, None], 0)
         lacking = np.take_along_axis(hard, columns, axis=1)
         return drawn, np.concatenate([np.where(drawn < 0, lacking, drawn), hard[:, :negatives]], axis=1)
 
     def _choice(self, among: Positives, examples: ndarray, epochs: ndarray, count: int, purpose: int) -> ndarray:
         """Return `count` of the positives of each example, -1 in empty slots."""
-        places, there = _rows(among.offsets, examples, count)
+        rows, there = _rows(among.offsets, examples, count)
         if not len(among.documents):
             return np.full((len(examples), count), -1, dtype=np.int64)
         if self.ranked:
-            keys = among.ranks[places].astype(np.uint64)
+            keys = among.ranks[rows].astype(np.uint64)
         else:
-            keys = words(self.seed, epochs, examples, purpose, np.arange(places.shape[1]))
+            keys = words(self.seed, epochs, examples, purpose, np.arange(rows.shape[1]))
         order = np.argsort(np.where(there, keys, np.uint64(WORD)), axis=1, kind="stable")[:, :count]
-        return np.take_along_axis(np.where(there, among.documents[places], -1), order, axis=1)
+        return np.take_along_axis(np.where(there, among.documents[rows], -1), order, axis=1)
 
-    def _hard(self, examples: ndarray, epochs: ndarray, wanted: ndarray, width: int) -> ndarray:
-        """Return `width` negatives of each example. Its first `wanted`, the number that is used, follow the shares.
+    def _hard(self, examples: ndarray, epochs: ndarray, needed: ndarray, width: int) -> ndarray:
+        """Return `width` negatives of each example. Its first `needed`, the number that is used, follow the shares.
 
         They are drawn without repetition from the query's rows of the table, and repeated in the drawn order if there
         are fewer rows. A query without rows gets random non-positives of its data set.
         """
         columns = np.arange(width)
-        found = self._random(examples, epochs, columns)
+        documents = self._random(examples, epochs, columns)
         table = self.negatives
         if table is None or not len(table) or not width:
-            return found
-        places, there = _rows(table.offsets, self.queries(examples), 1)
-        keys = words(self.seed, epochs, examples, _NEGATIVE, np.arange(places.shape[1]))
+            return documents
+        rows, there = _rows(table.offsets, self.queries(examples), 1)
+        keys = words(self.seed, epochs, examples, _NEGATIVE, np.arange(rows.shape[1]))
         if self.shares is None:
-            return _filled(found, columns, table.documents[places], there, keys)
-        origins = np.where(there, table.origins[places], -1)
+            return _filled(documents, columns, table.documents[rows], there, keys)
+        origins = np.where(there, table.origins[rows], -1)
         by_origin = np.stack([(origins == code).any(axis=1) for code in range(len(self.shares))], axis=1)
         shift = words(self.seed, epochs, examples, _SHARE) / 2.0**64
-        counts = counts_by_origin(self.shares, by_origin, wanted, shift * (1 - 2.0**-53))
+        counts = counts_by_origin(self.shares, by_origin, needed, shift * (1 - 2.0**-53))
         ends = np.cumsum(counts, axis=1)
         for code in range(len(self.shares)):
             if code != RANDOM:
                 along = columns[None, :] - (ends - counts)[:, code, None]
                 mine = (along >= 0) & (columns[None, :] < ends[:, code, None])
-                drawn = _filled(found, along, table.documents[places], origins == code, keys)
-                found = np.where(mine, drawn, found)
-        return found
+                of_origin = _filled(documents, along, table.documents[rows], origins == code, keys)
+                documents = np.where(mine, of_origin, documents)
+        return documents
 
     def _random(self, examples: ndarray, epochs: ndarray, columns: ndarray) -> Int64[ndarray, "batch count"]:
         part = np.searchsorted(self.starts, examples, side="right") - 1
         first = self.document_starts[part][:, None]
         size = self.document_starts[part + 1][:, None] - first
-        found = (words(self.seed, epochs, examples, _RANDOM, columns) % size.astype(np.uint64)).astype(np.int64)
+        documents = (words(self.seed, epochs, examples, _RANDOM, columns) % size.astype(np.uint64)).astype(np.int64)
         total = self.document_starts[-1]
         while True:
-            asked = examples[:, None] * total + first + found
-            places = np.minimum(np.searchsorted(self._pairs, asked), len(self._pairs) - 1)
-            clash = self._pairs[places] == asked
+            pair_keys = examples[:, None] * total + first + documents
+            nearest = np.minimum(np.searchsorted(self._pairs, pair_keys), len(self._pairs) - 1)
+            clash = self._pairs[nearest] == pair_keys
             if not clash.any():
-                return first + found
-            found = np.where(clash, (found + 1) % size, found)
+                return first + documents
+            documents = np.where(clash, (documents + 1) % size, documents)
 
     @cached_property
     def _pairs(self) -> Int64[ndarray, " positives"]:

@@ -56,9 +56,9 @@ class Mixture:
         start = 0
         for part, stream in enumerate(self._streams):
             mine = turns == part
-            found = read(stream, before[part] * self._run, after[part] * self._run)
-            examples[mine] = found.examples.reshape(-1, self._run) + start
-            seen_in[mine] = found.seen_in.reshape(-1, self._run)
+            section = read(stream, before[part] * self._run, after[part] * self._run)
+            examples[mine] = section.examples.reshape(-1, self._run) + start
+            seen_in[mine] = section.seen_in.reshape(-1, self._run)
             start += stream.size
         for column in (examples, seen_in):
             column.setflags(write=False)
@@ -106,8 +106,10 @@ def apportion(weights: Sequence[int], turns: int) -> list[int]:
         claims = [Fraction(weight, 2 * count + 1) for weight, count in zip(weights, had, strict=True)]
         had[max(range(len(had)), key=lambda part: (claims[part], -part))] += 1
     while sum(had) > turns:
-        held = [Fraction(weight, 2 * count - 1) if count else None for weight, count in zip(weights, had, strict=True)]
-        had[-min((claim, -part) for part, claim in enumerate(held) if claim is not None)[1]] -= 1
+        quotients = [
+            Fraction(weight, 2 * count - 1) if count else None for weight, count in zip(weights, had, strict=True)
+        ]
+        had[-min((claim, -part) for part, claim in enumerate(quotients) if claim is not None)[1]] -= 1
     return had
 
 

@@ -24,8 +24,8 @@ from raytriever.errors import ConfigError
 class Epoch(NamedTuple):
     """Epoch of a stream: the example in each slot, and the number of its own epoch."""
 
-    examples: Int64[ndarray, " places"]
-    seen_in: Int64[ndarray, " places"]
+    examples: Int64[ndarray, " slots"]
+    seen_in: Int64[ndarray, " slots"]
 
 
 class Stream(Protocol):

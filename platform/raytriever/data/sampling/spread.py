@@ -62,11 +62,11 @@ def place_all(offsets, documents, size, items, begins, head, batch, batches):  #
         bits += 1
     keys, links = np.full(1 << bits, -1, np.int64), np.zeros(1 << bits, np.int32)
     room = np.arange(batches + 1).astype(np.int32)
-    fill, taken = np.zeros(batches, np.int64), np.full(batches * batch, -1, np.int64)
-    held = np.zeros(size, np.int64)  # batches that hold a document
+    fill, assigned = np.zeros(batches, np.int64), np.full(batches * batch, -1, np.int64)
+    uses = np.zeros(size, np.int64)  # batches that hold a document
     for item in head:
-        for place in range(offsets[item], offsets[item + 1]):
-            held[documents[place]] += _insert(keys, links, documents[place], 0, batches)
+        for position in range(offsets[item], offsets[item + 1]):
+            uses[documents[position]] += _insert(keys, links, documents[position], 0, batches)
     fill[0] = len(head)
     steps = np.zeros(1, np.int64)
     left = np.empty(len(items), np.int64)
@@ -79,14 +79,14 @@ def place_all(offsets, documents, size, items, begins, head, batch, batches):  #
             left[lefts] = number
             lefts += 1
             continue
-        for place in range(offsets[item], offsets[item + 1]):
-            held[documents[place]] += _insert(keys, links, documents[place], at, batches)
-        taken[at * batch + fill[at]] = number
+        for position in range(offsets[item], offsets[item + 1]):
+            uses[documents[position]] += _insert(keys, links, documents[position], at, batches)
+        assigned[at * batch + fill[at]] = number
         fill[at] += 1
         if fill[at] == batch:
             room[at] = at + 1
-    _settle(offsets, documents, size, items, head, batch, batches, fill, taken, held, left[:lefts], pairs, steps)
-    return taken[len(head) :], steps[0]
+    _settle(offsets, documents, size, items, head, batch, batches, fill, assigned, uses, left[:lefts], pairs, steps)
+    return assigned[len(head) :], steps[0]
 
 
 @numba.njit(cache=True)
@@ -104,8 +104,8 @@ def _search(offsets, documents, item, begin, keys, links, room, batches, steps):
         at = root
         if at == batches:
             return batches
-        for place in range(offsets[item], offsets[item + 1]):
-            at = _next(keys, links, documents[place], at, batches, steps)
+        for position in range(offsets[item], offsets[item + 1]):
+            at = _next(keys, links, documents[position], at, batches, steps)
         steps[0] += 1
         if at == before:
             return at
@@ -154,7 +154,7 @@ def _next(keys, links, document, at, batches, steps):  # type: ignore[no-untyped
 
 @numba.njit(cache=True)
 def _settle(  # type: ignore[no-untyped-def]
-    offsets, documents, size, items, head, batch, batches, fill, taken, held, left, pairs, steps
+    offsets, documents, size, items, head, batch, batches, fill, assigned, uses, left, pairs, steps
 ):
     """Place the items left over: in a free slot, by an exchange with an item of another batch, or in any batch."""
     budget = steps[0] + EXCHANGES * (pairs + len(items))
@@ -166,29 +166,29 @@ def _settle(  # type: ignore[no-untyped-def]
         while fill[at] == batch:
             at += 1
         everywhere = False
-        for place in range(offsets[item], offsets[item + 1]):
-            own_documents[documents[place]] = turn
-            everywhere |= held[documents[place]] >= batches
+        for position in range(offsets[item], offsets[item + 1]):
+            own_documents[documents[position]] = turn
+            everywhere |= uses[documents[position]] >= batches
         placed = False
         if not everywhere:
-            _mark(offsets, documents, items, head, taken, batch, at, fill[at], open_documents, turn, steps)
+            _mark(offsets, documents, items, head, assigned, batch, at, fill[at], open_documents, turn, steps)
             placed = not _meets(offsets, documents, item, open_documents, turn)
             other = at
             for _ in range(batches - 1):
                 if placed or steps[0] > budget:
                     break
                 other = other + 1 if other + 1 < batches else 0
-                place = _exchange(
-                    offsets, documents, items, head, taken, batch, other, fill[other], open_documents, own_documents,
+                position = _exchange(
+                    offsets, documents, items, head, assigned, batch, other, fill[other], open_documents, own_documents,
                     turn, steps,
                 )  # fmt: skip
-                if place >= 0:
-                    taken[place], number = number, taken[place]
+                if position >= 0:
+                    assigned[position], number = number, assigned[position]
                     placed = True
-            for place in range(offsets[item], offsets[item + 1]):
-                held[documents[place]] += placed
+            for position in range(offsets[item], offsets[item + 1]):
+                uses[documents[position]] += placed
         if placed:
-            taken[at * batch + fill[at]] = number
+            assigned[at * batch + fill[at]] = number
             fill[at] += 1
         else:
             unplaced[misses] = number
@@ -196,16 +196,16 @@ def _settle(  # type: ignore[no-untyped-def]
     for number in unplaced[:misses]:
         while fill[at] == batch:
             at += 1
-        taken[at * batch + fill[at]] = number
+        assigned[at * batch + fill[at]] = number
         fill[at] += 1
 
 
 @numba.njit(cache=True)
-def _mark(offsets, documents, items, head, taken, batch, at, fill, marks, mark, steps):  # type: ignore[no-untyped-def]
+def _mark(offsets, documents, items, head, assigned, batch, at, fill, marks, mark, steps):  # type: ignore[no-untyped-def]
     """Mark the documents of a batch."""
-    for place in range(fill):
-        number = taken[at * batch + place]
-        item = head[place] if number < 0 else items[number]
+    for position in range(fill):
+        number = assigned[at * batch + position]
+        item = head[position] if number < 0 else items[number]
         for each in range(offsets[item], offsets[item + 1]):
             marks[documents[each]] = mark
             steps[0] += 1
@@ -214,34 +214,34 @@ def _mark(offsets, documents, items, head, taken, batch, at, fill, marks, mark, 
 @numba.njit(cache=True)
 def _meets(offsets, documents, item, marks, mark):  # type: ignore[no-untyped-def]
     """Return True if a document of the item is marked."""
-    for place in range(offsets[item], offsets[item + 1]):  # noqa: SIM110 - numba knows no generators
-        if marks[documents[place]] == mark:
+    for position in range(offsets[item], offsets[item + 1]):  # noqa: SIM110 - numba knows no generators
+        if marks[documents[position]] == mark:
             return True
     return False
 
 
 @numba.njit(cache=True)
 def _exchange(  # type: ignore[no-untyped-def]
-    offsets, documents, items, head, taken, batch, at, fill, open_documents, own_documents, mark, steps
+    offsets, documents, items, head, assigned, batch, at, fill, open_documents, own_documents, mark, steps
 ):
     """Return a slot of batch `at` for an exchange, or -1.
 
     Its item fits the open batch, and without it the marked item fits batch `at`.
     """
-    only, found = -1, -1
-    for place in range(at * batch, at * batch + fill):
-        number = taken[place]
-        item = head[place] if number < 0 else items[number]
+    only, match = -1, -1
+    for position in range(at * batch, at * batch + fill):
+        number = assigned[position]
+        item = head[position] if number < 0 else items[number]
         steps[0] += offsets[item + 1] - offsets[item]
         if _meets(offsets, documents, item, own_documents, mark):
             if number < 0 or only >= 0:
                 return -1
-            only = place
-        elif found < 0 and number >= 0 and not _meets(offsets, documents, item, open_documents, mark):
-            found = place
+            only = position
+        elif match < 0 and number >= 0 and not _meets(offsets, documents, item, open_documents, mark):
+            match = position
     if only < 0:
-        return found
-    return -1 if _meets(offsets, documents, items[taken[only]], open_documents, mark) else only
+        return match
+    return -1 if _meets(offsets, documents, items[assigned[only]], open_documents, mark) else only
 
 
 @numba.njit(cache=True)
@@ -254,17 +254,17 @@ def choose_apart(offsets, documents, size, items, count):  # type: ignore[no-unt
     seen = np.zeros(size, np.bool_)
     chosen = np.zeros(len(items), np.bool_)
     for strict in (True, False):
-        for place in range(len(items) - 1, -1, -1):
+        for position in range(len(items) - 1, -1, -1):
             if count == 0:
                 return chosen
-            if chosen[place]:
+            if chosen[position]:
                 continue
-            item = items[place]
+            item = items[position]
             free = True
             for each in range(offsets[item], offsets[item + 1]):
                 free &= not seen[documents[each]]
             if free or not strict:
-                chosen[place] = True
+                chosen[position] = True
                 count -= 1
                 for each in range(offsets[item], offsets[item + 1]):
                     seen[documents[each]] = True
@@ -276,11 +276,11 @@ def count_shared(offsets, documents, size, items, batch):  # type: ignore[no-unt
     """Return the number of items that share a document with an earlier one of their batch."""
     seen = np.full(size, -1, np.int64)
     shared = 0
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         meets = False
         for each in range(offsets[item], offsets[item + 1]):
-            meets |= seen[documents[each]] == place // batch
-            seen[documents[each]] = place // batch
+            meets |= seen[documents[each]] == position // batch
+            seen[documents[each]] = position // batch
         shared += meets
     return shared
 
@@ -319,7 +319,7 @@ class Spread:
         head = self._head(number)
         windows = (len(rest) + len(head)) // self._batch
         chooses, begins = self._choosers(epoch.examples[rest], windows, number)
-        taken, self.steps = place_all(
+        assigned, self.steps = place_all(
             self._offsets,
             self._documents,
             self._distinct,
@@ -329,18 +329,18 @@ class Spread:
             self._batch,
             windows,
         )
-        places = np.concatenate([rest[chooses[taken]], tail])
-        found = Epoch(epoch.examples[places], epoch.seen_in[places])
-        for column in found:
+        positions = np.concatenate([rest[chooses[assigned]], tail])
+        arranged = Epoch(epoch.examples[positions], epoch.seen_in[positions])
+        for column in arranged:
             column.setflags(write=False)
-        return found
+        return arranged
 
     def _part(self, number: int) -> ndarray:
         """Return the slots of the stream's epoch that go into its last window, which the next epoch completes."""
         count = (number + 1) * self.size % self._batch
         return choose_apart(self._offsets, self._documents, self._distinct, self._stream.epoch(number).examples, count)
 
-    def _head(self, number: int) -> Int64[ndarray, " places"]:
+    def _head(self, number: int) -> Int64[ndarray, " positions"]:
         """Return the examples of the previous epoch in the first window of this one, in their order."""
         count = number * self.size % self._batch
         if not count:

@@ -72,8 +72,8 @@ class TeacherTable:
         pairs, scores = pairs[order], scores[order]
         again = pairs[1:] == pairs[:-1]
         if (again & (scores[1:] != scores[:-1])).any():
-            place = pairs[1:][again & (scores[1:] != scores[:-1])][0]
-            at = divmod(int(place), len(dataset.documents))
+            pair = pairs[1:][again & (scores[1:] != scores[:-1])][0]
+            at = divmod(int(pair), len(dataset.documents))
             names = dataset.queries.ids[at[0]], dataset.documents.ids[at[1]]
             raise DataError(
                 f"query {names[0]!r} and document {names[1]!r} have two scores",
@@ -158,8 +158,8 @@ class Coverage:
             asks[examples.positives.queries] = True
             owners = examples.negatives.queries
             mine = asks[owners]
-            found = table.of_pairs(owners[mine], examples.negatives.documents[mine])
-            negatives, scored = int(mine.sum()), int(np.isfinite(found).sum())
+            scores = table.of_pairs(owners[mine], examples.negatives.documents[mine])
+            negatives, scored = int(mine.sum()), int(np.isfinite(scores).sum())
         return cls(sum(total for total, _ in counts), sum(there for _, there in counts), negatives, scored)
 
     def check(self, where: str) -> None:

@@ -160,15 +160,15 @@ class _FromScores(torch.autograd.Function):
         negatives = precise.numel() - len(rows)
         if negatives == 0:
             raise LossInputError(f"no negatives among {precise.numel()} scores")
-        held = find_pairs(positive)
-        positives = precise[held].double() / temperature
+        pairs = find_pairs(positive)
+        positives = precise[pairs].double() / temperature
         weight = pair_weight(reduction, len(positives), negatives, len(precise))
         sums = PairwiseSums(positives, lowest / temperature, highest / temperature, weight, precise.dtype)
         walk = sums.walk(1 / temperature)
         derivatives = torch.empty_like(precise)
         walk.add(precise, derivatives, rows, columns)
         result = sums.result(walk.sums(), walk.sums())
-        derivatives[held] = (result.by_positive / temperature).to(derivatives.dtype)
+        derivatives[pairs] = (result.by_positive / temperature).to(derivatives.dtype)
         ctx.save_for_backward(derivatives.to(scores.dtype))
         return result.share.to(precise.dtype)
 

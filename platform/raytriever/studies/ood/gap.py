@@ -146,8 +146,8 @@ def hold_out(
     """
     if 2 * count > len(embeddings):
         raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")
-    drawn = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
-    return np.setdiff1d(np.arange(len(embeddings)), drawn), drawn
+    positions = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
+    return np.setdiff1d(np.arange(len(embeddings)), positions), positions
 
 
 def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexMeasurement:

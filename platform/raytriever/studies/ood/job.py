@@ -183,8 +183,8 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
     """Return embeddings, a digest of the settings, and the mean distance of queries and their positives."""
     settings = [job.split, job.indexes, job.query_count, job.seed]
     if model == CONTROL:
-        drawn = control(job.control_documents, job.query_count, job.seed)
-        data = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
+        sample = control(job.control_documents, job.query_count, job.seed)
+        data = GapEmbeddings(sample.documents, sample.unshifted, sample.shifted, sample.training)
         return data, _digest([*settings, CONTROL, job.control_documents]), None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(
@@ -204,9 +204,12 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
     training = [texts[int(query)] for query in dataset.positives("train").queries]
     of = np.repeat(np.arange(count), [len(positives.of(int(row))) for row in chosen])
     to = np.concatenate([positives.of(int(row)) for row in chosen])
-    kept, held_out = hold_out(embeddings, count, job.seed)
+    remaining, held_out = hold_out(embeddings, count, job.seed)
     data = GapEmbeddings(
-        embeddings[kept], embeddings[held_out], queries, encode_texts(retriever, training, "query", "training queries")
+        embeddings[remaining],
+        embeddings[held_out],
+        queries,
+        encode_texts(retriever, training, "query", "training queries"),
     )
     key = _digest([*settings, store.meta["key"], dataset.digest])
     return data, key, query_positive_distance(queries, embeddings, of, to)

@@ -211,8 +211,8 @@ def _draw_lines(
                 )
         if panels:
             name = _file_name(drawing, dataset, len(drawing.datasets or results.datasets))
-            drawn: dict[str, dict[str, Points]] = {title: dict(curves) for title, curves in panels.items()}
-            save_lines(into / name, drawn, drawing.x, f"{title_of(drawing.metric)}, {dataset}")
+            lines: dict[str, dict[str, Points]] = {title: dict(curves) for title, curves in panels.items()}
+            save_lines(into / name, lines, drawing.x, f"{title_of(drawing.metric)}, {dataset}")
             captions[name] = f"{title_of(drawing.metric)} on {dataset} over {drawing.x}"
     return captions
 

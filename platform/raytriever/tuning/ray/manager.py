@@ -202,11 +202,13 @@ class TrialManager:
         if number >= self._plan.trials:
             raise StopIteration
         # Optuna learns from ended trials. It always gets the same ones, so that its proposals can be reproduced.
-        known = max(0, number - self._plan.at_once + 1)
-        if self._plan.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:known]):
+        settled = max(0, number - self._plan.at_once + 1)
+        if self._plan.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
         past = [
-            PastTrial(dict(trial.settings), trial.value(self._plan.metric) if index < known else None, index < known)
+            PastTrial(
+                dict(trial.settings), trial.value(self._plan.metric) if index < settled else None, index < settled
+            )
             for index, trial in enumerate(self.trials)
         ]
         point = self._plan.sampler.propose(number, past)
@@ -295,9 +297,9 @@ class TrialManager:
     def _log_to_tracker(self, trial: Trial) -> None:
         """Log the trial's metrics to the sweep's run, with its number as the step."""
         metric, now = self._plan.metric, time.time_ns() // 1_000_000
-        shown = {name: value for name, value in trial.metrics.items() if name != DEV_LOSS or metric == DEV_LOSS}
+        metrics = {name: value for name, value in trial.metrics.items() if name != DEV_LOSS or metric == DEV_LOSS}
         with suppress(UserError):  # they are stored in `trials.json`
-            self._tracker.log([Point(f"trial/{name}", value, trial.number, now) for name, value in shown.items()])
+            self._tracker.log([Point(f"trial/{name}", value, trial.number, now) for name, value in metrics.items()])
 
     def _update_gauges(self) -> None:
         statuses = [trial.status for trial in self.trials]

@@ -30,9 +30,9 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     check_options(search)
     check_config(base)
     space = parse_search_space(search.search_space)
-    known = (*Protocol().metrics, DEV_LOSS)
-    if search.metric not in known:
-        raise ConfigError(f"unknown metric {search.metric!r}", "--metric", did_you_mean(search.metric, known))
+    metrics = (*Protocol().metrics, DEV_LOSS)
+    if search.metric not in metrics:
+        raise ConfigError(f"unknown metric {search.metric!r}", "--metric", did_you_mean(search.metric, metrics))
     scales = [one.key for one in space.dimensions if one.section == "loss"]
     for flag, metric in (("--metric", search.metric), ("--asha-metric", search.asha_metric if search.asha else "")):
         if metric == DEV_LOSS and scales:
@@ -66,9 +66,9 @@ def watched_metric(base: Config, search: SearchConfig) -> str | None:
         return None
     if search.asha_metric in (BATCH_AUC, DEV_LOSS):
         return search.asha_metric
-    known = dev_protocol(base.training.best_metric).metrics
-    if search.asha_metric not in known:
-        remedy = did_you_mean(search.asha_metric, (*known, BATCH_AUC, DEV_LOSS))
+    metrics = dev_protocol(base.training.best_metric).metrics
+    if search.asha_metric not in metrics:
+        remedy = did_you_mean(search.asha_metric, (*metrics, BATCH_AUC, DEV_LOSS))
         raise ConfigError(f"unknown metric {search.asha_metric!r}", "--asha-metric", remedy)
     if not base.validation.sources(base.training.best_metric, base.data.dev_split):
         remedy = f"give --eval-datasets own, or --asha-metric {BATCH_AUC}"

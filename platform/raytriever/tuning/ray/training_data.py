@@ -67,8 +67,8 @@ class SweepData:
         order = training_data.train(self.tables[table]).order
         total_steps = training.max_steps or order.steps(training.epochs or 1.0)
         check_refresh(config.refresh, data, total_steps)
-        places = tuple(dataset.place for dataset in training_data.datasets if dataset.place)
-        return TrialJob(number, config, places, stage.dev_sets, table, total_steps, folder)
+        prepared = tuple(dataset.location for dataset in training_data.datasets if dataset.location)
+        return TrialJob(number, config, prepared, stage.dev_sets, table, total_steps, folder)
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
         """Return the resolved settings of a trial, for the tracker."""

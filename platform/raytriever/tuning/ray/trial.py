@@ -42,7 +42,7 @@ class TrialJob:
     Args:
         number: of the trial, from 0.
         config: all its settings.
-        places: paths of its prepared data sets.
+        prepared: paths of its prepared data sets.
         dev_sets: data sets on which its checkpoints are evaluated; empty if they are not.
         negatives: name of its table among the sweep's negatives tables.
         total_steps: training ends after at most this many steps.
@@ -51,7 +51,7 @@ class TrialJob:
 
     number: int
     config: Config
-    places: tuple[str, ...]
+    prepared: tuple[str, ...]
     dev_sets: tuple[DevSet, ...]
     negatives: str
     total_steps: int
@@ -102,7 +102,7 @@ def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | N
     try:
         train_on_cluster(
             job.config,
-            job.places,
+            job.prepared,
             tables[job.negatives],
             job.total_steps,
             folder,
@@ -168,7 +168,7 @@ def evaluate_on_dev(job: TrialJob, driver: DriverContext | None = None) -> dict[
     if driver is not None:
         driver.enter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = open_dataset(job.places[0], [job.config.data.dev_split])
+    dataset = open_dataset(job.prepared[0], [job.config.data.dev_split])
     model = ModelConfig(model=str(Path(job.folder) / "model"))
     retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)
     evaluation = DenseSystem(dataset, model, retriever).evaluate(job.config.data.dev_split, Protocol())

@@ -89,7 +89,7 @@ CASES = of_area(
     corpus(
         "a document with the id of another one",
         {"_id": "d1", "text": "another"},
-        "id 'd1' stood before with a different text",
+        "id 'd1' was used before with a different text",
     ),
     corpus(
         "a document nested a million levels deep",
@@ -106,7 +106,7 @@ CASES = of_area(
     query(
         "a query with the id of another one",
         {"_id": "q3", "text": "another"},
-        "id 'q3' stood before with a different text",
+        "id 'q3' was used before with a different text",
     ),
     query("a query of Infinity", '{"_id": Infinity, "text": "x"}', "not JSON (Infinity is not a number of JSON)"),
     judged("a judgement of an unknown document", "q130\tnone\t1", "unknown document id 'none'"),
@@ -127,7 +127,7 @@ CASES = of_area(
     Case(
         "every document has one id",
         STRICT,
-        "id 'same' stood before with a different text",
+        "id 'same' was used before with a different text",
         (every_row(CORPUS, lambda content: content.update(_id="same")),),
     ),
     other(

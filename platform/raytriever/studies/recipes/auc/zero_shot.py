@@ -98,9 +98,9 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
 def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDataset, list[StudyDataset]]:
     """Return the training data, and the data sets to measure on."""
     if scale == FULL:
-        name, (place, queries) = "NLI", FULL_SETS["NLI"]
-        return whole_dataset(data_root, place, name, queries=queries), [
-            whole_dataset(data_root, place, title) for title, place in _BEIR.items()
+        name, (pack, queries) = "NLI", FULL_SETS["NLI"]
+        return whole_dataset(data_root, pack, name, queries=queries), [
+            whole_dataset(data_root, pack, title) for title, pack in _BEIR.items()
         ]
     if scale == SMOKE:
         return pydocs_subset(folder, STDLIB), [pydocs_subset(folder, PACKAGES)]

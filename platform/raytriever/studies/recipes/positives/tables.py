@@ -131,8 +131,8 @@ def fractions(columns: tuple[Column, ...], row: tuple[float, ...]) -> dict[Colum
 def beir(objective: str, datasets: tuple[str, ...]) -> dict[Column, float]:
     """Return the results of one objective in Table 3, for the data sets that are in it and not exchanged."""
     column = OBJECTIVES.index(objective)
-    known = [name for name in datasets if name in BEIR and name not in _EXCHANGED]
-    return {(name, "ndcg_at_10"): BEIR[name][column] / 100 for name in known}
+    published = [name for name in datasets if name in BEIR and name not in _EXCHANGED]
+    return {(name, "ndcg_at_10"): BEIR[name][column] / 100 for name in published}
 
 
 def table(number: int, about: str, columns: tuple[Column, ...], rows: Mapping[str, tuple[float, ...]]) -> PaperFigures:

@@ -1,12 +1,12 @@
-"""Annotation against a chat-completions server with a fixed service time: its rate, and what a kill -9 costs.
+"""Annotation against a chat-completions server with a fixed service time: its rate, and the cost of a kill -9.
 
-200 queries of four passages, 600 requests, 16 in flight. The server's own rate is that of a bare loop which sends the
-same requests from 16 connections and looks at nothing. Both rates are told by the server's log: requests, through the
-time from the first that was asked to the last that was answered; three pairs of runs, the median of their ratios.
+200 queries of four passages, 600 requests, 16 in flight. The rate of the server is that of a plain loop, which sends
+the same requests over 16 connections and does not read the answers. The log of the server gives both rates: requests
+divided by the time from the first request to the last answer. The result is the median ratio of three pairs of runs.
 
-An answer is paid twice if the server answered a request, and was asked the same again after a kill. Two ways to kill:
-- while the server holds its answers back, when everything it has sent has arrived: nothing may be paid twice;
-- at any moment: an answer that is on its way when the process dies is lost with it, and how many were is reported.
+An answer is paid twice if the server answered a request and received it again after a kill. There are two kills:
+- while the server delays its answers, after everything it has sent has arrived: nothing may be paid twice;
+- at a random time: an answer that is on the network when the process dies is lost, and these answers are counted.
 
 Run: `python benchmarks/annotate.py [--json PATH]`; about three minutes.
 """
@@ -45,23 +45,23 @@ PAIRS, KILLS = 3, 5
 
 @dataclass
 class Served:
-    """A running server."""
+    """Running server."""
 
     process: subprocess.Popen[str]
     endpoint: str
     log: Path
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it noted; the last line may not be whole yet."""
+        """Return the complete lines of the server's log."""
         whole = self.log.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in whole if line.endswith("\n")]
 
     def digests(self, event: str) -> Counter[str]:
-        """How often each request was `asked` or `answered`."""
+        """Count the events `asked` or `answered` of each request."""
         return Counter(line["digest"] for line in self.lines() if line["event"] == event)
 
     def rate(self) -> float:
-        """Answers a second."""
+        """Return the answers per second."""
         lines = self.lines()
         answered = [line["at"] for line in lines if line["event"] == "answered"]
         return len(answered) / (max(answered) - min(line["at"] for line in lines))
@@ -69,7 +69,7 @@ class Served:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Served]:
-    """The server of the tests, answering after a fixed time."""
+    """Run the server of the tests, which answers after a fixed time."""
     log = folder / f"requests-{len(list(folder.glob('requests-*')))}.jsonl"
     program = REPOSITORY / "tests" / "support" / "llm_server.py"
     words = [sys.executable, str(program), "--log", str(log), "--service-time", str(SECONDS)]
@@ -83,30 +83,30 @@ def serving(folder: Path) -> Iterator[Served]:
 
 
 def questions() -> list[Question]:
-    """Each with passages that share a word with it alone."""
+    """Return the questions; each has passages that share a word with it only."""
     draw = random.Random(5)
-    found = []
+    result = []
     for _ in range(QUERIES):
         name = "".join(draw.choices("abcdefghij", k=8))
         passages = [f"{name} no {j}" + " and a hundred words more of it" * (j + 5) for j in range(PASSAGES)]
-        found.append(Question(f"what is {name}", range(PASSAGES), passages))
-    return found
+        result.append(Question(f"what is {name}", range(PASSAGES), passages))
+    return result
 
 
 def write_dataset(folder: Path) -> None:
-    """The questions and their passages in BEIR layout."""
+    """Write the questions and their passages as a data set in BEIR layout."""
     (folder / "qrels").mkdir(parents=True)
-    asked = list(enumerate(questions()))
-    rows = [{"_id": f"d{i}-{j}", "text": text} for i, each in asked for j, text in enumerate(each.passages)]
+    numbered = list(enumerate(questions()))
+    rows = [{"_id": f"d{i}-{j}", "text": text} for i, each in numbered for j, text in enumerate(each.passages)]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [{"_id": f"q{i}", "text": each.text} for i, each in asked]
+    rows = [{"_id": f"q{i}", "text": each.text} for i, each in numbered]
     (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = "".join(f"q{i}\td{i}-0\t1\n" for i, _ in asked)
+    lines = "".join(f"q{i}\td{i}-0\t1\n" for i, _ in numbered)
     (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
 
 
 async def bare_loop(endpoint: str) -> None:
-    """As many requests of the same size, from as many connections."""
+    """Send as many requests of the same size over as many connections."""
     prompts = load_prompts("")
     bodies = []
     for number in range(REQUESTS):
@@ -131,44 +131,44 @@ questions_made = questions()
 
 
 def command(folder: Path, name: str, endpoint: str) -> list[str]:
-    """One job; its answers are of its own."""
+    """Return the command of a job with its own answer log."""
     words = ["--dataset", folder / "data", "--endpoint", endpoint, "--llm", "judge", "--in-flight", IN_FLIGHT]
     words += ["--output", folder / name, "--answers", folder / f"{name}-answers"]
     return [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *map(str, words)]
 
 
 def begin(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """The job as a process."""
+    """Start the job as a process."""
     environment = {**os.environ, "RAYTRIEVER_CACHE": str(folder / "cache")}
     return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def finish(words: list[str], folder: Path) -> None:
-    """The job to its end."""
+    """Wait for the end of the job."""
     code = begin(words, folder).wait()
     if code:
         raise RuntimeError(f"{' '.join(words)} ended with code {code}")
 
 
 def rates(folder: Path) -> list[tuple[float, float]]:
-    """Pairs: the server's own rate, and that of the job."""
-    found = []
+    """Return pairs of rates: of the server and of the job."""
+    pairs = []
     for number in range(PAIRS):
         with serving(folder) as served:
             asyncio.run(bare_loop(served.endpoint))
             own = served.rate()
         with serving(folder) as served:
             finish(command(folder, f"rate-{number}", served.endpoint), folder)
-            found.append((own, served.rate()))
-    return found
+            pairs.append((own, served.rate()))
+    return pairs
 
 
 def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int, float]:
-    """Kill a job when it was answered a share of its requests, and run it again to its end.
+    """Kill a job after a share of its requests is answered, then run it again until it ends.
 
     Returns:
-        Answers paid twice, requests under way at the kill, and of what was paid twice the longest time in seconds
-        between the answer and the kill.
+        The number of answers that were paid twice, the number of running requests at the kill, and the longest time in
+        seconds between an answer that was paid twice and the kill.
     """
     with serving(folder) as served:
         words = command(folder, name, served.endpoint)
@@ -179,13 +179,13 @@ def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int,
             urlopen(Request(f"{served.endpoint}/hold", method="POST"), timeout=30).close()
             time.sleep(1.0)
         else:
-            time.sleep(random.uniform(0, 2 * SECONDS))  # answers come in waves: no moment is to be preferred
+            time.sleep(random.uniform(0, 2 * SECONDS))  # answers come in waves: every moment is as good
         at = time.time()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         time.sleep(2 * SECONDS)
         first = served.lines()
-        # What is answered while the process is being taken down was under way when it was killed.
+        # A request that is answered while the process dies was running when it was killed.
         sent = {line["digest"]: line["at"] for line in first if line["event"] == "answered"}
         under_way = sum(moment >= at for moment in sent.values()) + len(served.digests("asked").keys() - sent.keys())
     with serving(folder) as served:
@@ -200,15 +200,15 @@ def killed(folder: Path, name: str, share: float, hold: bool) -> tuple[int, int,
 
 
 def main() -> None:
-    """Measure all of it."""
+    """Measure and report."""
     arguments = parser(__doc__ or "").parse_args()
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         write_dataset(folder / "data")
         pairs = rates(folder)
-        held = killed(folder, "held", 0.5, hold=True)
+        delayed = killed(folder, "held", 0.5, hold=True)
         draw = random.Random()
-        found = [killed(folder, f"kill-{number}", draw.uniform(0.2, 0.8), hold=False) for number in range(KILLS)]
+        kills = [killed(folder, f"kill-{number}", draw.uniform(0.2, 0.8), hold=False) for number in range(KILLS)]
     own, ours = (sorted(column)[PAIRS // 2] for column in zip(*pairs, strict=True))
     ratio = sorted(job / server for server, job in pairs)[PAIRS // 2]
     prompt = load_prompts("").build_messages(RELEVANCE, questions_made[0].text, questions_made[0].passages)
@@ -218,15 +218,15 @@ def main() -> None:
         "the server's own, by a bare loop, requests/s": End(own, "reported", True),
         "annotate, requests/s": End(ours, "reported", True),
         "annotate / the server's own": End(ratio, ">= 0.95", ratio >= 0.95),
-        "kill -9, answers held back: under way": End(held[1], "reported", True),
-        "kill -9, answers held back: paid twice": End(held[0], "0", held[0] == 0),
+        "kill -9, answers held back: under way": End(delayed[1], "reported", True),
+        "kill -9, answers held back: paid twice": End(delayed[0], "0", delayed[0] == 0),
         f"{KILLS} kills at any moment: answers lost on their way": End(
-            sum(kill[0] for kill in found), "reported", True
+            sum(kill[0] for kill in kills), "reported", True
         ),
         "of those, the longest between answer and kill, ms": End(
-            max(kill[2] for kill in found) * 1000, "reported", True
+            max(kill[2] for kill in kills) * 1000, "reported", True
         ),
-        f"{KILLS} kills at any moment: under way": End(sum(kill[1] for kill in found), "reported", True),
+        f"{KILLS} kills at any moment: under way": End(sum(kill[1] for kill in kills), "reported", True),
     }
     report("annotate", ends, arguments.json)
 

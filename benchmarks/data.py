@@ -1,8 +1,8 @@
-"""Preparing data sets: speed against the bare tokenizer, memory, a corpus larger than the object store, a second call.
+"""Preparation of data sets: speed, memory, a corpus larger than the object store, and a second call.
 
-Run: `python benchmarks/data.py [--json PATH] [--dataset PATH] [--passages N]`; the ends of feeding a training step are
-in `data_feed.py`, those of padding too. Every scenario runs in a process of its own (`--scenario`), because peaks of
-memory are of a process, and what is timed against the tokenizer takes turns with it in that process.
+Run: `python benchmarks/data.py [--json PATH] [--dataset PATH] [--passages N]`. `data_feed.py` measures batches and
+padding. Every scenario runs in its own process (`--scenario`), because the peak of memory is that of a process.
+Preparation and the tokenizer are timed alternately in one process.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WINDOW = 2_000
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has held so far."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def minilm() -> Any:
-    """The embedded encoder's tokenisation."""
+    """Return the tokenisation of the embedded encoder."""
     from raytriever.data.prepare.tokenisation import Tokenisation
     from raytriever.models.source import resolve_model
     from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
@@ -44,14 +44,14 @@ def minilm() -> Any:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return the duration of a call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def speed(dataset: Path, runner: str) -> dict[str, float]:
-    """Turns of preparing and of the bare tokenizers over the same texts, which they find in memory."""
+    """Time preparation and the bare tokenizers alternately on the same texts, which the tokenizers read from memory."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -61,21 +61,21 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     from raytriever.data.prepare.prepared import read_prepared
     from raytriever.models.source import resolve_model
 
-    made = minilm()
+    tokenisation = minilm()
     run = run_in_ray_tasks if runner == "ray" else in_processes
-    place = Path(os.environ["RAYTRIEVER_CACHE"]) / "prepared"
+    folder = Path(os.environ["RAYTRIEVER_CACHE"]) / "prepared"
 
     def prepared() -> None:
-        shutil.rmtree(place, ignore_errors=True)
-        prepare(Request(str(dataset), made), run, place)
+        shutil.rmtree(folder, ignore_errors=True)
+        prepare(Request(str(dataset), tokenisation), run, folder)
 
     def turns() -> dict[str, float]:
         before = peak_megabytes()
         first = seconds(prepared)
-        opened = read_prepared(place)
+        opened = read_prepared(folder)
         texts = [*opened.passages(), *opened.queries.texts]
         grown = peak_megabytes() - before
-        bare = Tokenizer.from_str(made.tokenizer)
+        bare = Tokenizer.from_str(tokenisation.tokenizer)
         whole = AutoTokenizer.from_pretrained(resolve_model("minilm", None), trust_remote_code=False)
         windows = [texts[start : start + WINDOW] for start in range(0, len(texts), WINDOW)]
         ways = {
@@ -97,7 +97,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
 
 
 def large(passages: int) -> dict[str, float]:
-    """A generated corpus through Ray Data with a small object store; the memory of the driver and of all processes."""
+    """Prepare a generated corpus with Ray Data and a small object store; measure the memory of all processes."""
     import ray
     from tokenizers import Tokenizer
 
@@ -116,18 +116,18 @@ def large(passages: int) -> dict[str, float]:
     ray.init(
         address="local", num_cpus=max(2, os.cpu_count() or 1), object_store_memory=OBJECT_STORE, log_to_driver=False
     )
-    made = minilm()
+    tokenisation = minilm()
     before = peak_megabytes()
     began = time.perf_counter()
-    place = prepare(Request(str(folder), made), run_in_ray_tasks, folder.parent / "prepared")
+    prepared = prepare(Request(str(folder), tokenisation), run_in_ray_tasks, folder.parent / "prepared")
     took = time.perf_counter() - began
     grown = peak_megabytes() - before
-    dataset = read_prepared(place)
+    dataset = read_prepared(prepared)
     assert len(dataset.documents) == passages
     assert dataset.positives("train").documents.tolist() == [passages - 1]
     store = ray._private.internal_api.memory_summary(stats_only=True)
     ray.shutdown()
-    bare, some = Tokenizer.from_str(made.tokenizer), dataset.passages()[: passages // 10]
+    bare, some = Tokenizer.from_str(tokenisation.tokenizer), dataset.passages()[: passages // 10]
     windows = [some[start : start + WINDOW] for start in range(0, len(some), WINDOW)]
     alone = seconds(lambda: [[e.ids for e in bare.encode_batch(w, add_special_tokens=False)] for w in windows])
     return {
@@ -140,61 +140,61 @@ def large(passages: int) -> dict[str, float]:
 
 
 def again(dataset: Path) -> dict[str, float]:
-    """A second call on the same data."""
+    """Prepare the same data a second time."""
     from raytriever.data.prepare.pipeline import Request, in_processes, prepare
 
     request = Request(str(dataset), minilm())
     lines: list[str] = []
     prepare(request, in_processes)
     took = seconds(lambda: prepare(request, in_processes, report=lines.append))
-    return {"seconds": took, "said": float("prepared before" in lines[0])}
+    return {"seconds": took, "logged": float("prepared before" in lines[0])}
 
 
 def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Run a scenario in a process, with a cache of its own."""
+    """Run a scenario in a process with its own cache."""
     with TemporaryDirectory(dir=arguments.scratch) as cache:
         words = ["--scenario", scenario, "--dataset", str(arguments.dataset), "--passages", str(arguments.passages)]
-        found = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, *words],
             check=True,
             stdout=subprocess.PIPE,
             env={**os.environ, "RAYTRIEVER_CACHE": cache},
         )
-        return dict(json.loads(found.stdout.splitlines()[-1]))
+        return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
-    """All measured ends of preparing."""
-    found: dict[str, End] = {}
+    """Return all results of the preparation."""
+    results: dict[str, End] = {}
     for runner in ("processes", "ray"):
         got = in_a_process(runner, arguments)
         per_second = got["texts"] / got["prepare"]
-        found[f"prepare by {runner}, texts a second"] = End(per_second, "reported", True)
+        results[f"prepare by {runner}, texts a second"] = End(per_second, "reported", True)
         for name, rival in {
             "fast": "tokenizers.encode_batch_fast",
             "batch": "tokenizers.encode_batch",
             "transformers": "the transformers tokenizer",
         }.items():
             share = got[name] / got["prepare"]
-            # SQuAD is small enough that the job itself takes processes; Ray's speed on it is told beside.
+            # SQuAD is small enough that the job itself uses processes; Ray's speed on it is only reported.
             decides = name == "batch" and runner == "processes"
             target, holds = ("at least 0.8", share >= 0.8) if decides else ("reported", True)
-            found[f"prepare by {runner}, speed / {rival}"] = End(share, target, holds)
-        found[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "reported", True)
-        found[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
+            results[f"prepare by {runner}, speed / {rival}"] = End(share, target, holds)
+        results[f"prepare by {runner}, the first time in a session (s)"] = End(got["first"], "reported", True)
+        results[f"prepare by {runner}, driver memory grown (MB)"] = End(got["grown"], "under 300", got["grown"] < 300)
     got = in_a_process("again", arguments)
-    found["a second call (s)"] = End(got["seconds"], "says so, at most 1", got["seconds"] < 1 and got["said"] == 1)
+    results["a second call (s)"] = End(got["seconds"], "says so, at most 1", got["seconds"] < 1 and got["logged"] == 1)
     got = in_a_process("large", arguments)
     name = f"{arguments.passages:,} passages, object store 500 MB"
-    found[f"{name}: seconds"] = End(got["seconds"], "goes through", True)
-    found[f"{name}: speed / tokenizers.encode_batch"] = End(got["bare"] / got["seconds"], "reported", True)
-    found[f"{name}: driver memory grown (MB)"] = End(got["grown"], "bounded", got["grown"] < 600)
-    found[f"{name}: something was spilled to disk"] = End(got["spilled"], "no (0)", got["spilled"] == 0)
-    return found
+    results[f"{name}: seconds"] = End(got["seconds"], "goes through", True)
+    results[f"{name}: speed / tokenizers.encode_batch"] = End(got["bare"] / got["seconds"], "reported", True)
+    results[f"{name}: driver memory grown (MB)"] = End(got["grown"], "bounded", got["grown"] < 600)
+    results[f"{name}: something was spilled to disk"] = End(got["spilled"], "no (0)", got["spilled"] == 0)
+    return results
 
 
 def main() -> None:
-    """Measure in processes, or be one of them."""
+    """Run the scenarios in processes, or run one of them."""
     own = parser(__doc__ or "")
     own.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="in BEIR layout")
     own.add_argument("--passages", type=int, default=2_000_000, metavar="N", help="of the generated corpus")

@@ -1,4 +1,4 @@
-"""Measured ends: what a benchmark found, what was wanted, and whether it holds, as a table and as JSON."""
+"""Results of a benchmark with their thresholds, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class End:
-    """One measured end; `value` and `target` are told in the words of the end's name."""
+    """One result; `value` and `target` have the unit that its name states."""
 
     value: float
     target: str
@@ -21,7 +21,7 @@ class End:
 
 
 def report(title: str, ends: dict[str, End], to: Path | None) -> None:
-    """Print the ends as a table, and write them as JSON where asked."""
+    """Print the results as a table, and write them as JSON if `json` is a path."""
     width = max(len(name) for name in ends)
     print(f"{title}, {date.today()}, {machine()}")
     for name, end in ends.items():
@@ -31,14 +31,14 @@ def report(title: str, ends: dict[str, End], to: Path | None) -> None:
 
 
 def machine() -> str:
-    """The processor's name and its cores."""
+    """Return the name of the processor and its number of cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()} x {os.cpu_count()}"
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """A command line with `--json PATH`."""
-    found = argparse.ArgumentParser(description=about)
-    found.add_argument("--json", type=Path, metavar="PATH", help="write the ends there too")
-    return found
+    """Return a parser with the flag `--json PATH`."""
+    arguments = argparse.ArgumentParser(description=about)
+    arguments.add_argument("--json", type=Path, metavar="PATH", help="write the ends there too")
+    return arguments

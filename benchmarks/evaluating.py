@@ -1,9 +1,9 @@
-"""Evaluating checkpoints: what it costs the steps beside it, and that it changes none of them.
+"""Validation of checkpoints: the cost for the steps during it, and a proof that it changes no step.
 
-Run: `python benchmarks/evaluating.py [--json PATH]`. MiniLM is trained on paragraphs of SQuAD by `jobs/train.py` with
-the same seed and as many steps: with the dev loss alone; with every so many steps evaluated by retrieval on the cores
-that train; and, from two cores on, with the worker pinned to all of them but one and the evaluator to that one. Where
-it has no cores of its own it takes them from training: on two cores the cost of a step is told and held to nothing.
+Run: `python benchmarks/evaluating.py [--json PATH]`. `jobs/train.py` trains MiniLM on paragraphs of SQuAD with the same
+seed and number of steps: with the dev loss only; with validation by retrieval on the cores that train; and, from two
+cores on, with the worker pinned to all cores but one and the evaluator pinned to that one. A validation without cores
+of its own slows training down, so on two cores the cost of a step has no threshold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKER, EVALUATOR = "ray::RayTrainWorker", "ray::CheckpointEvaluator"
 
 
 def train(folder: Path, name: str, more: list[str], steps: int, pins: Mapping[str, set[int]]) -> tuple[Path, float]:
-    """One run, its processes pinned to cores by their names: its directory, and its seconds."""
+    """Train once with processes pinned to cores by their names; return the run directory and the seconds."""
     run = folder / name
     words = ["--dataset", folder / "squad", "--loss", "infonce", "--temperature", "0.05", "--batch-size", "32"]
     words += ["--max-steps", steps, "--passage-length", "128", "--query-length", "64", "--patience", steps]
@@ -67,50 +67,50 @@ def pin(session: int, pins: Mapping[str, set[int]], over: threading.Event) -> No
                     os.sched_setaffinity(int(task.name), cores)
 
 
-def told(run: Path) -> list[tuple[int, int, dict[str, float]]]:
-    """What was told: the step, when in milliseconds, and the figures."""
+def logged_events(run: Path) -> list[tuple[int, int, dict[str, float]]]:
+    """Return the logged events: the step, the time in milliseconds, and the figures."""
     lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
     return [(line["step"], line["milliseconds"], line["measured"]) for line in lines]
 
 
 def losses(run: Path) -> dict[int, float]:
-    """The loss of every step."""
-    return {step: measured["loss"] for step, _, measured in told(run) if "loss" in measured}
+    """Return the loss of every step."""
+    return {step: measured["loss"] for step, _, measured in logged_events(run) if "loss" in measured}
 
 
 def costs(run: Path) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Seconds of the steps alone, of those during which a checkpoint was evaluated, of the evaluations, and waited."""
-    lines = told(run)
+    """Return the seconds of the steps alone, of those during a validation, of the validations, and of waiting."""
+    lines = logged_events(run)
     spans = [
         (at - 1000 * measured["evaluation_seconds"], at)
         for _, at, measured in lines
         if "evaluation_seconds" in measured
     ]
-    alone, beside, waited = [], [], []
+    alone, during, waited = [], [], []
     for step, at, measured in lines:
-        if "loss" not in measured or step <= 3:  # the first ones touch their memory
+        if "loss" not in measured or step <= 3:  # the first steps allocate memory
             continue
         began = at - 1000 * measured["step_seconds"]
         part = sum(max(0.0, min(at, end) - max(began, start)) for start, end in spans) / max(1.0, at - began)
-        (beside if part > 0.5 else alone).append(measured["step_seconds"])
+        (during if part > 0.5 else alone).append(measured["step_seconds"])
         waited.append(measured.get("evaluation_wait_seconds", 0.0))
-    return alone, beside, [(end - start) / 1000 for start, end in spans], waited
+    return alone, during, [(end - start) / 1000 for start, end in spans], waited
 
 
 def ends_of(title: str, run: Path, target: float | None) -> dict[str, End]:
-    """What evaluations cost one run."""
-    alone, beside, seconds, waited = costs(run)
-    ratio = median(beside) / median(alone) if alone and beside else float("nan")
+    """Return the costs of the validations of one run."""
+    alone, during, seconds, waited = costs(run)
+    ratio = median(during) / median(alone) if alone and during else float("nan")
     return {
         f"{title}: evaluations": End(len(seconds), "reported", True),
         f"{title}: an evaluation, median seconds": End(median(seconds), "reported", True),
         f"{title}: steps alone": End(len(alone), "reported", True),
-        f"{title}: steps beside an evaluation": End(len(beside), "at least 1", len(beside) >= 1),
+        f"{title}: steps during a validation": End(len(during), "at least 1", len(during) >= 1),
         f"{title}: a step alone, seconds": End(median(alone) if alone else float("nan"), "reported", True),
-        f"{title}: a step beside an evaluation, seconds": End(
-            median(beside) if beside else float("nan"), "reported", True
+        f"{title}: a step during a validation, seconds": End(
+            median(during) if during else float("nan"), "reported", True
         ),
-        f"{title}: beside / alone": End(
+        f"{title}: during a validation / alone": End(
             ratio, f"at most {target}" if target else "reported", not target or ratio <= target
         ),
         f"{title}: steps waited, seconds in all": End(sum(waited), "reported", True),
@@ -118,34 +118,42 @@ def ends_of(title: str, run: Path, target: float | None) -> dict[str, End]:
 
 
 def main() -> None:
-    """Three runs."""
+    """Run the three trainings and report."""
     command = parser(__doc__ or "")
     command.add_argument("--documents", type=int, default=1200, help="paragraphs that are trained on")
     command.add_argument("--steps", type=int, default=36)
     command.add_argument("--every", type=int, default=12, help="steps between two evaluations")
-    command.add_argument("--corpus", type=int, default=500, help="documents of the dev corpus beside the judged ones")
+    command.add_argument("--corpus", type=int, default=500, help="documents of the dev corpus besides the judged ones")
     arguments = command.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     own = len(cores) >= OWN_CORES
-    looks = ["--eval-steps", str(arguments.every)]
-    evaluated = [*looks, "--best-metric", "ndcg_at_10", "--eval-corpus", str(arguments.corpus), "--eval-behind", "9"]
-    found: dict[str, End] = {}
+    validations = ["--eval-steps", str(arguments.every)]
+    evaluated = [
+        *validations,
+        "--best-metric",
+        "ndcg_at_10",
+        "--eval-corpus",
+        str(arguments.corpus),
+        "--eval-behind",
+        "9",
+    ]
+    results: dict[str, End] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
         subset(folder / "squad", arguments.documents)
-        plain, seconds = train(folder, "plain", looks, arguments.steps, {})
-        found["whole run without evaluations, seconds"] = End(seconds, "reported", True)
+        plain, seconds = train(folder, "plain", validations, arguments.steps, {})
+        results["whole run without evaluations, seconds"] = End(seconds, "reported", True)
         shared, seconds = train(folder, "shared", evaluated, arguments.steps, {})
-        found["whole run, shared cores, seconds"] = End(seconds, "reported", True)
+        results["whole run, shared cores, seconds"] = End(seconds, "reported", True)
         same = losses(plain) == losses(shared)
-        found["losses are those without evaluations"] = End(float(same), "1", same)
-        found |= ends_of("shared cores", shared, 1.1 if own else None)
+        results["losses are those without evaluations"] = End(float(same), "1", same)
+        results |= ends_of("shared cores", shared, 1.1 if own else None)
         if len(cores) > 1:
             pins = {WORKER: set(cores[:-1]), EVALUATOR: {cores[-1]}}
             pinned, seconds = train(folder, "pinned", evaluated, arguments.steps, pins)
-            found["whole run, pinned, seconds"] = End(seconds, "reported", True)
-            found |= ends_of("pinned", pinned, 1.1)
-    report("evaluating", found, arguments.json)
+            results["whole run, pinned, seconds"] = End(seconds, "reported", True)
+            results |= ends_of("pinned", pinned, 1.1)
+    report("evaluating", results, arguments.json)
 
 
 if __name__ == "__main__":

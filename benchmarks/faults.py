@@ -1,10 +1,10 @@
-"""Deaths: a worker is killed with signal 9 again and again, and the run must end as the one that was left in peace.
+"""Deaths of workers: a worker is killed with signal 9 repeatedly, and the run must equal an undisturbed one.
 
 Run: `python benchmarks/faults.py [--json PATH] [--kills 20] [--workers 2]`. Two runs of `jobs/train.py` on a tiny
-encoder and data set of their own: one in peace, and one of which a worker, chosen by chance, is killed at a time
-chosen by chance, then again when the run has got further, until there were so many deaths. What was done when a
-worker died is what the driver had heard by then; redone is what lies between that and the checkpoint gone on from. The
-seconds are from the death to the first step that had never been done, so redoing is in them.
+encoder and data set: one undisturbed, and one in which a random worker is killed at a random time, and again after the
+run has continued, until it has had enough deaths. A step was done if the driver had received it when the worker died;
+the steps between it and the checkpoint of the resumed run are repeated. The seconds are from the death to the first new
+step, so they include the repeated steps.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ends import End, parser, report
 
 REPOSITORY = Path(__file__).parent.parent
 INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 40, 15.0, 4.0
-# What a worker had done before it died is heard of for a while.
+# Events of a worker may arrive for this long after its death.
 LAG = 1.0
 
 
 def make_encoder(folder: Path) -> Path:
-    """A transformers checkpoint with random weights: two layers of width 64, a token a character."""
+    """Write a transformers checkpoint with random weights: two layers of width 64, one token per character."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -49,7 +49,7 @@ def make_encoder(folder: Path) -> Path:
 
 
 def make_dataset(folder: Path) -> Path:
-    """Queries of six letters, whose passages spell them backwards, in BEIR layout."""
+    """Write a data set in BEIR layout: queries of six letters, passages that spell them backwards."""
     (folder / "qrels").mkdir(parents=True)
     chance = random.Random(7)
     words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(400)]
@@ -65,13 +65,13 @@ def make_dataset(folder: Path) -> Path:
 
 @dataclass
 class Death:
-    """One worker killed.
+    """Death of one worker.
 
     Args:
         at: seconds since 1970.
-        done: the last step heard of before.
-        resumed: the step of the checkpoint gone on from, 0 where there was none yet.
-        seconds: until the first step that had never been done.
+        done: the last step that the driver had received.
+        resumed: the step of the checkpoint of the resumed run, 0 if there was none yet.
+        seconds: until the first new step.
     """
 
     at: float
@@ -81,11 +81,11 @@ class Death:
 
 
 class Run:
-    """A run of `jobs/train.py` in a session of its own."""
+    """Run of `jobs/train.py` in its own session."""
 
     def __init__(self, work: Path, name: str, words: list[str]) -> None:
         own = {"MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db", "RAYTRIEVER_CACHE": f"{work}/cache"}
-        self.folder, self.said = work / name, list[tuple[float, str]]()
+        self.folder, self.lines = work / name, list[tuple[float, str]]()
         command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words, "--output", str(self.folder)]
         self.process = subprocess.Popen(
             command,
@@ -101,11 +101,11 @@ class Run:
 
     def _read(self) -> None:
         for line in self.process.stderr or ():
-            self.said.append((time.time(), line.rstrip()))
+            self.lines.append((time.time(), line.rstrip()))
 
     def steps(self) -> dict[int, tuple[float, float]]:
-        """When each step was heard of, and its loss; of what is kept so far."""
-        found = {}
+        """Return the time and the loss of each stored step."""
+        stored = {}
         file = self.folder / "steps.jsonl"
         for line in file.read_text().splitlines() if file.is_file() else ():
             try:
@@ -113,61 +113,61 @@ class Run:
             except json.JSONDecodeError:
                 continue  # being written
             if "loss" in entry["measured"]:
-                found[entry["step"]] = (entry["milliseconds"] / 1000, entry["measured"]["loss"])
-        return found
+                stored[entry["step"]] = (entry["milliseconds"] / 1000, entry["measured"]["loss"])
+        return stored
 
     def workers(self) -> list[int]:
-        """Its training processes."""
-        found = []
+        """Return the training processes."""
+        workers = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and os.getsid(int(entry.name)) == self.process.pid:
                     line = (entry / "cmdline").read_bytes()
-                    found += [int(entry.name)] if b"RayTrainWorker" in line else []
+                    workers += [int(entry.name)] if b"RayTrainWorker" in line else []
             except OSError:
                 continue
-        return found
+        return workers
 
     def wait(self, seconds: float = 3600) -> None:
-        """Until it ends, well."""
+        """Wait for a successful end."""
         if self.process.wait(seconds):
-            raise SystemExit("\n".join(line for _, line in self.said[-20:]))
+            raise SystemExit("\n".join(line for _, line in self.lines[-20:]))
         self._reader.join()
 
     def further(self, than: int) -> None:
-        """Until a step after this one is kept."""
+        """Wait until a later step is stored."""
         while max(self.steps(), default=0) <= than and self.process.poll() is None:
             time.sleep(0.1)
 
 
 def kill(run: Run, count: int, last: int) -> list[float]:
-    """Kill workers of a run; answers when."""
-    chance, found = random.Random(1), list[float]()
+    """Kill workers of a run; return the times."""
+    chance, times = random.Random(1), list[float]()
     run.further(0)
-    while len(found) < count:
+    while len(times) < count:
         time.sleep(chance.uniform(0, PAUSE))
         workers = run.workers()
         if not workers or run.process.poll() is not None or max(run.steps()) > last:
             break
         os.kill(chance.choice(workers), signal.SIGKILL)
-        found.append(time.time())
-        # What was kept may lag behind what was heard: a step well behind the death says that the run goes on.
-        while run.process.poll() is None and max(at for at, _ in run.steps().values()) < found[-1] + LAG:
+        times.append(time.time())
+        # Stored steps may lag behind received ones: a step well after the death shows that the run continues.
+        while run.process.poll() is None and max(at for at, _ in run.steps().values()) < times[-1] + LAG:
             time.sleep(0.1)
-    return found
+    return times
 
 
-def told(run: Run, kills: list[float]) -> list[Death]:
-    """What the kills cost, from what the run said."""
-    heard = run.steps()
+def deaths_of(run: Run, kills: list[float]) -> list[Death]:
+    """Return the costs of the kills, from the output of the run."""
+    steps = run.steps()
     deaths = []
     for at in kills:
-        done = max((step for step, (when, _) in heard.items() if when <= at + LAG), default=0)
-        first = min(when for step, (when, _) in heard.items() if when > at + LAG)
+        done = max((step for step, (when, _) in steps.items() if when <= at + LAG), default=0)
+        first = min(when for step, (when, _) in steps.items() if when > at + LAG)
         resumed = [
-            int(found[1])
-            for when, line in run.said
-            if at < when <= first + 1 and (found := re.search(r"Resumed from checkpoint step-(\d+)", line))
+            int(match[1])
+            for when, line in run.lines
+            if at < when <= first + 1 and (match := re.search(r"Resumed from checkpoint step-(\d+)", line))
         ]
         deaths.append(Death(at, done, resumed[-1] if resumed else 0, first - at))
     return deaths
@@ -178,9 +178,9 @@ def main() -> None:
     line = parser((__doc__ or "").splitlines()[0])
     line.add_argument("--kills", type=int, default=20, help="deaths in one run")
     line.add_argument("--workers", type=int, default=2, help="training processes")
-    given = line.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        work = Path(place)
+    options = line.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
         settings = {
             "model": make_encoder(work / "encoder"),
             "dataset": make_dataset(work / "letters"),
@@ -193,33 +193,33 @@ def main() -> None:
             "eval-steps": 10 * INTERVAL,
             "checkpoint-steps": INTERVAL,
             "patience": 10**6,
-            "max-steps": STEPS_A_KILL * given.kills,
-            "num-workers": given.workers,
+            "max-steps": STEPS_A_KILL * options.kills,
+            "num-workers": options.workers,
         }
         words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         runs = {name: Run(work, name, words) for name in ["killed"]}
-        kills = kill(runs["killed"], given.kills, settings["max-steps"] - 2 * INTERVAL)
+        kills = kill(runs["killed"], options.kills, settings["max-steps"] - 2 * INTERVAL)
         runs["killed"].wait()
-        runs["peace"] = Run(work, "peace", words)
-        runs["peace"].wait()
-        deaths = told(runs["killed"], kills)
+        runs["undisturbed"] = Run(work, "undisturbed", words)
+        runs["undisturbed"].wait()
+        deaths = deaths_of(runs["killed"], kills)
         losses = {name: {step: loss for step, (_, loss) in run.steps().items()} for name, run in runs.items()}
-        other = sum(losses["killed"].get(step) != loss for step, loss in losses["peace"].items())
+        other = sum(losses["killed"].get(step) != loss for step, loss in losses["undisturbed"].items())
     for death in deaths:
         print(
-            f"died after step {death.done}, went on after {death.resumed}, first new step {death.seconds:.1f} s later"
+            f"died after step {death.done}, resumed after {death.resumed}, first new step {death.seconds:.1f} s later"
         )
     redone = [death.done - death.resumed for death in deaths]
     seconds = [death.seconds for death in deaths]
     ends = {
-        "deaths survived": End(len(deaths), f"{given.kills}", len(deaths) == given.kills),
-        "steps whose loss is not that of the run in peace": End(other, "0", other == 0),
+        "deaths survived": End(len(deaths), f"{options.kills}", len(deaths) == options.kills),
+        "steps whose loss is not that of an undisturbed run": End(other, "0", other == 0),
         "steps done again, most": End(max(redone), f"at most {INTERVAL}", max(redone) <= INTERVAL),
         "steps done again, median": End(median(redone), "reported", True),
         "death to first new step, most (s)": End(max(seconds), f"at most {SECONDS:g}", max(seconds) <= SECONDS),
         "death to first new step, median (s)": End(median(seconds), "reported", True),
     }
-    report(f"{given.workers} workers, one killed at a time, a checkpoint every {INTERVAL} steps", ends, given.json)
+    report(f"{options.workers} workers, one killed at a time, a checkpoint every {INTERVAL} steps", ends, options.json)
 
 
 if __name__ == "__main__":

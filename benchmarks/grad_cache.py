@@ -1,9 +1,9 @@
-"""Gradient caching: what a cached step costs over one that keeps all activations, under every strategy.
+"""Gradient caching: the cost of a cached step compared with a step that keeps all activations, for every strategy.
 
 Run: `python benchmarks/grad_cache.py [--json PATH] [--workers 2] [--strategies ddp,zero3]`. Needs torch and
-transformers, and DeepSpeed for its strategies; processes are started by hand, without Ray. The encoder is MiniLM's
-size with random weights. Cached and whole steps take turns in one group of processes and the fastest of each are
-compared: whatever else a machine does only adds. The figures are ratios; the seconds beside them are indicative.
+transformers, and DeepSpeed for its strategies; processes are started directly, without Ray. The encoder has the size of
+MiniLM and random weights. Cached and whole steps alternate in one group of processes, and the fastest of each are
+compared, because other load on the machine only adds time. The figures are ratios; the seconds are only indicative.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VOCABULARY, CHUNK = 30522, 3
 
 
 def objective(chunk: int | None, precision: str, device: torch.device) -> object:
-    """MiniLM's shape, random weights, shared towers, `mw`."""
+    """Return an objective of MiniLM's shape: random weights, shared towers, `mw`."""
     from transformers import BertConfig, BertModel
 
     from raytriever.losses.config import LossConfig
@@ -37,14 +37,14 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
     from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):
-        """What an objective asks of a retriever."""
+        """Retriever with the methods that an objective needs."""
 
         def __init__(self, encoder: torch.nn.Module) -> None:
             super().__init__()
             self.query = self.passage = encoder
 
         def encode(self, tokens: dict, side: str) -> torch.Tensor:
-            """Embeddings of one side."""
+            """Return the embeddings of one side."""
             return self.query(tokens)
 
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
 
 
 def batch(rank: int, device: torch.device) -> object:
-    """A worker's share, every text of full length: nothing but the caching differs."""
+    """Return the batch of a worker; every text has full length, so that only the caching differs."""
     from types import SimpleNamespace
 
     from raytriever.losses.engine.batch import BatchIds
@@ -80,7 +80,7 @@ def batch(rank: int, device: torch.device) -> object:
 
 
 def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precision: str, device_type: str) -> None:
-    """One process of a group: cached and whole steps in turns; the first one writes the fastest."""
+    """Run cached and whole steps alternately in one process of a group; rank 0 writes the fastest."""
     from torch import distributed
 
     from raytriever.training.parallel.strategy import build_strategy, current_workers
@@ -96,7 +96,7 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
         model = objective(chunk, precision, device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
         built[name] = build_strategy(strategy, model, optimizer, current_workers(), device, 1.0)
-    taken: dict[str, list[float]] = {name: [] for name in built}
+    durations: dict[str, list[float]] = {name: [] for name in built}
     for step in range(steps + 1):
         for name, one in built.items():
             start = perf_counter()
@@ -104,13 +104,13 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
             if device_type == "cuda":
                 torch.cuda.synchronize()
             if step:
-                taken[name].append(perf_counter() - start)
+                durations[name].append(perf_counter() - start)
     if rank == 0:
-        (folder / "taken.json").write_text(json.dumps({name: min(seconds) for name, seconds in taken.items()}))
+        (folder / "fastest.json").write_text(json.dumps({name: min(seconds) for name, seconds in durations.items()}))
 
 
 def measured(strategy: str, size: int, steps: int, precision: str, device: str) -> dict[str, float]:
-    """The fastest steps of a group of processes."""
+    """Return the fastest steps of a group of processes."""
     with tempfile.TemporaryDirectory() as folder:
         own = [sys.executable, __file__, "--folder", folder, "--strategies", strategy, "--workers", str(size)]
         own += ["--steps", str(steps), "--precision", precision, "--device", device]
@@ -122,7 +122,7 @@ def measured(strategy: str, size: int, steps: int, precision: str, device: str) 
         for process in group:
             if process.wait():
                 raise SystemExit(f"{strategy}: a worker ended with {process.returncode}")
-        return json.loads((Path(folder) / "taken.json").read_text())
+        return json.loads((Path(folder) / "fastest.json").read_text())
 
 
 def main() -> None:
@@ -132,23 +132,31 @@ def main() -> None:
     line.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     line.add_argument("--workers", type=int, default=2, help="processes of a group")
     line.add_argument("--steps", type=int, default=5, help="timed steps of either kind")
-    line.add_argument("--strategies", default=",".join(STRATEGIES), help="some of them, with commas between")
+    line.add_argument("--strategies", default=",".join(STRATEGIES), help="some of them, separated by commas")
     line.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     line.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    given = line.parse_args()
-    if given.folder:
-        worker(given.rank, given.workers, given.folder, given.strategies, given.steps, given.precision, given.device)
+    options = line.parse_args()
+    if options.folder:
+        worker(
+            options.rank,
+            options.workers,
+            options.folder,
+            options.strategies,
+            options.steps,
+            options.precision,
+            options.device,
+        )
         return
-    found: dict[str, End] = {}
-    for strategy in given.strategies.split(","):
-        taken = measured(strategy, given.workers, given.steps, given.precision, given.device)
-        ratio = taken["cached"] / taken["whole"]
+    results: dict[str, End] = {}
+    for strategy in options.strategies.split(","):
+        fastest = measured(strategy, options.workers, options.steps, options.precision, options.device)
+        ratio = fastest["cached"] / fastest["whole"]
         target, holds = ("at most 2.5", ratio <= 2.5) if strategy == "zero3" else ("reported", True)
-        found[f"{strategy}: cached / whole step (x)"] = End(ratio, target, holds)
-        for name, seconds in taken.items():
-            found[f"{strategy}: {name} step (s)"] = End(seconds, "reported", True)
+        results[f"{strategy}: cached / whole step (x)"] = End(ratio, target, holds)
+        for name, seconds in fastest.items():
+            results[f"{strategy}: {name} step (s)"] = End(seconds, "reported", True)
     texts = f"{QUERIES} + {QUERIES * (1 + HARD)} texts a worker, chunk {CHUNK}"
-    report(f"gradient caching, {given.workers} workers, {given.precision}, {texts}", found, given.json)
+    report(f"gradient caching, {options.workers} workers, {options.precision}, {texts}", results, options.json)
 
 
 if __name__ == "__main__":

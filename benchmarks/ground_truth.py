@@ -1,11 +1,11 @@
-"""all-MiniLM-L6-v2 and BM25 on the data packs: on SciFact against the published figures, and on every pack as a table.
+"""all-MiniLM-L6-v2 and BM25 on the data packs: on SciFact against the published figures, and a table of all packs.
 
-Run: `python benchmarks/ground_truth.py [--json PATH] [--keep DIR [--only PACK ...]] [--table PATH.md]`; the data packs
-are found by RAYTRIEVER_DATA.
+Run: `python benchmarks/ground_truth.py [--json PATH] [--keep DIR [--only PACK ...]] [--table PATH.md]`. The environment
+variable RAYTRIEVER_DATA is the folder of the data packs.
 
-`--keep DIR` evaluates every retrieval pack too, or those named, and leaves the evaluations in DIR. A pack is measured
-on `test`, or on `dev` or `train` where it has none; packs that share a split are one command of `jobs/evaluate.py`.
-`--table` writes their figures as Markdown, and beside it as JSON.
+`--keep DIR` also evaluates every retrieval pack, or the packs of `--only`, and stores the evaluations in DIR. A pack is
+measured on `test`, or on `dev` or `train` if it has no test split; one command of `jobs/evaluate.py` evaluates all
+packs of a split. `--table` writes their figures as Markdown, and as JSON to the same path with another ending.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ METRICS = tuple(TITLES)
 
 
 def packs_folder() -> Path:
-    """The folder of the data packs."""
+    """Return the folder of the data packs."""
     return (REPOSITORY / os.environ.get("RAYTRIEVER_DATA", "../shared/data")).resolve()
 
 
 def evaluated(words: list[str], output: Path, cache: Path) -> dict[str, Any]:
-    """`jobs/evaluate.py` as a user runs it; its `results.json`."""
+    """Run `jobs/evaluate.py` as a user does, and return its `results.json`."""
     command = [sys.executable, "jobs/evaluate.py", "--model", *MODELS, "--output", str(output), "--fresh"]
     environment = {**os.environ, "RAYTRIEVER_CACHE": str(cache), "MLFLOW_TRACKING_URI": f"sqlite:///{cache}/mlflow.db"}
     cache.mkdir(parents=True, exist_ok=True)
@@ -48,18 +48,18 @@ def evaluated(words: list[str], output: Path, cache: Path) -> dict[str, Any]:
 
 
 def packs(only: Sequence[str]) -> dict[str, list[Path]]:
-    """The retrieval packs by the split they are measured on; those named alone, where any are."""
-    found: dict[str, list[Path]] = defaultdict(list)
+    """Return the retrieval packs by the split they are measured on; only the named packs, if any are named."""
+    by_split: dict[str, list[Path]] = defaultdict(list)
     for corpus in sorted(packs_folder().rglob("corpus.jsonl.gz")):
         splits = [split for split in SPLITS if (corpus.parent / "qrels" / f"{split}.tsv").is_file()]
         name = corpus.parent.relative_to(packs_folder()).parts[0]
         if splits and (not only or name in only):
-            found[splits[0]].append(corpus.parent)
-    return found
+            by_split[splits[0]].append(corpus.parent)
+    return by_split
 
 
 def bm25_figures() -> dict[str, float]:
-    """nDCG@10 of BM25 by pack, as the packs' README has it; those of other analysers or of sampled queries left out."""
+    """Return nDCG@10 of BM25 by pack, as the README of the packs has it for this analyser and all queries."""
     rows = [line.split(" | ") for line in (packs_folder() / "README.md").read_text().splitlines()]
     figures = {}
     for row in rows:
@@ -70,25 +70,25 @@ def bm25_figures() -> dict[str, float]:
 
 
 def scifact(cache: Path) -> dict[str, End]:
-    """SciFact's test split in both arithmetics."""
+    """Measure the test split of SciFact in both number formats."""
     ends = {}
     for precision in ("fp32", "bf16"):
         words = ["--datasets", str(packs_folder() / "scifact"), "--precision", precision]
-        found = evaluated(words, cache / precision, cache)["models"]
-        ndcg = found["minilm"]["scifact"]["ndcg_at_10"]
+        models = evaluated(words, cache / precision, cache)["models"]
+        ndcg = models["minilm"]["scifact"]["ndcg_at_10"]
         holds = abs(ndcg - PUBLISHED_NDCG) <= 0.002
         ends[f"SciFact nDCG@10 of minilm, {precision}"] = End(ndcg, "0.645 within 0.002", holds)
-    bm25 = found["bm25"]["scifact"]["ndcg_at_10"]
+    bm25 = models["bm25"]["scifact"]["ndcg_at_10"]
     ends["SciFact nDCG@10 of BM25"] = End(bm25, "0.676 within 0.01", abs(bm25 - 0.676) <= 0.01)
     return ends
 
 
 def every_pack(output: Path, cache: Path, only: Sequence[str]) -> tuple[dict[str, End], list[dict[str, Any]]]:
-    """Every pack's figures, and a row a pack; those of BM25 against the packs' README, where its analyser was the same.
+    """Return the figures of every pack, and one row for each pack; BM25's are compared with the README of the packs.
 
-    A document with the query's own id is left out, as in the README; BM25 there found only documents that share a term
-    with the query, while a ranking here goes on with those that share none: of a corpus of fewer than 100 documents
-    recall@100 then says nothing but how many relevant ones bear their query's id.
+    A document with the query's own id is left out, as in the README. BM25 in the README only returns documents that
+    share a term with the query; a ranking here continues with the others. So on a corpus of fewer than 100 documents
+    recall@100 only shows how many relevant documents have the id of their query.
     """
     ends: dict[str, End] = {}
     table: list[dict[str, Any]] = []
@@ -105,15 +105,15 @@ def every_pack(output: Path, cache: Path, only: Sequence[str]) -> tuple[dict[str
             for model, rows in results["models"].items():
                 for name, metrics in rows.items():
                     ndcg, published = metrics["ndcg_at_10"], known.get(name)
-                    told = model == "bm25" and published is not None
-                    target = f"{published} within 0.01" if told else "-"
-                    holds = not told or abs(ndcg - (published or 0)) <= 0.01
+                    has_threshold = model == "bm25" and published is not None
+                    target = f"{published} within 0.01" if has_threshold else "-"
+                    holds = not has_threshold or abs(ndcg - (published or 0)) <= 0.01
                     ends[f"{name} {split} nDCG@10 of {model}"] = End(ndcg, target, holds)
     return ends, table
 
 
 def table_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a data set: what it is, and the figures of both models."""
+    """Return one row for each data set: its description and the figures of both models."""
     return [
         {
             "pack": name,
@@ -126,7 +126,7 @@ def table_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The rows as Markdown, the higher figure of each pair bold, and as JSON beside it."""
+    """Write the rows as Markdown with the higher figure of each pair bold, and as JSON."""
     pairs = [(model, metric) for metric in METRICS for model in MODELS]
     head = ["pack", "split", "queries", "documents", *(f"{TITLES[metric]} {model}" for model, metric in pairs)]
     lines = [
@@ -148,7 +148,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure and report."""
     words = parser(__doc__ or "")
     words.add_argument(
         "--keep", type=Path, metavar="DIR", help="evaluate every retrieval pack, and keep the evaluations in DIR"
@@ -159,8 +159,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         ends = {} if arguments.only else scifact(Path(folder))
         if arguments.keep:
-            found, rows = every_pack(arguments.keep.resolve(), Path(folder), arguments.only)
-            ends |= found
+            results, rows = every_pack(arguments.keep.resolve(), Path(folder), arguments.only)
+            ends |= results
             if arguments.table:
                 write_table(arguments.table, rows)
     report("ground truth", ends, arguments.json)

@@ -90,10 +90,10 @@ def cycles() -> list[list[str]]:
 
 def folders() -> dict[str, list[str]]:
     """Return the Python files of each folder of the package."""
-    found: dict[str, list[str]] = defaultdict(list)
+    files: dict[str, list[str]] = defaultdict(list)
     for path in modules().values():
-        found[str(path.parent.relative_to(PLATFORM))].append(path.name)
-    return dict(found)
+        files[str(path.parent.relative_to(PLATFORM))].append(path.name)
+    return dict(files)
 
 
 def crowded_folders() -> list[str]:
@@ -103,11 +103,11 @@ def crowded_folders() -> list[str]:
 
 def shared_prefixes() -> list[str]:
     """Return the prefixes that three or more files of one folder share."""
-    found = []
+    prefixes = []
     for folder, names in folders().items():
         counts = Counter(re.split(r"[_.]", name)[0] for name in names if name != "__init__.py")
-        found += [f"{folder}/{prefix}*: {count}" for prefix, count in counts.items() if count >= 3]
-    return found
+        prefixes += [f"{folder}/{prefix}*: {count}" for prefix, count in counts.items() if count >= 3]
+    return prefixes
 
 
 def ray_outside_cluster() -> list[str]:
@@ -122,25 +122,25 @@ def ray_outside_cluster() -> list[str]:
 
 def dialect() -> list[str]:
     """Return the places where a name, comment, message or docstring uses a word of no field."""
-    found = []
+    places = []
     for path in modules().values():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             words = re.sub(r"([a-z])([A-Z])", r"\1 \2", line).replace("_", " ").lower()
-            found += [f"{path.relative_to(PLATFORM)}:{number}: {hit}" for hit in DIALECT.findall(words)]
-    return found
+            places += [f"{path.relative_to(PLATFORM)}:{number}: {hit}" for hit in DIALECT.findall(words)]
+    return places
 
 
 def relative_docstrings() -> list[str]:
     """Return the docstrings that begin with a relative clause."""
-    found = []
+    docstrings = []
     for module, path in modules().items():
         for node in ast.walk(tree(module)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text and RELATIVE_CLAUSES.match(text):
                     line = getattr(node, "lineno", 1)
-                    found.append(f"{path.relative_to(PLATFORM)}:{line}: {text.splitlines()[0]}")
-    return found
+                    docstrings.append(f"{path.relative_to(PLATFORM)}:{line}: {text.splitlines()[0]}")
+    return docstrings
 
 
 # ----------------------------------------------------------------------------------------------- code nothing reaches
@@ -148,14 +148,14 @@ def relative_docstrings() -> list[str]:
 
 def definitions(module: str) -> dict[str, ast.stmt]:
     """Return the functions, classes and constants that a module defines at its top level."""
-    found: dict[str, ast.stmt] = {}
+    statements: dict[str, ast.stmt] = {}
     for node in tree(module).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = node
+            statements[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                found.update({name.id: node for name in ast.walk(target) if isinstance(name, ast.Name)})
-    return found
+                statements.update({name.id: node for name in ast.walk(target) if isinstance(name, ast.Name)})
+    return statements
 
 
 def _scope(module: str) -> Mapping[str, tuple[str, str]]:
@@ -237,7 +237,7 @@ def unreached(roots: set[str]) -> list[str]:
             if isinstance(node, ast.Constant):
                 reach(module, node.value)
                 public.add(scopes[module].get(node.value, (module, node.value)))
-    found = []
+    lines = []
     for module, names in own.items():
         path = modules()[module].relative_to(PLATFORM)
         for name, node in names.items():
@@ -245,7 +245,7 @@ def unreached(roots: set[str]) -> list[str]:
                 continue
             size = (node.end_lineno or 0) - node.lineno + 1
             if (module, name) not in reached:
-                found.append(f"{path}:{node.lineno}: {name} ({size} lines)")
+                lines.append(f"{path}:{node.lineno}: {name} ({size} lines)")
             elif isinstance(node, ast.ClassDef) and not _extends_a_library(node, scopes[module], own[module]):
                 for method in node.body:
                     if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -253,8 +253,8 @@ def unreached(roots: set[str]) -> list[str]:
                         known = known or ((module, name) in public and not method.name.startswith("_"))
                         if not known:
                             size = (method.end_lineno or 0) - method.lineno + 1
-                            found.append(f"{path}:{method.lineno}: {name}.{method.name} ({size} lines)")
-    return found
+                            lines.append(f"{path}:{method.lineno}: {name}.{method.name} ({size} lines)")
+    return lines
 
 
 def _calls(statement: ast.stmt) -> bool:
@@ -289,7 +289,7 @@ def main() -> None:
         f"files {len(lengths)}, median {median(lengths.values()):.0f} lines,"
         f" longest {lengths[longest]} ({longest.name})"
     )
-    for title, found in {
+    for title, offenders in {
         f"folders over {FOLDER_LIMIT} files": crowded_folders(),
         "prefixes that three files share": shared_prefixes(),
         "import cycles": cycles(),
@@ -298,8 +298,8 @@ def main() -> None:
         "docstrings that begin with a relative clause": relative_docstrings(),
         "definitions that no command and no public name reaches": unreached(roots()),
     }.items():
-        print(f"{title}: {len(found)}")
-        print(*(f"  {one}" for one in found), sep="\n", end="\n" if found else "")
+        print(f"{title}: {len(offenders)}")
+        print(*(f"  {one}" for one in offenders), sep="\n", end="\n" if offenders else "")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Approximate indexes beside each other on the positive control, and the ends of RoarGraph.
+"""Approximate indexes compared on the positive control, and the thresholds of RoarGraph.
 
 Run: `python benchmarks/indexes.py [--json PATH] [--documents 100000] [--skip vamana]`. Documents of width 128 and as
-many training queries, 500 queries that are shifted as those are and 500 that are drawn as documents are
+many training queries, 500 queries that are shifted like the training queries and 500 that are drawn like the documents
 (`index/approximate/synthetic.py`), all in one process. Indexes are built on all cores and searched on one. Candidates
-at recall@10 0.95 are interpolated between two settings. Queries a second are counted in processor seconds, the least
-of several passes; RoarGraph's and HNSW's are taken in turns at the same number of candidates, by their own searches
-alone.
+at recall@10 0.95 are interpolated between two settings. Queries per second are counted in processor seconds, the least
+of several passes. RoarGraph and HNSW are searched alternately with the same number of candidates, without the rest of
+the search.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUILD_SECONDS = 300
 def built(
     documents: ndarray, training: ndarray, kinds: list[str]
 ) -> tuple[dict[str, ApproximateIndex], dict[str, End]]:
-    """Every index, and what building it took."""
+    """Build every index; return them with memory and build time."""
     indexes, ends = {}, {}
     for kind in kinds:
         began = perf_counter()
@@ -48,43 +48,47 @@ def built(
         ends[f"{kind}: build (s)"] = End(
             seconds, f"at most {BUILD_SECONDS}" if wanted else "reported", seconds <= BUILD_SECONDS or not wanted
         )
-        ends[f"{kind}: memory beside the embeddings (MB)"] = End(indexes[kind].finder.bytes / 1e6, "reported", True)
+        ends[f"{kind}: memory in addition to the embeddings (MB)"] = End(
+            indexes[kind].finder.bytes / 1e6, "reported", True
+        )
     return indexes, ends
 
 
 def shift_of(indexes: dict[str, ApproximateIndex], sets: dict[str, tuple[ndarray, ndarray]]) -> dict[str, End]:
-    """Candidates at equal recall for shifted and for unshifted queries."""
+    """Compare the candidates at equal recall for shifted and for unshifted queries."""
     ends = {}
     for kind, index in indexes.items():
         points = {name: at_recall(index, queries, true, RECALL) for name, (queries, true) in sets.items()}
         for name, point in points.items():
             if not point.effort:
-                ends[f"{kind}: the greatest recall@10 it comes to, {name}"] = End(point.recall, "reported", True)
-            elif isnan(point.candidates):  # Vamana's are not told: the beam stands for them
-                ends[f"{kind}: documents held at recall@10 {RECALL}, {name}"] = End(point.effort, "reported", True)
+                ends[f"{kind}: the greatest recall@10 it reaches, {name}"] = End(point.recall, "reported", True)
+            elif isnan(point.candidates):  # Vamana reports no candidates; its beam is used instead
+                ends[f"{kind}: documents in the beam at recall@10 {RECALL}, {name}"] = End(
+                    point.effort, "reported", True
+                )
             else:
                 ends[f"{kind}: candidates at recall@10 {RECALL}, {name}"] = End(point.candidates, "reported", True)
         ratio = points["shifted"].candidates / points["unshifted"].candidates
         if not isnan(ratio):
-            told = {"roargraph": ("at most 1.1", ratio <= 1.1), "hnsw": ("above 1.5", ratio > 1.5)}
-            ends[f"{kind}: shifted / unshifted candidates (x)"] = End(ratio, *told.get(kind, ("reported", True)))
+            thresholds = {"roargraph": ("at most 1.1", ratio <= 1.1), "hnsw": ("above 1.5", ratio > 1.5)}
+            ends[f"{kind}: shifted / unshifted candidates (x)"] = End(ratio, *thresholds.get(kind, ("reported", True)))
     return ends
 
 
 def rate(index: ApproximateIndex, queries: ndarray, effort: int) -> tuple[float, float]:
-    """Queries a second of the finder alone on one thread, and its candidates."""
+    """Return the queries per second of the finder on one thread, and its candidates."""
     began = process_time()
-    found = index.finder.find(queries, K, effort, 1)
-    return len(queries) / (process_time() - began), found.candidates
+    result = index.finder.find(queries, K, effort, 1)
+    return len(queries) / (process_time() - began), result.candidates
 
 
 def speed(roar: ApproximateIndex, hnsw: ApproximateIndex, queries: ndarray) -> dict[str, End]:
-    """RoarGraph's rate over HNSW's where both score the same number of candidates, and how both repeat."""
+    """Compare RoarGraph's rate with HNSW's at the same number of candidates, and the spread of all indexes."""
     ends, ratios = {}, []
     for effort in EFFORTS:
         turns = [(rate(roar, queries, effort), rate(hnsw, queries, effort)) for _ in range(7)]
         (_, ours), (_, theirs) = turns[0]
-        # The same beam scores nearly as many in both; the rest is made up for in proportion.
+        # The same beam scores nearly as many in both; the rest is corrected in proportion.
         ratios.append(median(one[0] / other[0] for one, other in turns) * ours / theirs)
         ends[f"roargraph / hnsw queries a second at {ours:,.0f} candidates (x)"] = End(
             ratios[-1], "at least 0.5", ratios[-1] >= 0.5
@@ -93,7 +97,7 @@ def speed(roar: ApproximateIndex, hnsw: ApproximateIndex, queries: ndarray) -> d
 
 
 def repeats(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarray) -> dict[str, End]:
-    """How far the rates of three runs of this process lie apart."""
+    """Return the spread of the rates of three runs in this process."""
     runs = [
         {kind: measure(index, queries, true, index.effort).qps for kind, index in indexes.items()} for _ in range(RUNS)
     ]
@@ -109,7 +113,7 @@ def repeats(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
 
 
 def budgets(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarray) -> dict[str, End]:
-    """Recall of shifted queries where an index may score 1 % of the documents."""
+    """Return the recall of shifted queries when an index may score 1 % of the documents."""
     ends = {}
     for kind, index in indexes.items():
         budget, below = 0.01 * len(index.documents), (nan, nan)
@@ -119,30 +123,30 @@ def budgets(indexes: dict[str, ApproximateIndex], queries: ndarray, true: ndarra
                 break
             below = (effort, candidates)
         if not isnan(below[0]):
-            found = measure(index, queries, true, int(below[0]), timed=False)
-            ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = End(found.recall, "reported", True)
+            point = measure(index, queries, true, int(below[0]), timed=False)
+            ends[f"{kind}: recall@10 at {budget:,.0f} candidates, shifted"] = End(point.recall, "reported", True)
     return ends
 
 
 def main() -> None:
-    """Print the ends."""
+    """Measure and report."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--documents", type=int, default=100_000, help="how many (default: 100000)")
     arguments.add_argument("--skip", nargs="*", default=[], choices=INDEXES, help="indexes to leave out")
-    given = arguments.parse_args()
-    drawn = control(given.documents, QUERIES)
-    order = np.arange(given.documents)
+    options = arguments.parse_args()
+    drawn = control(options.documents, QUERIES)
+    order = np.arange(options.documents)
     sets = {}
     for name in ("shifted", "unshifted"):
         queries = getattr(drawn, name)
         sets[name] = queries, top_k(queries, drawn.documents, K, order)[1]
-    kinds = [kind for kind in INDEXES if kind not in ("flat", *given.skip)]
+    kinds = [kind for kind in INDEXES if kind not in ("flat", *options.skip)]
     small = DocumentVectors.of(drawn.documents[:1_000])
     build_index(small, IndexConfig(index="roargraph"), drawn.training[:500], 0, 1).search(drawn.shifted, K)  # compiles
     indexes, ends = built(drawn.documents, drawn.training, kinds)
     if "roargraph" in indexes:
         graph = indexes["roargraph"].finder.graph  # type: ignore[attr-defined]
-        reached = np.zeros(given.documents, np.bool_)
+        reached = np.zeros(options.documents, np.bool_)
         mark_reachable(graph, graph.entry, reached)
         ends["roargraph: share of documents that can be reached"] = End(reached.mean(), "1", bool(reached.all()))
     ends |= shift_of(indexes, sets) | budgets(indexes, *sets["shifted"])
@@ -151,7 +155,9 @@ def main() -> None:
             ends |= speed(indexes["roargraph"], indexes["hnsw"], sets["shifted"][0])
         ends |= repeats(indexes, *sets["shifted"])
     report(
-        f"indexes {given.documents:,} x {drawn.documents.shape[1]}, {QUERIES} queries of either kind", ends, given.json
+        f"indexes {options.documents:,} x {drawn.documents.shape[1]}, {QUERIES} queries of either kind",
+        ends,
+        options.json,
     )
 
 

@@ -1,10 +1,10 @@
-"""How often confidence intervals hold the truth: simulated data sets whose truth is known.
+"""Coverage of the confidence intervals on simulated data sets whose true values are known.
 
-Run: `python benchmarks/interval_coverage.py [--sets N] [--json PATH] [--markdown PATH]`. A data set has queries with
-levels and difficulties of their own, so that the scores of a query are alike: a positive scores `gap + level +
-difficulty + noise`, a negative `level + noise`, all normal. The true AUC is that of Obuchowski's estimator in the mean,
-the truth of a threshold that of endless queries. Each interval is asked for 95 %; the old methods are those of version
-0.1. (It is not called `coverage.py`, because numba imports a package of that name.)
+Run: `python benchmarks/interval_coverage.py [--sets N] [--json PATH] [--markdown PATH]`. Each query of a data set has a
+level and a difficulty, so that the scores of a query are correlated: a positive scores `gap + level + difficulty +
+noise`, a negative `level + noise`, all normal. The true AUC is the mean of Obuchowski's estimator; the true value at a
+threshold is that of a very large number of queries. All intervals are 95 % intervals. The old methods are those of
+version 0.1. (This file is not `coverage.py`, because numba imports a package of that name.)
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ THRESHOLDS = {"high": 0.995, "middle": 0.9}  # the share of negatives below
 
 @dataclass(frozen=True)
 class Population:
-    """Where data sets come from.
+    """Distribution of the data sets.
 
     Args:
-        gap: how far positives score above negatives.
-        level: the standard deviation of what all scores of a query have in common.
-        several: whether a query has one to seven positives in place of one.
+        gap: mean difference between the scores of positives and negatives.
+        level: standard deviation of the level, which all scores of a query share.
+        several: True for one to seven positives per query instead of one.
     """
 
     gap: float
@@ -46,7 +46,7 @@ class Population:
     several: bool
 
     def draw(self, rng: np.random.Generator, queries: int) -> ScoredPools:
-        """A data set of so many queries."""
+        """Draw a data set with this number of queries."""
         level, difficulty = rng.normal(0, self.level, queries), rng.normal(0, DIFFICULTY, queries)
         counts = rng.integers(1, 8, queries) if self.several else np.ones(queries, np.int64)
         of_positives, of_negatives = np.repeat(np.arange(queries), counts), np.repeat(np.arange(queries), NEGATIVES)
@@ -56,13 +56,13 @@ class Population:
         )
 
     def auc(self, queries: int) -> float:
-        """The mean AUC of data sets of so many queries: pairs of two queries, and one in `queries` of the same."""
+        """Return the mean AUC of data sets with this number of queries; one pair in `queries` is of a single query."""
         two, one = 2 + 2 * self.level**2 + DIFFICULTY**2, 2 + DIFFICULTY**2
         return float((1 - 1 / queries) * ndtr(self.gap / np.sqrt(two)) + ndtr(self.gap / np.sqrt(one)) / queries)
 
 
 def population(auc: float, queries: int, level: float, several: bool) -> Population:
-    """The population with a given true AUC, by bisection."""
+    """Return the population with this true AUC, by bisection."""
     low, high = 0.0, 60.0
     for _ in range(80):
         middle = (low + high) / 2
@@ -71,21 +71,21 @@ def population(auc: float, queries: int, level: float, several: bool) -> Populat
 
 
 def auc_cell(auc: float, queries: int, level: float, several: bool, sets: int, seed: int) -> dict[str, object]:
-    """Coverage of the AUC's interval, new and old, over data sets of one population."""
+    """Return the coverage of the AUC intervals, new and old, over the data sets of one population."""
     drawn, rng = population(auc, queries, level, several), np.random.default_rng(seed)
     new, old, few, apart = [], [], [], 0
     for _ in range(sets):
         pools = drawn.draw(rng, queries)
-        found = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
-        apart += found.standard_error != found.standard_error
-        new.append(found.low <= auc <= found.high)
-        few.append(found.misordered < FEW_MISORDERED)
-        # NaN bounds held nothing.
-        reach = ndtri(0.975) * found.standard_error / max(found.auc * (1 - found.auc), 1e-300)
+        interval = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
+        apart += interval.standard_error != interval.standard_error
+        new.append(interval.low <= auc <= interval.high)
+        few.append(interval.misordered < FEW_MISORDERED)
+        # NaN bounds contain nothing.
+        reach = ndtri(0.975) * interval.standard_error / max(interval.auc * (1 - interval.auc), 1e-300)
         old.append(
-            expit(logit(found.auc) - reach) <= auc <= expit(logit(found.auc) + reach) if reach == reach else False
+            expit(logit(interval.auc) - reach) <= auc <= expit(logit(interval.auc) + reach) if reach == reach else False
         )
-    held, warned = np.array(new), np.array(few)
+    covered, warned = np.array(new), np.array(few)
     return {
         "figure": "AUC",
         "auc": auc,
@@ -93,17 +93,17 @@ def auc_cell(auc: float, queries: int, level: float, several: bool, sets: int, s
         "positives": "1 to 7" if several else "1",
         "level": level,
         "sets": sets,
-        "new": float(held.mean()),
+        "new": float(covered.mean()),
         "old": float(np.mean(old)),
         "warned": float(warned.mean()),
-        "new_without_warning": float(held[~warned].mean()) if (~warned).any() else None,
+        "new_without_warning": float(covered[~warned].mean()) if (~warned).any() else None,
         "sets_without_warning": int((~warned).sum()),
         "apart": apart / sets,
     }
 
 
 def bootstrap(parts: ndarray, wholes: ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    """The old interval of pairs: percentiles of 400 draws of whole queries."""
+    """Return the old interval of pairs: percentiles of 400 resamples of whole queries."""
     drawn = rng.integers(0, len(parts), (400, len(parts)))
     whole = wholes[drawn].sum(1)
     shares = parts[drawn].sum(1)[whole > 0] / whole[whole > 0]
@@ -113,25 +113,28 @@ def bootstrap(parts: ndarray, wholes: ndarray, rng: np.random.Generator) -> tupl
 def threshold_cells(
     queries: int, level: float, several: bool, where: str, sets: int, seed: int
 ) -> list[dict[str, object]]:
-    """Coverage of each interval of the calibration table at one threshold."""
+    """Return the coverage of each interval of the calibration table at one threshold."""
     drawn, rng = population(0.95, 1000, level, several), np.random.default_rng(seed)
     score = float(ndtri(THRESHOLDS[where]) * np.sqrt(1 + level**2))
     endless = achieve(drawn.draw(rng, ENDLESS), score)
     read: dict[str, Callable[[object], Share]] = {
-        name: (lambda found, name=name: getattr(found, name))
+        name: (lambda row, name=name: getattr(row, name))
         for name in ("coverage", "top_precision", "precision", "recall")
     }
-    held: dict[str, list[bool]] = {name: [] for name in read}
+    covered: dict[str, list[bool]] = {name: [] for name in read}
     old: dict[str, list[bool]] = {"precision": [], "recall": []}
     for _ in range(sets):
         pools = drawn.draw(rng, queries)
-        found = achieve(pools, score)
+        row = achieve(pools, score)
         for name, of in read.items():
-            if of(found).whole:
-                held[name].append(of(found).low <= of(endless).value <= of(found).high)
+            if of(row).whole:
+                covered[name].append(of(row).low <= of(endless).value <= of(row).high)
         relevant = np.bincount(pools.positive_queries[pools.positives >= score], minlength=queries)
-        taken = relevant + np.bincount(pools.negative_queries[pools.negatives >= score], minlength=queries)
-        for name, wholes in (("precision", taken), ("recall", np.bincount(pools.positive_queries, minlength=queries))):
+        returned = relevant + np.bincount(pools.negative_queries[pools.negatives >= score], minlength=queries)
+        for name, wholes in (
+            ("precision", returned),
+            ("recall", np.bincount(pools.positive_queries, minlength=queries)),
+        ):
             if wholes.sum():
                 low, high = bootstrap(relevant, wholes, rng)
                 old[name].append(low <= read[name](endless).value <= high)
@@ -147,17 +150,17 @@ def threshold_cells(
             "new": float(np.mean(of_sets)),
             "old": float(np.mean(old[name])) if name in old else None,
         }
-        for name, of_sets in held.items()
+        for name, of_sets in covered.items()
     ]
 
 
 def percent(value: object) -> str:
-    """A share in percent; a dash for none."""
+    """Format a share in percent; None is a dash."""
     return "–" if value is None else f"{100 * float(str(value)):.1f}"
 
 
 def markdown(cells: list[dict[str, object]]) -> str:
-    """Three tables, of a column for each number of queries: AUC, AUC without a warning, and thresholds."""
+    """Return three tables with a column for each number of queries: AUC, AUC without a warning, and thresholds."""
     areas = [cell for cell in cells if cell["figure"] == "AUC"]
     shares = [cell for cell in cells if cell["figure"] != "AUC"]
     return "\n".join(
@@ -181,13 +184,13 @@ def _table(
         rows.setdefault(tuple(cell[key] for key in keys), {})[cell["queries"]] = text(cell)
     heads = [*(key.replace("positives", "positives a query") for key in keys), *(f"{n} queries" for n in QUERIES)]
     lines = [heads, ["---"] * len(heads)]
-    lines += [[*map(str, row), *(found.get(n, "") for n in QUERIES)] for row, found in rows.items()]
+    lines += [[*map(str, row), *(values.get(n, "") for n in QUERIES)] for row, values in rows.items()]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _without_warning(cell: dict[str, object]) -> str:
-    held = cell["new_without_warning"] if int(str(cell["sets_without_warning"])) >= 100 else None
-    return f"{percent(cell['warned'])}, {percent(held)}"
+    coverage = cell["new_without_warning"] if int(str(cell["sets_without_warning"])) >= 100 else None
+    return f"{percent(cell['warned'])}, {percent(coverage)}"
 
 
 def _old_and_new(cell: dict[str, object]) -> str:
@@ -200,21 +203,23 @@ def main() -> None:
     line.add_argument("--sets", type=int, default=2_000, help="data sets of each cell")
     line.add_argument("--seed", type=int, default=0)
     line.add_argument("--markdown", type=Path, metavar="PATH", help="write the tables there")
-    given = line.parse_args()
+    options = line.parse_args()
     cells: list[dict[str, object]] = []
     for several in (False, True):
         for queries in QUERIES:
             for auc in AUCS:
-                cells.append(auc_cell(auc, queries, 0.7, several, given.sets, given.seed + len(cells)))
+                cells.append(auc_cell(auc, queries, 0.7, several, options.sets, options.seed + len(cells)))
                 print(cells[-1], flush=True)
             for where in THRESHOLDS:
-                cells += threshold_cells(queries, 0.7, several, where, given.sets, given.seed + len(cells))
+                cells += threshold_cells(queries, 0.7, several, where, options.sets, options.seed + len(cells))
                 print(*cells[-4:], sep="\n", flush=True)
     print(f"{machine()}\n\n{markdown(cells)}")
-    if given.json:
-        given.json.write_text(json.dumps({"sets": given.sets, "seed": given.seed, "cells": cells}, indent=1) + "\n")
-    if given.markdown:
-        given.markdown.write_text(markdown(cells))
+    if options.json:
+        options.json.write_text(
+            json.dumps({"sets": options.sets, "seed": options.seed, "cells": cells}, indent=1) + "\n"
+        )
+    if options.markdown:
+        options.markdown.write_text(markdown(cells))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What it costs to submit a run to a cluster: seconds from the command to the end of the run's first step.
+"""The cost of submitting a run to a cluster: seconds from the command to the end of the first step.
 
-Run: `python benchmarks/jobs.py [--json PATH] [--rounds 3]`. A head is started by `ray start`, with its own ports and
-folder; the same run of `jobs/train.py` is then given as a direct command, which starts a Ray of its own, as a direct
-command that joins the head, and by `ray job submit --working-dir .`, in turns, each with the machine to itself. What
-comes once (a tracking database, a prepared data set, compiled code) has come before the first turn. The last round
-uploads a checkout of which a file has changed, as after an edit: Ray takes nothing of the upload before.
+Run: `python benchmarks/jobs.py [--json PATH] [--rounds 3]`. `ray start` starts a head with its own ports and folder.
+The same run of `jobs/train.py` is started in three ways in turn, one at a time: as a direct command, which starts its
+own Ray; as a direct command that joins the head; and by `ray job submit --working-dir .`. Costs that occur once (a
+tracking database, a prepared data set, compiled code) occur before the first round. The last round uploads a checkout
+with one changed file, as after an edit; Ray then reuses nothing of the earlier uploads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ WAYS = ("direct", "joined", "submitted")
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def copy_checkout(to: Path) -> Path:
-    """What a submission uploads, in a folder of its own."""
+    """Copy the files that a submission uploads to a folder."""
     for name in UPLOADED:
         source = REPOSITORY / name
         if source.is_dir():
@@ -53,7 +53,7 @@ def copy_checkout(to: Path) -> Path:
 
 @contextmanager
 def head(folder: Path) -> Iterator[dict[str, str]]:
-    """A head of four CPUs on this machine; the environment of what talks to it."""
+    """Start a head with four CPUs on this machine; return the environment of its clients."""
     token = folder / "token"
     token.touch(0o600)
     token.write_text(secrets.token_hex(32))
@@ -93,7 +93,7 @@ def head(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def seconds_to_first_step(way: str, checkout: Path, folder: Path, environment: dict[str, str], name: str) -> float:
-    """From the command to the end of the run's first step."""
+    """Return the seconds from the command to the end of the first step."""
     run = folder / "runs" / name
     words = ["jobs/train.py", "--dataset", str(folder / "pairs"), "--max-steps", "1", "--batch-size", "16"]
     words += ["--output", str(run)]
@@ -117,34 +117,36 @@ def main() -> None:
     """Measure and report."""
     line = parser((__doc__ or "").splitlines()[0])
     line.add_argument("--rounds", type=int, default=3, help="of one run each way")
-    given = line.parse_args()
-    with TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
+    options = line.parse_args()
+    with TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
         write_dataset(folder / "pairs")
         checkout = copy_checkout(folder / "checkout")
         with head(folder) as environment:
             for way in WAYS:
                 seconds_to_first_step(way, checkout, folder, environment, f"warm-{way}")
-            taken: dict[str, list[float]] = {way: [] for way in WAYS}
-            for number in range(given.rounds):
+            durations: dict[str, list[float]] = {way: [] for way in WAYS}
+            for number in range(options.rounds):
                 for way in WAYS:
                     name = f"{number}-{way}"
-                    taken[way].append(seconds_to_first_step(way, checkout, folder, environment, name))
+                    durations[way].append(seconds_to_first_step(way, checkout, folder, environment, name))
             with (checkout / "platform" / "raytriever" / "__init__.py").open("a") as module:
                 module.write("\n# changed\n")
             changed = seconds_to_first_step("submitted", checkout, folder, environment, "changed-submitted")
-    over = {way: median(a - b for a, b in zip(taken["submitted"], taken[way], strict=True)) for way in WAYS[:2]}
+    over = {way: median(a - b for a, b in zip(durations["submitted"], durations[way], strict=True)) for way in WAYS[:2]}
     ends = {
         "submitted over the direct command, to the first step (s)": End(
             over["direct"], f"at most {TARGET:g}", over["direct"] <= TARGET
         ),
         "submitted over a command that joins the same head (s)": End(over["joined"], "reported", True),
         "submitted after an edit, over the direct command (s)": End(
-            changed - median(taken["direct"]), f"at most {TARGET:g}", changed - median(taken["direct"]) <= TARGET
+            changed - median(durations["direct"]),
+            f"at most {TARGET:g}",
+            changed - median(durations["direct"]) <= TARGET,
         ),
-        **{f"{way}: to the first step (s)": End(median(taken[way]), "reported", True) for way in WAYS},
+        **{f"{way}: to the first step (s)": End(median(durations[way]), "reported", True) for way in WAYS},
     }
-    report("jobs, MiniLM, 160 documents", ends, given.json)
+    report("jobs, MiniLM, 160 documents", ends, options.json)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Kills of every stage, and two equal commands at once: what is left must be what an undisturbed command leaves.
+"""Kills of every stage, and two equal commands at once: the result must equal that of an undisturbed command.
 
-Run: `python benchmarks/kills.py [--json PATH] [--kills 20] [--pairs 20] [--stages prepare,encode,...]`. Each stage
-runs on a tiny encoder and data set of its own, once undisturbed and then again and again under one of five disturbances
-at random times: SIGKILL, SIGTERM or SIGHUP of the command, SIGKILL of one of its workers, SIGSTOP of the command for a
-moment. After a command has ended, the processes it leaves must end too, and the same command is given again at once.
+Run: `python benchmarks/kills.py [--json PATH] [--kills 20] [--pairs 20] [--stages prepare,encode,...]`. Each stage runs
+on its own tiny encoder and data set, once undisturbed and then repeatedly with one of five disturbances at random
+times: SIGKILL, SIGTERM or SIGHUP of the command, SIGKILL of one of its workers, SIGSTOP of the command for a moment.
+After a command has ended, its remaining processes must end too, and the same command is started again at once.
 
-Equal commands: trainings run, and equal commands for the same run directory begin at random times during and shortly
-after each. A second command must be refused, or find the run finished; every step must be in `steps.jsonl` once, with
-the loss of an undisturbed run.
+Equal commands: while a training runs and shortly after it, equal commands for the same run directory start at random
+times. A second command must be refused, or report that the run is finished. `steps.jsonl` must contain every step once,
+with the loss of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _FILES = {
 
 
 def make_dataset(folder: Path, size: int = 6_000) -> Path:
-    """Queries of six letters, whose passages spell them backwards, in BEIR layout: several shards of passages."""
+    """Write a data set in BEIR layout: queries of six letters, passages that spell them backwards, several shards."""
     (folder / "qrels").mkdir(parents=True)
     chance = random.Random(7)
     words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(size)]
@@ -84,7 +84,7 @@ def make_dataset(folder: Path, size: int = 6_000) -> Path:
 
 
 class Command:
-    """A stage in a session of its own, so that all of its processes can be found."""
+    """Process of a stage in its own session, so that all of its processes can be listed."""
 
     def __init__(self, work: Path, stage: str, words: list[str], output: str, cache: str) -> None:
         own = {
@@ -105,31 +105,31 @@ class Command:
             )
 
     def others(self) -> list[int]:
-        """Every other process of the session."""
-        found = []
+        """Return the other processes of the session."""
+        others = []
         for entry in Path("/proc").iterdir():
             try:
                 own = entry.name.isdigit() and int(entry.name) != self.process.pid
                 if own and os.getsid(int(entry.name)) == self.process.pid and _runs(entry):
-                    found.append(int(entry.name))
+                    others.append(int(entry.name))
             except OSError:
                 continue
-        return found
+        return others
 
     def workers(self) -> list[int]:
-        """Those that compute: Ray's actors and tasks, or forked processes."""
-        found = []
+        """Return the processes that compute: Ray's actors and tasks, or forked processes."""
+        workers = []
         for pid in self.others():
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
             if line.startswith(b"ray::") and not line.startswith(b"ray::IDLE"):
-                found.append(pid)
-        return found
+                workers.append(pid)
+        return workers
 
     def leftovers(self) -> float:
-        """Seconds until the last process of an ended command has ended; `LEFT_SECONDS` where one has not."""
+        """Return the seconds until the last process of an ended command has ended, at most `LEFT_SECONDS`."""
         began = time.monotonic()
         while self.others() and time.monotonic() < began + LEFT_SECONDS:
             time.sleep(0.1)
@@ -139,13 +139,13 @@ class Command:
         return min(time.monotonic() - began, LEFT_SECONDS)
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the end and return the exit code."""
         return self.process.wait(HUNG_SECONDS)
 
 
 @dataclass
-class Found:
-    """What the disturbances of a stage came to."""
+class Results:
+    """Results of the disturbances of a stage."""
 
     kills: dict[str, int] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
@@ -155,9 +155,9 @@ class Found:
     seconds: float = 0.0
 
 
-def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Found:
-    """Run a stage undisturbed and then disturbed, and compare what they leave."""
-    found, words = Found(), STAGES[stage]
+def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Results:
+    """Run a stage undisturbed and then disturbed, and compare the results."""
+    results, words = Results(), STAGES[stage]
     began = time.monotonic()
     peace = Command(work, stage, words, f"{stage}-peace", f"{stage}-peace-cache")
     if peace.wait():
@@ -177,41 +177,41 @@ def disturbed(work: Path, stage: str, kills: int, chance: random.Random) -> Foun
             if command.process.poll() is not None or done >= kills:
                 break
             how = disturb(command, deck.pop(), chance)
-            found.kills[how] = found.kills.get(how, 0) + 1
+            results.kills[how] = results.kills.get(how, 0) + 1
             done += 1
             if how in ("SIGKILL", "SIGTERM", "SIGHUP"):
                 code = command.wait()
                 key = f"{how} {code}"
-                found.codes[key] = found.codes.get(key, 0) + 1
+                results.codes[key] = results.codes.get(key, 0) + 1
                 if code not in (-signal.SIGKILL, 130, 0):
-                    found.errors.append(f"{how}: exit code {code}: {last_line(command)}")
+                    results.errors.append(f"{how}: exit code {code}: {last_line(command)}")
                 watchers.append(pool.submit(command.leftovers))
                 command = Command(work, stage, words, output, cache)  # at once: leftovers may still be there
         if (code := command.wait()) == 2 and how == "worker":
-            # It cannot do without what was killed, and says so: the same command continues.
-            found.codes["worker 2"] = found.codes.get("worker 2", 0) + 1
+            # The command needs the killed process and ends with an error; the same command continues.
+            results.codes["worker 2"] = results.codes.get("worker 2", 0) + 1
             command = Command(work, stage, words, output, cache)
             code = command.wait()
         if code:
-            found.errors.append(f"the last command: exit code {code}: {last_line(command)}")
+            results.errors.append(f"the last command: exit code {code}: {last_line(command)}")
             continue
         watchers.append(pool.submit(command.leftovers))
         there = contents(work / output, stage)
-        found.different += [
+        results.different += [
             f"{output}/{name}" for name in sorted(wanted.keys() | there.keys()) if wanted.get(name) != there.get(name)
         ]
-        found.different += [f"{path}" for path in work.glob(f".{output}*")]
+        results.different += [f"{path}" for path in work.glob(f".{output}*")]
         shutil.rmtree(work / output)
-    found.left = [watcher.result() for watcher in watchers]
-    found.seconds = time.monotonic() - began
-    print(f"{stage}: {found.kills}, exit codes {found.codes}, {found.seconds:.0f} s", flush=True)
-    for problem in (*found.errors, *found.different):
+    results.left = [watcher.result() for watcher in watchers]
+    results.seconds = time.monotonic() - began
+    print(f"{stage}: {results.kills}, exit codes {results.codes}, {results.seconds:.0f} s", flush=True)
+    for problem in (*results.errors, *results.different):
         print(f"  {problem}", flush=True)
-    return found
+    return results
 
 
 def disturb(command: Command, how: str, chance: random.Random) -> str:
-    """Do it; a worker that is not there yet is the command itself. Returns what was done."""
+    """Disturb a command; without a worker the command itself is disturbed. Return the name of the disturbance."""
     workers = command.workers()
     if how == "worker" and not workers:
         how = "SIGKILL"
@@ -238,40 +238,40 @@ def send(pid: int, number: int) -> None:
 
 
 def contents(folder: Path, stage: str) -> dict[str, str]:
-    """The digest of every file that is a result, without times; of a sweep the trials' settings and figures too."""
+    """Return the digest of every result file, without times; for a sweep also settings and figures of trials."""
     names = _FILES.get(stage, ("**/*",))
     files = {file for name in names for file in folder.glob(name) if file.is_file()}
-    found = {}
+    digests = {}
     for file in sorted(files):
         content = file.read_bytes()
         if file.suffix in (".json", ".md"):
             content = _TIMES.sub(r"\1", content.decode()).encode()
-        found[str(file.relative_to(folder))] = hashlib.sha256(content).hexdigest()
+        digests[str(file.relative_to(folder))] = hashlib.sha256(content).hexdigest()
     if stage == "tune":
         for trial in json.loads((folder / "trials.json").read_bytes())["trials"]:
             kept = {name: trial[name] for name in ("settings", "status", "metrics") if name in trial}
-            found[f"trial {trial['number']}"] = json.dumps(kept, sort_keys=True)
+            digests[f"trial {trial['number']}"] = json.dumps(kept, sort_keys=True)
         figures = json.loads((folder / "best" / "metrics.json").read_bytes())
-        found["best"] = json.dumps({name: figures[name] for name in ("bm25", "before", "after")}, sort_keys=True)
+        digests["best"] = json.dumps({name: figures[name] for name in ("bm25", "before", "after")}, sort_keys=True)
         for steps in sorted(folder.glob("trials/*/steps.jsonl")):
-            found[str(steps.relative_to(folder))] = json.dumps(losses(steps))
-    return found
+            digests[str(steps.relative_to(folder))] = json.dumps(losses(steps))
+    return digests
 
 
 def losses(file: Path) -> list[tuple[int, float]]:
-    """The step and loss of every line of training."""
+    """Return the step and loss of every training line."""
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     return [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry.get("measured", {})]
 
 
 def last_line(command: Command) -> str:
-    """The last thing that a command said."""
+    """Return the last line that a command printed."""
     lines = command.log.read_text().strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def equal_commands(work: Path, pairs: int, chance: random.Random) -> tuple[dict[str, End], dict[str, object]]:
-    """Give equal commands for one run directory at random times."""
+    """Start equal commands for one run directory at random times."""
     words = ["--dataset", "letters", "--model", "encoder", "--max-steps", str(STEPS), *TRAIN]
     began = time.monotonic()
     peace = Command(work, "train", words, "train-peace", "train-cache")
@@ -286,7 +286,7 @@ def equal_commands(work: Path, pairs: int, chance: random.Random) -> tuple[dict[
         first = Command(work, "train", words, run, "train-cache")
         for _ in range(min(5, pairs - refused - finished - len(other))):
             time.sleep(chance.uniform(0, 0.4 * length))
-            asked = time.monotonic()
+            started = time.monotonic()
             second = subprocess.run(
                 [sys.executable, str(REPOSITORY / "jobs" / "train.py"), *words, "--output", f"./{run}/../{run}"],
                 cwd=work,
@@ -302,7 +302,7 @@ def equal_commands(work: Path, pairs: int, chance: random.Random) -> tuple[dict[
             )
             if second.returncode == 2 and "in use by 'raytriever train' on host" in second.stderr:
                 refused += 1
-                slowest = max(slowest, time.monotonic() - asked)
+                slowest = max(slowest, time.monotonic() - started)
             elif second.returncode == 0 and first.process.poll() is not None:
                 finished += 1
             else:
@@ -335,43 +335,43 @@ def main() -> None:
     line.add_argument("--pairs", type=int, default=20, help="equal commands")
     line.add_argument("--stages", default=",".join(STAGES), help="which; results of others stay in the file of --json")
     line.add_argument("--at-once", type=int, default=1, help="stages that are disturbed at the same time")
-    given = line.parse_args()
+    options = line.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # for the commands, where `nohup` started this
-    stages = [name for name in given.stages.split(",") if name]
-    with TemporaryDirectory() as place:
-        work = Path(place)
+    stages = [name for name in options.stages.split(",") if name]
+    with TemporaryDirectory() as temporary:
+        work = Path(temporary)
         make_encoder(work / "encoder")
         make_dataset(work / "letters")
         (work / "space.yaml").write_text(SPACE)
-        with ThreadPoolExecutor(given.at_once) as pool:
+        with ThreadPoolExecutor(options.at_once) as pool:
             tasks: list[Future[tuple[dict[str, End], dict[str, object]]]] = []
-            if given.pairs:
-                tasks.append(pool.submit(equal_commands, work, given.pairs, random.Random("train")))
-            tasks += [pool.submit(measured, work, stage, given.kills) for stage in stages]
+            if options.pairs:
+                tasks.append(pool.submit(equal_commands, work, options.pairs, random.Random("train")))
+            tasks += [pool.submit(measured, work, stage, options.kills) for stage in stages]
             for task in as_completed(tasks):
                 ends, details = task.result()
                 report("kills and equal commands", ends, None)
-                if given.json is not None:
-                    add_to(given.json, ends, details)
+                if options.json is not None:
+                    add_to(options.json, ends, details)
 
 
 def measured(work: Path, stage: str, kills: int) -> tuple[dict[str, End], dict[str, object]]:
-    """Disturb a stage; its ends, and what was done."""
-    found = disturbed(work, stage, kills, random.Random(stage))
-    done, left = sum(found.kills.values()), max(found.left)
+    """Disturb a stage; return its results and the details."""
+    results = disturbed(work, stage, kills, random.Random(stage))
+    done, left = sum(results.kills.values()), max(results.left)
     ends = {
         f"{stage}: disturbances": End(done, f"{kills}", done >= kills),
-        f"{stage}: commands that ended otherwise": End(len(found.errors), "0", not found.errors),
-        f"{stage}: files that differ": End(len(found.different), "0", not found.different),
+        f"{stage}: commands that ended otherwise": End(len(results.errors), "0", not results.errors),
+        f"{stage}: files that differ": End(len(results.different), "0", not results.different),
         f"{stage}: longest life of a process left behind (s)": End(
             round(left, 1), f"below {LEFT_SECONDS:g}", left < LEFT_SECONDS
         ),
     }
-    return ends, {stage: {"kills": found.kills, "codes": found.codes, "seconds": round(found.seconds)}}
+    return ends, {stage: {"kills": results.kills, "codes": results.codes, "seconds": round(results.seconds)}}
 
 
 def add_to(file: Path, ends: dict[str, End], details: dict[str, object]) -> None:
-    """Add results to a file, in which those of other stages stay."""
+    """Add results to a file; those of other stages stay in it."""
     before = json.loads(file.read_bytes()) if file.is_file() else {"details": {}, "ends": {}}
     content = {
         "date": str(date.today()),

@@ -1,10 +1,9 @@
-"""The losses: time, memory and accuracy against their targets and against what else one could use.
+"""Losses: time, memory and accuracy, compared with thresholds and with other implementations.
 
-Run: `python benchmarks/losses.py [--json PATH] [--libauc-python PYTHON] [--device cuda]`. Needs torch and
-numba; rows of sentence-transformers and LibAUC (in an environment of its own, named by its Python) appear
-where they are installed. Times are medians of forward and backward with both sides of a ratio warmed up and
-interleaved in one process; peak memory is that of a fresh process beyond its inputs. On CUDA the rows are
-those that need a GPU.
+Run: `python benchmarks/losses.py [--json PATH] [--libauc-python PYTHON] [--device cuda]`. Needs torch and numba. Rows
+of sentence-transformers and LibAUC (in its own environment, given by its Python) appear where these are installed.
+Times are medians of forward and backward passes; both sides of a ratio are warmed up and alternate in one process. Peak
+memory is that of a fresh process without its inputs. With `--device cuda` the rows are those that need a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Step = Callable[[], object]
 
 
 def embeddings(batch: int, device: str = "cpu", width: int = WIDTH, dtype: torch.dtype = torch.float32) -> list:
-    """Unit queries and passages, a query's positive close to it; passages 0 to B - 1 are the positives."""
+    """Return unit queries and passages with a positive near each query; passages 0 to B - 1 are the positives."""
     generator = torch.Generator(device).manual_seed(0)
     shape = {"generator": generator, "device": device}
     queries = functional.normalize(torch.randn(batch, width, **shape), dim=1)
@@ -40,13 +39,13 @@ def embeddings(batch: int, device: str = "cpu", width: int = WIDTH, dtype: torch
 
 
 def scores(batch: int) -> torch.Tensor:
-    """A score matrix such as an encoder in training gives."""
+    """Return a score matrix like that of an encoder in training."""
     queries, passages = embeddings(batch)
     return (queries @ passages.T).detach().requires_grad_()
 
 
 def ours(name: str, inputs: list, positives: int = 1) -> Step:
-    """One of our losses, embeddings in and embedding gradients out."""
+    """Return a step of one of our losses: embeddings in, gradients of the embeddings out."""
     from raytriever.losses.config import LossConfig
     from raytriever.losses.engine.batch import BatchIds
     from raytriever.losses.registry import build_loss
@@ -69,7 +68,7 @@ def ours(name: str, inputs: list, positives: int = 1) -> Step:
 
 
 def rival(name: str, inputs: list) -> Step:
-    """What one would use instead, on the same embeddings."""
+    """Return a step of another implementation on the same embeddings."""
     queries, passages = inputs
     batch = len(queries)
     labels = torch.arange(batch, device=queries.device)
@@ -120,28 +119,28 @@ def rival(name: str, inputs: list) -> Step:
 
 
 def times(steps: dict[str, Step], repeats: int) -> dict[str, float]:
-    """Median seconds of each step, warmed up, taking turns so that a slow spell hits all."""
+    """Return the median seconds of each step, warmed up; the steps alternate so that other load affects all of them."""
     for step in steps.values():
         step()
-    taken: dict[str, list[float]] = {name: [] for name in steps}
+    durations: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
             start = perf_counter()
             step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            taken[name].append(perf_counter() - start)
-    return {name: median(all_of_it) for name, all_of_it in taken.items()}
+            durations[name].append(perf_counter() - start)
+    return {name: median(all_of_it) for name, all_of_it in durations.items()}
 
 
 def memory(field: str) -> int:
-    """A field of this process's status, in bytes."""
+    """Return a field of this process's status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def alone(name: str, batch: int, threads: int) -> None:
-    """In a fresh process: the seconds and the peak memory of one step, beyond its inputs."""
+    """Return the seconds and the peak memory of one step without its inputs; for a fresh process."""
     torch.set_num_threads(threads)
     if name == AGAINST:
         print(json.dumps({"ratio": against_cross_entropy(batch)}))
@@ -157,19 +156,19 @@ def alone(name: str, batch: int, threads: int) -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Ours are named in lower case, without spaces."""
+    """Return True for the name of one of our losses: lower case, without spaces."""
     return name == name.lower() and " " not in name
 
 
 def in_fresh_process(name: str, batch: int, python: str = sys.executable) -> dict[str, float]:
-    """`alone`, run by a Python of one's choice."""
+    """Run `alone` with a Python."""
     command = [python, __file__, "--alone", name, "--batch", str(batch), "--threads", str(torch.get_num_threads())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def literal(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The table of pairs, as every public implementation builds it, positives a few at a time."""
+    """Return the loss over the table of pairs, as public implementations build it, a few positives at a time."""
     batch = len(matrix)
     positives = matrix.diagonal()
     keep = ~torch.eye(batch, matrix.shape[1], dtype=torch.bool)
@@ -183,7 +182,7 @@ def literal(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def differentiated(matrix: torch.Tensor, value: Callable[[torch.Tensor], torch.Tensor]) -> Step:
-    """A loss of a given matrix, forward and backward."""
+    """Return a forward and backward pass of a loss of a score matrix."""
 
     def run() -> object:
         matrix.grad = None
@@ -194,25 +193,25 @@ def differentiated(matrix: torch.Tensor, value: Callable[[torch.Tensor], torch.T
 
 
 def mw(matrix: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Our loss of a given matrix whose diagonal holds the positives."""
+    """Return our loss of a score matrix whose diagonal contains the positives."""
     from raytriever.losses.mw.functional import mann_whitney
 
     return mann_whitney(matrix, torch.arange(len(matrix))[:, None], temperature)
 
 
 def against_cross_entropy(batch: int) -> float:
-    """Time of `mw` over that of `cross_entropy`, on one matrix."""
+    """Return the time of `mw` divided by that of `cross_entropy` on one matrix."""
     matrix, labels = scores(batch), torch.arange(batch)
     steps = {
         "mw": differentiated(matrix, lambda s: mw(s, TAU)),
         "cross_entropy": differentiated(matrix, lambda s: functional.cross_entropy(s, labels)),
     }
-    taken = times(steps, 31)
-    return taken["mw"] / taken["cross_entropy"]
+    durations = times(steps, 31)
+    return durations["mw"] / durations["cross_entropy"]
 
 
 def from_scores() -> dict[str, End]:
-    """`mw` on a given matrix: against `cross_entropy` and against the literal table."""
+    """Measure `mw` on a score matrix: against `cross_entropy` and against the literal table."""
     # The worst of several processes: whether an allocator keeps the matrix's pages is a process's own luck,
     # and where it does not, both sides spend their time on page faults and `mw` looks better than it is.
     ratio = max(in_fresh_process(AGAINST, 1024)["ratio"] for _ in range(7))
@@ -246,63 +245,65 @@ def from_scores() -> dict[str, End]:
 
 
 def from_embeddings() -> dict[str, End]:
-    """The engine: growth, many positives, and a batch of 4096."""
+    """Measure the engine: growth, many positives, and a batch of 4096."""
     from raytriever.losses.config import LOSS_NAMES
 
-    found: dict[str, End] = {}
+    results: dict[str, End] = {}
     single, double = embeddings(1024), embeddings(2048)
-    taken = times({f"{n} 1": ours(n, single) for n in LOSS_NAMES} | {f"{n} 2": ours(n, double) for n in LOSS_NAMES}, 5)
+    durations = times(
+        {f"{n} 1": ours(n, single) for n in LOSS_NAMES} | {f"{n} 2": ours(n, double) for n in LOSS_NAMES}, 5
+    )
     for name in LOSS_NAMES:
-        growth = taken[f"{name} 2"] / taken[f"{name} 1"]
-        found[f"{name}: time at B=2048 / B=1024 (x)"] = End(growth, "at most 5", growth <= 5)
+        growth = durations[f"{name} 2"] / durations[f"{name} 1"]
+        results[f"{name}: time at B=2048 / B=1024 (x)"] = End(growth, "at most 5", growth <= 5)
     many = {n: ours(n, double, 8) for n in LOSS_NAMES if n not in ("infonce", "infonce-symmetric")}
-    taken = times({"infonce": ours("infonce", double), **many}, 5)
+    durations = times({"infonce": ours("infonce", double), **many}, 5)
     for name in many:
-        ratio = taken[name] / taken["infonce"]
-        found[f"{name}, 8 positives / infonce, B=2048 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+        ratio = durations[name] / durations["infonce"]
+        results[f"{name}, 8 positives / infonce, B=2048 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
     inputs = embeddings(4096)
     other = "materialised infonce"
-    taken = times({other: rival(other, inputs), **{n: ours(n, inputs) for n in LOSS_NAMES}}, 3)
+    durations = times({other: rival(other, inputs), **{n: ours(n, inputs) for n in LOSS_NAMES}}, 3)
     for name in LOSS_NAMES:
-        ratio = taken[name] / taken[other]
-        found[f"{name} / {other}, B=4096 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
-    return found
+        ratio = durations[name] / durations[other]
+        results[f"{name} / {other}, B=4096 (x)"] = End(ratio, "at most 1.5", ratio <= 1.5)
+    return results
 
 
 def in_fresh_processes(libauc: str | None) -> dict[str, End]:
-    """Memory, and the rivals."""
+    """Measure memory and the other implementations."""
     from raytriever.losses.config import LOSS_NAMES
 
-    found: dict[str, End] = {}
+    results: dict[str, End] = {}
     for name in LOSS_NAMES:
         extra = in_fresh_process(name, 4096)["bytes"] / 1e6
-        found[f"{name}: extra memory, B=4096 (MB)"] = End(extra, "at most 300", extra <= 300)
+        results[f"{name}: extra memory, B=4096 (MB)"] = End(extra, "at most 300", extra <= 300)
     for name in ("infonce", "mw"):
         run = in_fresh_process(name, 16384)
-        found[f"{name}: B=16384 runs (s)"] = End(run["seconds"], "runs", True)
-        found[f"{name}: extra memory, B=16384 (MB)"] = End(run["bytes"] / 1e6, "reported", True)
+        results[f"{name}: B=16384 runs (s)"] = End(run["seconds"], "runs", True)
+        results[f"{name}: extra memory, B=16384 (MB)"] = End(run["bytes"] / 1e6, "reported", True)
     rivals = ["materialised infonce"]
     if importlib.util.find_spec("sentence_transformers"):
         rivals += ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"]
     for name in ("infonce", "mw", *rivals):
         run = in_fresh_process(name, 4096)
-        found[f"{name}, B=4096 (s)"] = End(run["seconds"], "reported", True)
-        found[f"{name}, B=4096, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
+        results[f"{name}, B=4096 (s)"] = End(run["seconds"], "reported", True)
+        results[f"{name}, B=4096, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
     for name, python in (("mw", sys.executable), *([("PairwiseAUCLoss", libauc)] if libauc else [])):
         run = in_fresh_process(name, 256, python)
-        found[f"{name}, B=256 (s)"] = End(run["seconds"], "reported", True)
-        found[f"{name}, B=256, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
-    return found
+        results[f"{name}, B=256 (s)"] = End(run["seconds"], "reported", True)
+        results[f"{name}, B=256, extra memory (MB)"] = End(run["bytes"] / 1e6, "reported", True)
+    return results
 
 
 def on_cuda() -> dict[str, End]:
-    """What only a GPU can show: bf16, width 1024."""
+    """Measure what needs a GPU: bf16, width 1024."""
     inputs = embeddings(8192, "cuda", 1024, torch.bfloat16)
-    taken = times({"mw": ours("mw", inputs), "infonce": rival("materialised infonce", inputs)}, 7)
+    durations = times({"mw": ours("mw", inputs), "infonce": rival("materialised infonce", inputs)}, 7)
     square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     peak = 2 * 8192**3 / times({"product": lambda: square @ square}, 7)["product"]
-    share = 3 * 2 * 8192 * 8192 * (1 + HARD) * 1024 / taken["mw"] / peak
-    ratio = taken["mw"] / taken["infonce"]
+    share = 3 * 2 * 8192 * 8192 * (1 + HARD) * 1024 / durations["mw"] / peak
+    ratio = durations["mw"] / durations["infonce"]
     inputs = embeddings(65536, "cuda", 1024, torch.bfloat16)
     torch.cuda.reset_peak_memory_stats()
     before, start = torch.cuda.memory_allocated(), perf_counter()
@@ -325,15 +326,15 @@ def main() -> None:
     line.add_argument("--libauc-python", metavar="PYTHON", help="the Python of an environment that has LibAUC")
     line.add_argument("--alone", help=argparse.SUPPRESS)
     line.add_argument("--batch", type=int, help=argparse.SUPPRESS)
-    given = line.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.alone:
-        alone(given.alone, given.batch, given.threads)
-    elif given.device == "cuda":
-        report(f"losses on {torch.cuda.get_device_name()}", on_cuda(), given.json)
+    options = line.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.alone:
+        alone(options.alone, options.batch, options.threads)
+    elif options.device == "cuda":
+        report(f"losses on {torch.cuda.get_device_name()}", on_cuda(), options.json)
     else:
-        found = from_scores() | from_embeddings() | in_fresh_processes(given.libauc_python)
-        report(f"losses, {given.threads} threads, fp32, d = {WIDTH}, H = {HARD}", found, given.json)
+        results = from_scores() | from_embeddings() | in_fresh_processes(options.libauc_python)
+        report(f"losses, {options.threads} threads, fp32, d = {WIDTH}, H = {HARD}", results, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Measuring: ranking metrics against pytrec_eval, AUC against scikit-learn, and the AUC of a pool beyond memory.
+"""Metrics: ranking metrics against pytrec_eval, AUC against scikit-learn, and the AUC of more scores than memory holds.
 
-Run: `python benchmarks/metrics.py [--json PATH] [--stream SCORES]`; about 75 seconds. Times are processor seconds.
-pytrec_eval's do not count the dictionaries it reads, ours count the ordering of the results.
+Run: `python benchmarks/metrics.py [--json PATH] [--stream SCORES]`; about 75 seconds. Times are processor seconds. The
+time of pytrec_eval does not include its input dictionaries; our time includes sorting the results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 5_000_000
 
 
 def seconds(work: Callable[[], object], times: int = 1) -> float:
-    """The least processor time of a few calls."""
+    """Return the least processor time of a few calls."""
     took = []
     for _ in range(times):
         began = process_time()
@@ -47,13 +47,13 @@ def seconds(work: Callable[[], object], times: int = 1) -> float:
 
 
 def rankings() -> dict[str, End]:
-    """Six metrics of 10,000 queries by 1,000 results with 20 judgements a query, half of them among the results."""
+    """Measure six metrics of 10,000 queries by 1,000 results with 20 judgements each, half of them in the results."""
     rng = np.random.default_rng(0)
     rows = np.arange(QUERIES)[:, None]
     documents = rng.permuted(np.arange(RESULTS) * 997 + rng.integers(0, 997, (QUERIES, RESULTS)), axis=1)
     scores = -np.sort(-rng.normal(size=(QUERIES, RESULTS)).astype(np.float32), axis=1)
-    found = documents[rows, rng.permuted(np.tile(np.arange(0, RESULTS, RESULTS // JUDGED), (QUERIES, 1)), axis=1)]
-    judged = np.where(rng.random((QUERIES, JUDGED)) < 0.5, found, DOCUMENTS + np.arange(JUDGED))
+    listed = documents[rows, rng.permuted(np.tile(np.arange(0, RESULTS, RESULTS // JUDGED), (QUERIES, 1)), axis=1)]
+    judged = np.where(rng.random((QUERIES, JUDGED)) < 0.5, listed, DOCUMENTS + np.arange(JUDGED))
     grades = rng.integers(0, 4, (QUERIES, JUDGED))
 
     def ours() -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def rankings() -> dict[str, End]:
     }
     evaluator = pytrec_eval.RelevanceEvaluator(qrels, set(NAMES.values()))
     theirs = {}
-    taken = seconds(lambda: theirs.update(evaluator.evaluate(run)))
+    duration = seconds(lambda: theirs.update(evaluator.evaluate(run)))
     apart = max(
         float(np.abs(figures[name] - [theirs[f"q{q}"][trec] for q in range(QUERIES)]).max())
         for name, trec in NAMES.items()
@@ -80,15 +80,15 @@ def rankings() -> dict[str, End]:
     ready = seconds(ours, 3)
     return {
         "10,000 x 1,000, as a search gives them (s)": End(ready, "reported", True),
-        "pytrec_eval (s)": End(taken, "reported", True),
-        "ahead of pytrec_eval, as a search gives them (x)": End(taken / ready, "at least 5", taken / ready >= 5),
+        "pytrec_eval (s)": End(duration, "reported", True),
+        "ahead of pytrec_eval, as a search gives them (x)": End(duration / ready, "at least 5", duration / ready >= 5),
         "largest difference of a figure from pytrec_eval's": End(apart, "under 1e-6", apart < 1e-6),
     }
 
 
 def pooled() -> dict[str, End]:
-    """AUC of 10^7 scores around 30 and 40, once with 500 negatives a positive, once with as many of each."""
-    found = {}
+    """Measure the AUC of 10^7 scores around 30 and 40, with 500 negatives a positive and with as many of each."""
+    results = {}
     for title, dtype, positives in (
         ("1 positive to 500", np.float32, SCORES // (PER_POSITIVE + 1)),
         ("as many of each", np.float32, SCORES // 2),
@@ -100,10 +100,10 @@ def pooled() -> dict[str, End]:
         labels = np.r_[np.ones(len(ours), bool), np.zeros(len(theirs), bool)]
         together = np.r_[ours, theirs]
         apart = float(abs(pooled_auc(ours, theirs) - roc_auc_score(labels, together)))
-        taken = seconds(lambda a=ours, b=theirs: pooled_auc(a, b), 3)
-        ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / taken
-        found |= {
-            f"AUC of 10^7 scores, {title} (s)": End(taken, "reported", True),
+        duration = seconds(lambda a=ours, b=theirs: pooled_auc(a, b), 3)
+        ratio = seconds(lambda a=labels, b=together: roc_auc_score(a, b)) / duration
+        results |= {
+            f"AUC of 10^7 scores, {title} (s)": End(duration, "reported", True),
             f"AUC of 10^7 scores, {title}: ahead of scikit-learn (x)": End(ratio, "at least 20", ratio >= 20),
             f"AUC of 10^7 scores, {title}: difference": End(apart, "under 1e-9", apart < 1e-9),
         }
@@ -111,17 +111,17 @@ def pooled() -> dict[str, End]:
             queries = np.arange(len(ours)), np.repeat(np.arange(len(ours)), PER_POSITIVE + 1)[: len(theirs)]
             auc_interval(ours[:9], theirs[:9])
             interval = seconds(lambda a=ours, b=theirs, q=queries: auc_interval(a, b, *q))
-            found["its interval, clustered by query (s)"] = End(interval, "reported", True)
-    return found
+            results["its interval, clustered by query (s)"] = End(interval, "reported", True)
+    return results
 
 
 def stream(scores: int, spread: float, shift: float) -> tuple[float, float, float, float]:
-    """Error, its bound, processor seconds and peak memory in MB of counting so many scores, in this process.
+    """Return error, bound, processor seconds and peak memory in MB of counting this number of scores in this process.
 
-    The exact AUC comes of merging every chunk of negatives with all positives, which are few.
+    The exact AUC is computed by merging every chunk of negatives with all positives, which are few.
     """
     rng = np.random.default_rng(0)
-    counts, pairs, taken = ScoreCounts(), 0, 0.0
+    counts, pairs, duration = ScoreCounts(), 0, 0.0
     positives = shift + spread * rng.standard_normal(scores // (PER_POSITIVE + 1), np.float32)
     left, ordered, none = scores - len(positives), np.sort(positives), positives[:0]
     counts.add(positives[:1], none)
@@ -129,42 +129,42 @@ def stream(scores: int, spread: float, shift: float) -> tuple[float, float, floa
     while left:
         negatives = spread * rng.standard_normal(min(left, CHUNK), np.float32)
         left -= len(negatives)
-        taken += seconds(lambda a=positives, b=negatives: counts.add(a, b))
+        duration += seconds(lambda a=positives, b=negatives: counts.add(a, b))
         positives = none
         negatives.sort()
         pairs += int(count_ordered_pairs(ordered, negatives))
-    found = streaming_auc(counts)
-    error = abs(found.value - pairs / (2 * found.positives * found.negatives))
+    result = streaming_auc(counts)
+    error = abs(result.value - pairs / (2 * result.positives * result.negatives))
     # Not `ru_maxrss`, which a process begins with at its parent's.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return error, found.error_bound, taken, int(peak.split()[1]) * 1024 / 1e6
+    return error, result.error_bound, duration, int(peak.split()[1]) * 1024 / 1e6
 
 
 def streamed(scores: int) -> dict[str, End]:
-    """Scores of a dot product, some tens to either side of zero: of all kinds the one that takes the most bins."""
+    """Measure scores of a dot product, some tens to either side of zero: these need the largest number of bins."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        error, bound, taken, memory = pool.submit(stream, scores, 30.0, 20.0).result()
+        error, bound, duration, memory = pool.submit(stream, scores, 30.0, 20.0).result()
     return {
         f"streaming AUC of {scores:.0e} scores: error": End(error, "under 1e-6", error < 1e-6),
         "its stated bound": End(bound, "under 1e-6", error <= bound < 1e-6),
         "peak memory of the process (MB)": End(memory, "under 1000", memory < 1000),
-        "a million scores (ms)": End(1e9 * taken / scores, "reported", True),
+        "a million scores (ms)": End(1e9 * duration / scores, "reported", True),
     }
 
 
 def significance() -> dict[str, End]:
-    """The randomisation test of 10,000 queries."""
+    """Measure the randomisation test of 10,000 queries."""
     rng = np.random.default_rng(0)
-    taken = seconds(lambda: randomisation_test(rng.random(QUERIES), rng.random(QUERIES)))
-    return {"randomisation test, 10,000 queries, 10,000 draws (s)": End(taken, "reported", True)}
+    duration = seconds(lambda: randomisation_test(rng.random(QUERIES), rng.random(QUERIES)))
+    return {"randomisation test, 10,000 queries, 10,000 draws (s)": End(duration, "reported", True)}
 
 
 def main() -> None:
-    """Print the ends."""
+    """Measure and report."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--stream", type=int, default=10**9, metavar="SCORES", help="how many are streamed")
-    given = arguments.parse_args()
-    report("metrics", rankings() | pooled() | streamed(given.stream) | significance(), given.json)
+    options = arguments.parse_args()
+    report("metrics", rankings() | pooled() | streamed(options.stream) | significance(), options.json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Nested embeddings beside plain ones: what the first components alone retrieve after the same training.
+"""Nested embeddings against plain ones: retrieval with the first components after the same training.
 
 Run: `python benchmarks/nested.py [--json PATH] [--steps 60] [--others 3000] [--work DIR]`. MiniLM is trained on pydocs
-with the recipe's settings, once with `--matryoshka-dims` and once without, as many steps on the same batches. Both, and
-MiniLM as it is published, are then read at each width (what `--truncate-dim` does: cut, and brought to length one) on
-all queries of the test split against the passages it judges and others, half of them the nearest by BM25. Encoders that
-stand in `--work` are not trained again.
+with the settings of the recipe, once with `--matryoshka-dims` and once without, with the same steps and batches. Both,
+and the published MiniLM, are measured at each width (like `--truncate-dim`: cut and normalised to length one) on all
+queries of the test split. The corpus has the judged passages and others, half of them the nearest by BM25. Encoders
+that `--work` contains are not trained again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 
 
 def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
-    """A model directory, after so many steps from MiniLM; or one that stands there."""
+    """Return the model directory after this number of steps from MiniLM; an existing one is used again."""
     if (folder / "model").is_dir():
         return folder / "model"
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,20 +78,20 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
 
 @cache
 def measured_on(others: int) -> RetrievalDataset:
-    """The test split and a part of the corpus."""
+    """Return the test split and a part of the corpus."""
     dataset = open_dataset("pydocs", ["test"])
     return sample_corpus(dataset, "test", others, 0, lambda whole: Bm25Index(whole.passages()))
 
 
 def cut(embeddings: ndarray, width: int) -> ndarray:
-    """The first components, of length one."""
+    """Return the first components, normalised to length one."""
     return embeddings[:, :width] / np.linalg.norm(embeddings[:, :width], axis=1, keepdims=True)
 
 
 def by_width(retriever: Retriever, dataset: RetrievalDataset) -> dict[int, float]:
-    """nDCG@10 at each width."""
-    asked = dataset.positives("test").queries
-    queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in asked], "query", "queries")
+    """Return nDCG@10 at each width."""
+    queries_of = dataset.positives("test").queries
+    queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in queries_of], "query", "queries")
     passages = encode_texts(retriever, dataset.passages(), "passage", "passages")
     return {
         width: evaluate_embeddings(dataset, "test", cut(queries, width), cut(passages, width)).metrics[METRIC]
@@ -100,31 +100,31 @@ def by_width(retriever: Retriever, dataset: RetrievalDataset) -> dict[int, float
 
 
 def main() -> None:
-    """Print the ends."""
+    """Measure and report."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--steps", type=int, default=60, help="of either training (default: 60)")
-    arguments.add_argument("--others", type=int, default=3_000, help="passages beside the judged ones (default: 3000)")
+    arguments.add_argument("--others", type=int, default=3_000, help="passages besides the judged ones (default: 3000)")
     arguments.add_argument("--work", type=Path, metavar="DIR", help="keep the trained encoders there")
-    asked = arguments.parse_args()
+    options = arguments.parse_args()
     own, precision = pydocs(), choose_precision(None, CPU)
     nested = replace(own.loss, matryoshka_dims=",".join(map(str, DIMS)))
-    found = {}
+    results = {}
     with TemporaryDirectory() as scratch:
         models = {"published": str(own.model.model)}
         for name, loss in (("plain", own.loss), ("nested", nested)):
-            models[name] = str(trained(loss, asked.steps, (asked.work or Path(scratch)) / name))
+            models[name] = str(trained(loss, options.steps, (options.work or Path(scratch)) / name))
         for name, model in models.items():
             config = ModelConfig(model, passage_length=own.model.passage_length)
-            found[name] = by_width(load_for_encoding(config, precision, CPU), measured_on(asked.others))
+            results[name] = by_width(load_for_encoding(config, precision, CPU), measured_on(options.others))
     ends = {
         f"{name}: nDCG@10 at {width} components": End(value, "reported", True)
-        for name, values in found.items()
+        for name, values in results.items()
         for width, value in values.items()
     }
-    gained, paid = (found["nested"][width] / found["plain"][width] for width in (NARROW, WHOLE))
+    gained, paid = (results["nested"][width] / results["plain"][width] for width in (NARROW, WHOLE))
     ends[f"nested / plain at {NARROW} components (x)"] = End(gained, "above 1", gained > 1)
     ends[f"nested / plain at {WHOLE} components (x)"] = End(paid, "reported", True)
-    report(f"nested embeddings, {asked.steps} steps", ends, asked.json)
+    report(f"nested embeddings, {options.steps} steps", ends, options.json)
 
 
 if __name__ == "__main__":

@@ -15,24 +15,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+BAR = r"\|"
 DATED = re.compile(r"(.+)-(\d{4}-\d{2}-\d{2})\.json")
-NOT_A_THRESHOLD = {"told", "reported", "told, and whole", "-"}
-# Words that older result files use, and what they mean.
-WORDS = (
-    (r"\bours / theirs\b", "raytriever / sentence-transformers"),
-    (r"\bours\b", "raytriever"),
-    (r"\bto theirs\b", "to sentence-transformers'"),
-    (r"\btheirs\b", "sentence-transformers"),
-    (r"\bof the run in peace\b", "of an undisturbed run"),
-    (r"\bbeside / alone\b", "during a validation / alone"),
-    (r"\bbeside an evaluation\b", "during a validation"),
-    (r"\bmemory beside the\b", "memory in addition to the"),
-    (r"\bbeside\b", "next to"),
-    (r"\bthat telling 20 figures waits\b", "that wait because 20 figures are logged"),
-    (r"\bsteps that tell\b", "steps that log"),
-    (r"\bthose that do not\b", "others"),
-    (r"\bit comes to\b", "it reaches"),
-)
+NOT_A_THRESHOLD = {"reported", "reported, and complete", "-"}
 
 # Name of the result, title of the section, script, what it compares. The order is that of the page.
 SECTIONS = (
@@ -72,18 +57,18 @@ ELSEWHERE = {"coverage": "[intervals](explanation/intervals.md)"}
 
 def newest(folder: Path) -> dict[str, tuple[str, Any]]:
     """Return the date and content of the newest result of each name."""
-    found = {}
+    results = {}
     for path in sorted(folder.glob("*.json")):
         if match := DATED.fullmatch(path.name):
-            found[match[1]] = match[2], json.loads(path.read_text(encoding="utf-8"))
-    return found
+            results[match[1]] = match[2], json.loads(path.read_text(encoding="utf-8"))
+    return results
 
 
 def page(folder: Path = RESULTS) -> str:
     """Return the page of the results in a folder; raises ValueError for a result without a section."""
     results = newest(folder)
-    known = {name for name, *_ in SECTIONS} | {PACKS} | set(ELSEWHERE)
-    if missing := sorted(name for name in results if name not in known and not STUDY.fullmatch(name)):
+    sections = {name for name, *_ in SECTIONS} | {PACKS} | set(ELSEWHERE)
+    if missing := sorted(name for name in results if name not in sections and not STUDY.fullmatch(name)):
         raise ValueError(f"benchmarks/page.py: add a section for {', '.join(missing)}")
     return "\n".join([*_head(), *_measured(results), *_packs(results), *_studies(results)]).rstrip() + "\n"
 
@@ -105,14 +90,8 @@ def _measured(results: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
         yield f"## {title}\n\n{about} `python benchmarks/{script}`, {date}.\n"
         yield "| figure | value | threshold |\n| --- | ---: | --- |"
         for figure, end in content.get("ends", content).items():
-            yield f"| {_words(figure)} | {_number(end['value'])} | {_threshold(end)} |"
+            yield f"| {figure.replace('|', BAR)} | {_number(end['value'])} | {_threshold(end)} |"
         yield ""
-
-
-def _words(figure: str) -> str:
-    for pattern, meaning in WORDS:
-        figure = re.sub(pattern, meaning, figure)
-    return figure.replace("|", "\\|")
 
 
 def _number(value: float) -> str:

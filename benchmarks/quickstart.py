@@ -1,4 +1,4 @@
-"""The main job as a newcomer meets it: how long, and whether training helps.
+"""The quickstart: its duration, and the gain of the training.
 
 Run: `python benchmarks/quickstart.py [--json PATH]`. Every cache is cold; the installation is not counted.
 """
@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 
 def main() -> None:
-    """Run the job in a fresh folder and read what it left."""
+    """Run the job in an empty folder and read its results."""
     arguments = parser(__doc__ or "").parse_args()
     with TemporaryDirectory() as folder:
         environment = {
@@ -38,9 +38,9 @@ def main() -> None:
         subprocess.run([*command, "--loss", "mw", "--run-name", "quickstart"], check=True, cwd=folder, env=environment)
         seconds = time.perf_counter() - began
         run = Path(folder) / "runs" / "quickstart"
-        found = json.loads((run / "metrics.json").read_text())
+        metrics = json.loads((run / "metrics.json").read_text())
         first = json.loads((run / "steps.jsonl").read_text().split("\n")[0])
-    after, before, bm25 = (found[name]["ndcg_at_10"] for name in ("after", "before", "bm25"))
+    after, before, bm25 = (metrics[name]["ndcg_at_10"] for name in ("after", "before", "bm25"))
     report(
         "quickstart",
         {
@@ -51,7 +51,7 @@ def main() -> None:
             ),
             "nDCG@10 after, over before": End(after / before, "above 1", after > before),
             "nDCG@10 after, over BM25": End(after / bm25, "above 1", after > bm25),
-            "AUC after minus before": End(found["after"]["auc"] - found["before"]["auc"], "reported", True),
+            "AUC after minus before": End(metrics["after"]["auc"] - metrics["before"]["auc"], "reported", True),
         },
         arguments.json,
     )

@@ -1,11 +1,11 @@
-"""Refreshing hard negatives: what it costs the steps beside it, and what the negatives are worth.
+"""Refreshed hard negatives: the cost of a refresh for the steps during it, and the value of the negatives.
 
-Run: `python benchmarks/refresh.py [--json PATH]`, a third of an hour on two cores. Paragraphs of SQuAD, two questions
-of each; MiniLM is trained by `jobs/train.py` for one epoch, three times with the same seed and as many steps: on
-in-batch negatives only, with negatives that BM25 found once, and with those and then its own, found anew every so many
-steps while training goes on. Measured on questions of other articles, among all paragraphs. Where encoding has no
-cores of its own it takes them from training: on two cores the cost of a step is told and held to nothing. The table for
-docs/explanation/hard-negative-refresh.md is printed behind the ends.
+Run: `python benchmarks/refresh.py [--json PATH]`, about 20 minutes on two cores. Paragraphs of SQuAD, two questions
+each. `jobs/train.py` trains MiniLM for one epoch three times with the same seed and number of steps: with in-batch
+negatives only; with negatives that BM25 mined once; and with these until the first refresh and then with negatives that
+the encoder itself mines repeatedly during training. The evaluation uses questions of other articles and all paragraphs.
+Encoding without cores of its own slows training down, so on two cores the cost of a step has no threshold. The table
+for docs/explanation/hard-negative-refresh.md is printed after the results.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BATCH = 32
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file of SQuAD."""
+    """Return the rows of a file of SQuAD."""
     with gzip.open(SQUAD / f"{name}.jsonl.gz", "rt", encoding="utf-8") as stream:
         yield from map(json.loads, stream)
 
 
 def subset(folder: Path, documents: int) -> None:
-    """Write the paragraphs that are trained on and those that are measured on, with two questions of each."""
+    """Write the paragraphs for training and for evaluation, with two questions each."""
     (folder / "qrels").mkdir(parents=True)
     chosen: dict[str, dict[str, list[str]]] = {"train": {}, "dev": {}, "test": {}}
     for split, most in (("train", documents), ("dev", HELD_OUT)):
@@ -52,21 +52,21 @@ def subset(folder: Path, documents: int) -> None:
             part = chosen[split]
             if document in part or len(part) < most:
                 part.setdefault(document, []).append(query)
-    held = list(chosen["dev"].items())
-    chosen["test"], chosen["dev"] = dict(held[: HELD_OUT * 3 // 4]), dict(held[HELD_OUT * 3 // 4 :])
-    kept: set[str] = set()
+    dev = list(chosen["dev"].items())
+    chosen["test"], chosen["dev"] = dict(dev[: HELD_OUT * 3 // 4]), dict(dev[HELD_OUT * 3 // 4 :])
+    query_ids: set[str] = set()
     for split, part in chosen.items():
         lines = [f"{query}\t{document}\t1\n" for document, queries in part.items() for query in queries[:2]]
-        kept |= {line.split("\t")[0] for line in lines}
+        query_ids |= {line.split("\t")[0] for line in lines}
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     there = {document for part in chosen.values() for document in part}
-    for name, wanted in (("corpus", there), ("queries", kept)):
-        lines = [json.dumps(row) + "\n" for row in rows(name) if row["_id"] in wanted]
+    for name, ids in (("corpus", there), ("queries", query_ids)):
+        lines = [json.dumps(row) + "\n" for row in rows(name) if row["_id"] in ids]
         (folder / f"{name}.jsonl").write_text("".join(lines))
 
 
 def train(folder: Path, name: str, more: list[str], steps: int) -> tuple[Path, float]:
-    """One run: its directory, and its seconds."""
+    """Train once; return the run directory and the seconds."""
     run = folder / name.replace(" ", "-").replace(",", "")
     words = ["--dataset", folder / "squad", "--loss", "infonce", "--temperature", "0.05", "--batch-size", BATCH]
     words += ["--max-steps", steps, "--eval-steps", steps, "--passage-length", "128", "--query-length", "64"]
@@ -83,41 +83,41 @@ def train(folder: Path, name: str, more: list[str], steps: int) -> tuple[Path, f
 
 
 def steps_of(run: Path) -> dict[int, dict[str, float]]:
-    """What was measured of each step, by its number from 0."""
-    found: dict[int, dict[str, float]] = {}
+    """Return the logged figures of each step, by its number from 0."""
+    steps: dict[int, dict[str, float]] = {}
     for line in (run / "steps.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        found.setdefault(entry["step"] - 1, {}).update(entry["measured"])
-    return found
+        steps.setdefault(entry["step"] - 1, {}).update(entry["measured"])
+    return steps
 
 
 def costs(run: Path) -> dict[str, End]:
-    """What rounds cost the steps beside them, and what became of them."""
+    """Return the cost of the refresh rounds for the steps during them, and the results of the rounds."""
     rounds = json.loads((run / "negatives" / "rounds.json").read_text())
-    measured = {step: told for step, told in steps_of(run).items() if step > 2}  # the first ones touch their memory
-    last = max(measured) + 1  # the end of a round that had none
-    beside = {step for one in rounds for step in range(one["snapshot"], one["ended"] or last)}
-    seconds = {step: told["step_seconds"] + told["refresh_wait_seconds"] for step, told in measured.items()}
-    alone = [value for step, value in seconds.items() if step not in beside]
-    together = [value for step, value in seconds.items() if step in beside]
-    taken = [one["measured"] for one in rounds if one["used_from"] is not None]
-    found: dict[str, End] = {}
+    measured = {step: figures for step, figures in steps_of(run).items() if step > 2}  # the first steps allocate memory
+    last = max(measured) + 1  # the end of a round without a step
+    during = {step for one in rounds for step in range(one["snapshot"], one["ended"] or last)}
+    seconds = {step: figures["step_seconds"] + figures["refresh_wait_seconds"] for step, figures in measured.items()}
+    alone = [value for step, value in seconds.items() if step not in during]
+    together = [value for step, value in seconds.items() if step in during]
+    used = [one["measured"] for one in rounds if one["used_from"] is not None]
+    results: dict[str, End] = {}
     if alone and together:  # in a short run rounds may follow each other without a pause
         own = (os.cpu_count() or 1) >= OWN_CORES
         ratio = median(together) / median(alone)
         target, holds = ("at most 1.1", ratio <= 1.1) if own else ("reported", True)
-        found |= {
+        results |= {
             "a step alone, seconds": End(median(alone), "reported", True),
             "a step while refreshing, seconds": End(median(together), "reported", True),
             "a step while refreshing / alone": End(ratio, target, holds),
         }
-    found |= {
+    results |= {
         "steps alone, of all but the first three": End(len(alone) / len(measured), "reported", True),
         "a hand-over of weights, longest wait of a step, seconds": End(
-            max(told["refresh_wait_seconds"] for told in measured.values()), "reported", True
+            max(figures["refresh_wait_seconds"] for figures in measured.values()), "reported", True
         ),
         "rounds begun": End(len(rounds), "reported", True),
-        "rounds whose tables were used": End(len(taken), "at least 1", len(taken) >= 1),
+        "rounds whose tables were used": End(len(used), "at least 1", len(used) >= 1),
     }
     for name in (
         "seconds",
@@ -127,20 +127,20 @@ def costs(run: Path) -> dict[str, End]:
         "overlap",
         "share_within_relative_margin",
     ):
-        values = [one[f"refresh_{name}"] for one in taken if f"refresh_{name}" in one]
+        values = [one[f"refresh_{name}"] for one in used if f"refresh_{name}" in one]
         if values:
-            found[f"rounds: {name.replace('_', ' ')}, median"] = End(median(values), "reported", True)
-    return found
+            results[f"rounds: {name.replace('_', ' ')}, median"] = End(median(values), "reported", True)
+    return results
 
 
 def line(name: str, metrics: dict[str, float], seconds: float | None) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     cells = [f"{metrics[key]:.4f}" if key in metrics else "" for key in ("ndcg_at_10", "mrr_at_10", "auc")]
     return f"| {' | '.join([name, *cells, f'{seconds:.0f}' if seconds else ''])} |"
 
 
 def main() -> None:
-    """Three runs."""
+    """Run the three trainings and report."""
     command = parser(__doc__ or "")
     command.add_argument("--documents", type=int, default=2400, help="paragraphs that are trained on (default: 2400)")
     command.add_argument("--steps", type=int, help="of each run (default: one epoch)")
@@ -148,7 +148,7 @@ def main() -> None:
     arguments = command.parse_args()
     steps = arguments.steps or 2 * arguments.documents // BATCH
     lines = ["| negatives | nDCG@10 | MRR@10 | AUC | seconds of the whole run |", "| --- | --- | --- | --- | --- |"]
-    found: dict[str, End] = {}
+    results: dict[str, End] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
         subset(folder / "squad", arguments.documents)
@@ -156,19 +156,19 @@ def main() -> None:
             refresh = ["--refresh-every", str(arguments.every)] if "refreshed" in title else []
             run, seconds = train(folder, title, more + refresh, steps)
             figures = json.loads((run / "metrics.json").read_text())
-            if not found:
-                found["nDCG@10, BM25"] = End(figures["bm25"]["ndcg_at_10"], "reported", True)
-                found["nDCG@10, before training"] = End(figures["before"]["ndcg_at_10"], "reported", True)
+            if not results:
+                results["nDCG@10, BM25"] = End(figures["bm25"]["ndcg_at_10"], "reported", True)
+                results["nDCG@10, before training"] = End(figures["before"]["ndcg_at_10"], "reported", True)
                 lines += [
                     line(name, figures[key], None) for name, key in {"BM25": "bm25", "untrained": "before"}.items()
                 ]
-            found[f"nDCG@10, {title}"] = End(figures["after"]["ndcg_at_10"], "reported", True)
-            found[f"AUC, {title}"] = End(figures["after"]["auc"], "reported", True)
-            found[f"whole run, {title}, seconds"] = End(seconds, "reported", True)
+            results[f"nDCG@10, {title}"] = End(figures["after"]["ndcg_at_10"], "reported", True)
+            results[f"AUC, {title}"] = End(figures["after"]["auc"], "reported", True)
+            results[f"whole run, {title}, seconds"] = End(seconds, "reported", True)
             lines.append(line(title, figures["after"], seconds))
             if refresh:
-                found |= costs(run)
-    report(f"refresh, {arguments.documents:,} paragraphs, {steps} steps", found, arguments.json)
+                results |= costs(run)
+    report(f"refresh, {arguments.documents:,} paragraphs, {steps} steps", results, arguments.json)
     print("\n".join(["", *lines]))
 
 

@@ -1,8 +1,8 @@
-"""Encoding a corpus: speed against sentence-transformers, what bf16 and smaller storage lose, actors, bounded memory.
+"""Encoding a corpus: speed against sentence-transformers, loss by bf16 and small storage types, actors, memory.
 
-Run: `python benchmarks/retrieval_encode.py [--json PATH] [--texts N] [--rows N]`. Every scenario runs in a process of
-its own (`--scenario`), because peaks of memory are of a process; what is timed against another takes turns with it in
-that process, at the same number of threads. `--texts 20000` is nearly all of SQuAD, in a quarter of an hour.
+Run: `python benchmarks/retrieval_encode.py [--json PATH] [--texts N] [--rows N]`. Every scenario runs in its own
+process (`--scenario`), because the peak of memory is that of a process. Compared implementations alternate in one
+process with the same number of threads. `--texts 20000` is nearly all of SQuAD and takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ QUERIES, K = 500, 10_000
 
 
 def paragraphs(count: int) -> list[str]:
-    """Paragraphs of SQuAD, evenly over all."""
+    """Return paragraphs of SQuAD, evenly spread."""
     from raytriever.data.prepare.open import open_dataset
 
     passages = open_dataset(DATA / "squad", []).passages()
-    return [passages[place * len(passages) // count] for place in range(count)]
+    return [passages[index * len(passages) // count] for index in range(count)]
 
 
 def speed(arguments: argparse.Namespace) -> dict[str, float]:
-    """Turns of ours, each a third of the texts, and of sentence-transformers at its defaults, each half of that."""
+    """Time our encoder on a third of the texts a turn, and sentence-transformers' defaults on half of that."""
     import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
@@ -68,23 +68,23 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
         way(texts[:64])
     for turn in range(ROUNDS):
         some = texts[turn::ROUNDS]
-        found = {}
-        # Theirs takes four times as long, and the half tells its speed as well.
+        embeddings = {}
+        # sentence-transformers takes four times as long; half of the texts show its speed as well.
         for name, own in {"theirs": some[::2], "ours": some}.items():
             wall, core = time.perf_counter(), time.process_time()
-            found[name] = ways[name](own)
+            embeddings[name] = ways[name](own)
             walls[name].append(len(own) / (time.perf_counter() - wall))
             cores[name].append(len(own) / (time.process_time() - core))
-        cosines.append((found["ours"][::2] * found["theirs"]).sum(1))
+        cosines.append((embeddings["ours"][::2] * embeddings["theirs"]).sum(1))
     return {
-        **{f"{name} wall": median(found) for name, found in walls.items()},
-        **{f"{name} cpu": median(found) for name, found in cores.items()},
+        **{f"{name} wall": median(embeddings) for name, embeddings in walls.items()},
+        **{f"{name} cpu": median(embeddings) for name, embeddings in cores.items()},
         "cosine": float(np.concatenate(cosines).mean()),
     }
 
 
 def loss(arguments: argparse.Namespace) -> dict[str, float]:
-    """nDCG@10 on SciFact of bf16 embeddings kept in every type, and the cosine of what is read to what was written."""
+    """Return nDCG@10 on SciFact of bf16 embeddings by storage type, and the cosine of read and written ones."""
     import numpy as np
     import torch
 
@@ -100,21 +100,21 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     config = ModelConfig(passage_length=256, query_length=256)
     dataset = open_dataset(DATA / "scifact", ["test"])
     retriever = load_for_encoding(config, choose_precision(None, torch.device("cpu")), torch.device("cpu"))
-    asked = [dataset.queries.texts[int(query)] for query in dataset.positives("test").queries]
-    queries = encode_texts(retriever, asked, "query", "queries")
+    query_texts = [dataset.queries.texts[int(query)] for query in dataset.positives("test").queries]
+    queries = encode_texts(retriever, query_texts, "query", "queries")
     documents = embed_corpus(config, retriever, dataset).array()
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for dtype in ("fp32", "fp16", "int8"):
         with TemporaryDirectory() as folder:
             write_embeddings(Path(folder), documents, dtype)
             kept = np.array(read_embeddings(Path(folder)))
-        found[f"{dtype} ndcg"] = evaluate_embeddings(dataset, "test", queries, kept).metrics["ndcg_at_10"]
-        found[f"{dtype} cosine"] = float(((kept * documents).sum(1) / np.linalg.norm(kept, axis=1)).mean())
-    return found
+        figures[f"{dtype} ndcg"] = evaluate_embeddings(dataset, "test", queries, kept).metrics["ndcg_at_10"]
+        figures[f"{dtype} cosine"] = float(((kept * documents).sum(1) / np.linalg.norm(kept, axis=1)).mean())
+    return figures
 
 
 def pool(arguments: argparse.Namespace) -> dict[str, float]:
-    """Turns of this process and of one actor with as many threads, from the first shard's end to the last one's."""
+    """Time this process and one actor with as many threads, from the end of the first shard to the end of the last."""
     import torch
 
     from raytriever.cluster.encoding import ActorPool, run_in_actors
@@ -134,7 +134,7 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     dataset = open_dataset(DATA / "squad", [], tokenisation=tokenisation_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
     plan = replace(plan, rows=min(plan.rows, arguments.texts, POOL_TEXTS), shard_rows=256)
-    found: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
+    figures: dict[str, list[float]] = {"alone": [], "pool": [], "start": []}
     with TemporaryDirectory() as folder, ray_session(threads):
         for turn in range(ROUNDS):
             for name, run in {"alone": encode_in_process, "pool": run_in_actors(ActorPool(1, 1, threads))}.items():
@@ -142,24 +142,24 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
                 began = time.perf_counter()
                 store = encode_store(work, config, retriever, dataset, run)
                 ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
-                found[name].append((len(store) - plan.shard_rows) / (ends[-1] - ends[0]))
+                figures[name].append((len(store) - plan.shard_rows) / (ends[-1] - ends[0]))
                 if name == "pool":
-                    found["start"].append(time.perf_counter() - began - (ends[-1] - ends[0]))
+                    figures["start"].append(time.perf_counter() - began - (ends[-1] - ends[0]))
         same = [
-            {file.relative_to(place): file.read_bytes() for file in place.rglob("*.npy")}
-            for place in (Path(folder) / "alone0", Path(folder) / "pool0")
+            {file.relative_to(index): file.read_bytes() for file in index.rglob("*.npy")}
+            for index in (Path(folder) / "alone0", Path(folder) / "pool0")
         ]
-    return {**{name: median(values) for name, values in found.items()}, "same": float(same[0] == same[1])}
+    return {**{name: median(values) for name, values in figures.items()}, "same": float(same[0] == same[1])}
 
 
 def wide(folder: Path) -> Path:
-    """An encoder without layers, which costs next to nothing and has wide embeddings."""
+    """Return an encoder without layers: it costs almost nothing and has wide embeddings."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(str, range(1_000))]
-    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
@@ -177,7 +177,7 @@ def wide(folder: Path) -> Path:
 
 
 def generated(folder: Path, rows: int) -> Path:
-    """A corpus of numbers, three to a text."""
+    """Write a corpus of numbers, three per text."""
     folder.mkdir(parents=True)
     with (folder / "corpus.jsonl").open("w") as stream:
         for number in range(rows):
@@ -189,7 +189,7 @@ def generated(folder: Path, rows: int) -> Path:
 
 @contextmanager
 def watching(name: str) -> Iterator[dict[str, float]]:
-    """The largest memory of an actor, in MB, of those whose process tells that name; its `memory` grows meanwhile."""
+    """Yield the largest memory in MB of an actor whose process has this name; `memory` grows while it runs."""
     import psutil
 
     peak, over = {"memory": 0.0}, threading.Event()
@@ -211,7 +211,7 @@ def watching(name: str) -> Iterator[dict[str, float]]:
 
 
 def large(arguments: argparse.Namespace) -> dict[str, float]:
-    """A generated corpus encoded and searched by two actors, with a small object store and with the usual one."""
+    """Encode and search a generated corpus with two actors, with a small object store and with the default one."""
     import numpy as np
     import psutil
     import ray
@@ -230,90 +230,92 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     retriever = load_for_encoding(config, "fp32")
     dataset = open_dataset(generated(cache / "generated", arguments.rows), [], tokenisation=tokenisation_of(retriever))
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
-    ties, process, found = np.arange(plan.rows), psutil.Process(), {}
+    ties, process, figures = np.arange(plan.rows), psutil.Process(), {}
     for kind, memory in {"small": {"object_store_memory": SMALL_STORE}, "usual": {}}.items():
         ray.init(address="local", num_cpus=4, log_to_driver=False, **memory)
         before = process.memory_info().rss
         with watching("MapBatches(_Actor)") as peak:
             work = StoreWriter(cache / kind, plan)
             store = encode_store(work, config, retriever, dataset, run_in_actors(ActorPool(2, 2)))
-        found[f"{kind} grown"], found[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
+        figures[f"{kind} grown"], figures[f"{kind} actor"] = (process.memory_info().rss - before) / 1e6, peak["memory"]
         ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
-        found[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
+        figures[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
         queries = store.read(np.arange(QUERIES) * 7 % plan.rows)
         search_in_actors(store, queries[:1], K, ties, pool=SearchPool(2))  # starts processes, compiles
         with watching("_Searcher") as peak:
             began = time.perf_counter()
             search_in_actors(store, queries, K, ties, pool=SearchPool(2))
-            found[f"{kind} search"], found[f"{kind} searcher"] = time.perf_counter() - began, peak["memory"]
-        told = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-        found[f"{kind} spilled"] = float("Spilled" in told)
+            figures[f"{kind} search"], figures[f"{kind} searcher"] = time.perf_counter() - began, peak["memory"]
+        summary = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+        figures[f"{kind} spilled"] = float("Spilled" in summary)
         ray.shutdown()
         kept = [*store.path.rglob("*.npy"), *Path(str(dataset.location)).rglob("*.npy")]
-        found["gigabytes"] = sum(file.stat().st_size for file in kept) / 1e9
+        figures["gigabytes"] = sum(file.stat().st_size for file in kept) / 1e9
         shutil.rmtree(store.path)
-    return found
+    return figures
 
 
 SCENARIOS = {"speed": speed, "loss": loss, "pool": pool, "large": large}
 
 
 def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Run a scenario in a process, with a cache of its own."""
+    """Run a scenario in a process with its own cache."""
     with TemporaryDirectory(dir=arguments.scratch) as cache:
         words = ["--scenario", scenario, "--texts", str(arguments.texts), "--rows", str(arguments.rows)]
-        found = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, *words],
             check=True,
             stdout=subprocess.PIPE,
             env={**os.environ, "RAYTRIEVER_CACHE": cache},
         )
-        return dict(json.loads(found.stdout.splitlines()[-1]))
+        return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
-    """All measured ends of encoding."""
-    found: dict[str, End] = {}
+    """Return all results of encoding."""
+    results: dict[str, End] = {}
     got = in_a_process("speed", arguments)
     name = f"{arguments.texts:,} paragraphs of SQuAD"
     for who in ("ours", "theirs"):
-        found[f"{name}: {who}, texts a second"] = End(got[f"{who} wall"], "reported", True)
+        results[f"{name}: {who}, texts a second"] = End(got[f"{who} wall"], "reported", True)
     ratio = got["ours wall"] / got["theirs wall"]
-    found[f"{name}: ours / sentence-transformers"] = End(ratio, "at least 3", ratio >= 3)
-    found[f"{name}: the same by processor time"] = End(got["ours cpu"] / got["theirs cpu"], "reported", True)
-    found[f"{name}: mean cosine to theirs"] = End(got["cosine"], "at least 0.999", got["cosine"] >= 0.999)
+    results[f"{name}: raytriever / sentence-transformers"] = End(ratio, "at least 3", ratio >= 3)
+    results[f"{name}: the same by processor time"] = End(got["ours cpu"] / got["theirs cpu"], "reported", True)
+    results[f"{name}: mean cosine to sentence-transformers'"] = End(
+        got["cosine"], "at least 0.999", got["cosine"] >= 0.999
+    )
     got = in_a_process("loss", arguments)
     for dtype in ("fp32", "fp16", "int8"):
         away = got[f"{dtype} ndcg"] - TRUTH
         target, holds = ("within 0.002", abs(away) <= 0.002) if dtype == "fp32" else ("reported", True)
-        found[f"SciFact: nDCG@10 kept as {dtype}, less {TRUTH}"] = End(away, target, holds)
-        found[f"SciFact: mean cosine lost by {dtype}"] = End(1 - got[f"{dtype} cosine"], "reported", True)
+        results[f"SciFact: nDCG@10 kept as {dtype}, less {TRUTH}"] = End(away, target, holds)
+        results[f"SciFact: mean cosine lost by {dtype}"] = End(1 - got[f"{dtype} cosine"], "reported", True)
     got = in_a_process("pool", arguments)
     ratio = got["pool"] / got["alone"]
-    found["an actor / this process, at as many threads"] = End(ratio, "at least 0.9", ratio >= 0.9)
-    found["an actor writes the bytes of this process"] = End(got["same"], "yes (1)", got["same"] == 1)
-    found["a pool's start and end, in a session (s)"] = End(got["start"], "reported", True)
+    results["an actor / this process, at as many threads"] = End(ratio, "at least 0.9", ratio >= 0.9)
+    results["an actor writes the bytes of this process"] = End(got["same"], "yes (1)", got["same"] == 1)
+    results["a pool's start and end, in a session (s)"] = End(got["start"], "reported", True)
     got = in_a_process("large", arguments)
     name = f"{got['gigabytes']:.1f} GB of tokens and embeddings, object store 100 MB"
     for what, ratio in {
         "encoding": got["small speed"] / got["usual speed"],
         f"searching {QUERIES} queries, k = {K:,}": got["usual search"] / got["small search"],
     }.items():
-        found[f"{name}: speed of {what} / with the usual one"] = End(ratio, "at least 0.5", ratio >= 0.5)
-    found[f"{name}: encoding, rows a second"] = End(got["small speed"], "reported", True)
-    found[f"{name}: searching, seconds"] = End(got["small search"], "reported", True)
-    found[f"{name}: driver memory grown by encoding (MB)"] = End(
+        results[f"{name}: speed of {what} / with the usual one"] = End(ratio, "at least 0.5", ratio >= 0.5)
+    results[f"{name}: encoding, rows a second"] = End(got["small speed"], "reported", True)
+    results[f"{name}: searching, seconds"] = End(got["small search"], "reported", True)
+    results[f"{name}: driver memory grown by encoding (MB)"] = End(
         got["small grown"], "under 300", got["small grown"] < 300
     )
     for who in ("actor", "searcher"):
         most = got[f"small {who}"]
-        found[f"{name}: memory of one {who} (MB)"] = End(most, "under 1000", most < 1000)
-    found[f"{name}: something was spilled to disk (1)"] = End(got["small spilled"], "reported", True)
-    return found
+        results[f"{name}: memory of one {who} (MB)"] = End(most, "under 1000", most < 1000)
+    results[f"{name}: something was spilled to disk (1)"] = End(got["small spilled"], "reported", True)
+    return results
 
 
 def main() -> None:
-    """Measure in processes, or be one of them."""
+    """Run the scenarios in processes, or run one of them."""
     own = parser(__doc__ or "")
     own.add_argument("--texts", type=int, default=3_000, metavar="N", help="paragraphs of SQuAD (default: 3000)")
     own.add_argument("--rows", type=int, default=250_000, metavar="N", help="of the generated corpus")

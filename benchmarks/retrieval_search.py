@@ -1,10 +1,10 @@
-"""Exact search beside FAISS's flat index: time, memory beside the corpus, and that the answers are right.
+"""Exact search against FAISS's flat index: time, memory in addition to the corpus, and correctness.
 
 Run: `python benchmarks/retrieval_search.py [--json PATH] [--repeats 5]`. 200,000 documents and 1,000 queries of width
-384, k = 1,000; both search in one process on the same threads, taking turns, and the medians of the turns' ratios are
-told, in wall and in processor seconds. The vectors are of length one, without structure, which leaves most documents
-near the k-th score: the hardest case for ruling documents out by bounds. Clustered vectors, as encoders make them,
-and other k are told beside. A process of its own measures what memory a search takes.
+384, k = 1,000. Both search alternately in one process with the same threads; the figures are the medians of the ratios
+in wall and in processor seconds. The vectors are normalised and without structure, so most documents score near the
+k-th score: the hardest case for bounds. Clustered vectors, as encoders make them, and other k are reported too. A
+separate process measures the memory of a search.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SHARD = 25_000
 
 
 def unit(values: ndarray) -> ndarray:
-    """Rows of length one."""
+    """Normalise rows to length one."""
     return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
 def vectors(clustered: bool) -> tuple[ndarray, ndarray]:
-    """Queries and documents; clustered, about 2,000 centres, which are alike themselves."""
+    """Return queries and documents; clustered vectors have about 2,000 centres, which are similar to each other."""
     rng = np.random.default_rng(0)
 
     def some(count: int, *_: object) -> ndarray:
@@ -51,14 +51,14 @@ def vectors(clustered: bool) -> tuple[ndarray, ndarray]:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Wall and processor seconds."""
+    """Return wall and processor seconds of a call."""
     wall, processor = perf_counter(), process_time()
     work()
     return perf_counter() - wall, process_time() - processor
 
 
 def ratios(ours: Callable[[], object], theirs: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
-    """Medians of our time over theirs, turn by turn: wall, processor; and our least seconds of either."""
+    """Return the median ratios of our time to FAISS's in wall and processor seconds, and the least seconds of each."""
     turns = [(timed(ours), timed(theirs)) for _ in range(repeats)]
     return (
         median(mine[0] / other[0] for mine, other in turns),
@@ -68,25 +68,25 @@ def ratios(ours: Callable[[], object], theirs: Callable[[], object], repeats: in
     )
 
 
-def right(queries: ndarray, documents: ndarray, found: tuple[ndarray, ndarray]) -> bool:
-    """Whether some queries' rankings are those of sorting float64 products rounded to float32."""
+def right(queries: ndarray, documents: ndarray, result: tuple[ndarray, ndarray]) -> bool:
+    """Return True if the rankings of some queries equal those of float64 products rounded to float32."""
     some = np.arange(0, len(queries), 50)
     products = (queries[some].astype(np.float64) @ documents.T.astype(np.float64)).astype(np.float32)
-    order = np.argsort(-products, axis=1, kind="stable")[:, : found[1].shape[1]]
-    return bool((order == found[1][some]).mean() > 0.9999)  # where float64's own last bit decides
+    order = np.argsort(-products, axis=1, kind="stable")[:, : result[1].shape[1]]
+    return bool((order == result[1][some]).mean() > 0.9999)  # where float64's own last bit decides
 
 
-def beside_faiss(repeats: int) -> dict[str, End]:
-    """Ends of time."""
+def against_faiss(repeats: int) -> dict[str, End]:
+    """Compare the time with FAISS."""
     ties = np.arange(DOCUMENTS)
     ends = {}
     for kind in ("unstructured", "clustered"):
         queries, documents = vectors(kind == "clustered")
         index = faiss.IndexFlatIP(WIDTH)
         index.add(documents)
-        found = top_k(queries, documents, K, ties)  # compiles, or reads what was compiled
+        result = top_k(queries, documents, K, ties)  # compiles, or reads what was compiled
         if kind == "unstructured":
-            good = right(queries, documents, found)
+            good = right(queries, documents, result)
             ends["ranking is that of float64 products"] = End(float(good), "1", good)
         for k in (K,) if kind == "clustered" else (K, 100, 10_000):
             wall, processor, seconds, busy = ratios(
@@ -120,45 +120,45 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     top_k(queries[:5], documents[:5_000], 5, ties[:5_000])
     _, took = timed(lambda: top_k(queries, documents, K, ties))
     scan.quick_precision = chosen
-    ends["quick scores in float32: processor seconds / ours (x)"] = End(took / base, "reported", True)
+    ends["quick scores in float32: processor seconds / raytriever (x)"] = End(took / base, "reported", True)
     return ends
 
 
 def memory() -> None:
-    """Print the megabytes by which a search raises this process's peak."""
+    """Print the megabytes that a search adds to this process's peak."""
     queries, documents = vectors(clustered=False)
     ties = np.arange(DOCUMENTS)
     top_k(queries[:5], documents[:5_000], 5, ties[:5_000])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Memory that is free again does not raise the peak: take it.
     with open("/proc/self/statm") as stream:
-        held = int(stream.read().split()[1]) * resource.getpagesize()
-    ballast = np.ones(max(0, before * 1024 - held) // 8)
+        resident = int(stream.read().split()[1]) * resource.getpagesize()
+    ballast = np.ones(max(0, before * 1024 - resident) // 8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     top_k(queries, documents, K, ties)
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, len(ballast))
 
 
 def memory_end() -> dict[str, End]:
-    """The end of memory, from a process of its own."""
+    """Return the result of memory, measured in its own process."""
     command = [sys.executable, __file__, "--memory"]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     megabytes = float(out.split()[0])
     # The ranking itself is 12 bytes an entry, and 8 while it is made.
-    return {"memory beside the corpus (MB)": End(megabytes, "under 200", megabytes < 200)}
+    return {"memory in addition to the corpus (MB)": End(megabytes, "under 200", megabytes < 200)}
 
 
 def main() -> None:
-    """Print the ends."""
+    """Measure and report."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
     arguments.add_argument("--memory", action="store_true", help="only print what memory a search takes")
-    given = arguments.parse_args()
-    if given.memory:
+    options = arguments.parse_args()
+    if options.memory:
         memory()
         return
     title = f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {torch.get_num_threads()} threads"
-    report(title, memory_end() | beside_faiss(given.repeats), given.json)
+    report(title, memory_end() | against_faiss(options.repeats), options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run costs before its first optimiser step besides measuring: imports, data, model, Ray, workers.
+"""The time of a run before its first optimiser step without measuring: imports, data, model, Ray, workers.
 
 Run: `python benchmarks/startup.py [--json PATH]`, on 160 documents so that encoding and search take no time.
 """
@@ -20,7 +20,7 @@ RUNS = 3
 
 
 def write_dataset(folder: Path) -> None:
-    """A data set of 160 pairs in BEIR layout."""
+    """Write a data set of 160 pairs in BEIR layout."""
     (folder / "qrels").mkdir(parents=True)
     documents = [{"_id": f"d{i}", "title": "", "text": f"the number {i} comes before {i + 1}"} for i in range(160)]
     queries = [{"_id": f"q{i}", "text": f"what follows {i}"} for i in range(160)]
@@ -32,7 +32,7 @@ def write_dataset(folder: Path) -> None:
 
 
 def seconds_to_first_step(folder: Path, name: str) -> float:
-    """From the start of the process to the end of its first optimiser step."""
+    """Return the seconds from the start of the process to the end of its first optimiser step."""
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     command = [sys.executable, str(REPOSITORY / "jobs" / "train.py"), "--dataset", "pairs", "--max-steps", "1"]
     began = time.time()
@@ -49,10 +49,10 @@ def seconds_to_first_step(folder: Path, name: str) -> float:
 
 
 def main() -> None:
-    """The median of a few runs; the first makes the tracking database and compiles the loss."""
+    """Report the median of a few runs; the first run also creates the tracking database and compiles the loss."""
     arguments = parser(__doc__ or "").parse_args()
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         write_dataset(folder / "pairs")
         times = [seconds_to_first_step(folder, f"run{number}") for number in range(RUNS)]
     ends = {

@@ -1,9 +1,8 @@
-"""What the twelve studies of the papers' tables take at scale `smoke`, each a command from start to table.
+"""The duration of the twelve studies of the papers' tables at scale `smoke`, each a command from start to table.
 
-Run: `python benchmarks/studies.py [--json PATH] [--only NAME ...] [--keep DIR]`. One after another on this machine,
-with a cache of their own that is empty at first and a tracking database of their own, so that the first pays for
-building the embedded data set. A study counts when it ended well and left its table, its page and the runs of all its
-arms.
+Run: `python benchmarks/studies.py [--json PATH] [--only NAME ...] [--keep DIR]`. They run one after another on this
+machine, with an empty cache and tracking database of their own, so the first one also builds the embedded data set. A
+study is complete when its command succeeded and wrote its table, its page and the runs of all its arms.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MINUTES = 15
 
 
 def smoke(name: str, folder: Path) -> tuple[float, bool]:
-    """Seconds of one study, and whether it left what it should."""
+    """Run one study; return its seconds, and True if its results are complete."""
     environment = {
         **os.environ,
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
@@ -46,18 +45,18 @@ def smoke(name: str, folder: Path) -> tuple[float, bool]:
 
 
 def main() -> None:
-    """Run them all."""
+    """Run the studies and report."""
     own = parser(__doc__ or "")
     own.add_argument("--only", nargs="+", choices=STUDIES, default=STUDIES, metavar="NAME", help="some of them")
-    own.add_argument("--keep", type=Path, metavar="DIR", help="where the studies shall stay")
+    own.add_argument("--keep", type=Path, metavar="DIR", help="where the studies are kept")
     arguments = own.parse_args()
     ends: dict[str, End] = {}
-    with TemporaryDirectory() as place:
-        folder = (arguments.keep or Path(place)).resolve()
+    with TemporaryDirectory() as temporary:
+        folder = (arguments.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         for name in arguments.only:
             seconds, whole = smoke(name, folder)
-            ends[f"{name} (s)"] = End(seconds, "told, and whole", whole)
+            ends[f"{name} (s)"] = End(seconds, "reported, and complete", whole)
     total = sum(end.value for end in ends.values()) / 60
     title = "all twelve at smoke (min)" if len(arguments.only) == len(STUDIES) else "these at smoke (min)"
     ends[title] = End(total, f"at most {MINUTES}", total <= MINUTES and all(end.holds for end in ends.values()))

@@ -1,10 +1,10 @@
-"""Tracking: what telling MLflow costs the steps, and what an MLflow server that is down for a minute costs them.
+"""Tracking: the cost of logging to MLflow for the steps, and of an MLflow server that is down for a minute.
 
 Run: `python benchmarks/tracking.py [--json PATH] [--steps 1000] [--down 60]`. A real `mlflow server` on this machine;
-steps of real arithmetic, each followed by what a training step tells (20 figures; a checkpoint every 50 steps, before
-which all must be kept). The steps tell on their own thread, which is harder than a run is: there a step sends to the
-driver and forgets. Blocks with and without telling alternate, so that both meet the same machine. Then the server is
-killed, stays away, and is started again; at the end every point is counted in the server.
+steps of real arithmetic, each followed by the log of a training step (20 figures; a checkpoint every 50 steps, before
+which all must be stored). The steps log on their own thread, which is harder than in a run: there a step sends to the
+driver and does not wait. Blocks with and without logging alternate, so that other load affects both. Then the server is
+killed, stays down, and is started again; at the end every point in the server is counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARE, WAIT = 1.0, 100.0
 
 
 class Server:
-    """`mlflow server` over one database, however often it is started."""
+    """Command `mlflow server` over one database, which can be started several times."""
 
     def __init__(self, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -47,7 +47,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; comes back when it answers."""
+        """Start the server and wait until it answers."""
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(self._port)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen([*command, *self._words], start_new_session=True, **quiet)
@@ -59,7 +59,7 @@ class Server:
                 time.sleep(0.2)
 
     def kill(self) -> None:
-        """End it at once, as a machine that loses its power does."""
+        """Kill the server, as a power failure would."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -78,15 +78,15 @@ class Step:
         self._rounds = max(1, round(self._rounds * STEP_SECONDS / seconds))
 
     def __call__(self) -> float:
-        """Seconds it took."""
+        """Compute; return the seconds."""
         began = time.perf_counter()
         for _ in range(self._rounds):
             self._left @ self._right
         return time.perf_counter() - began
 
 
-def tell(recorder: Recorder, step: int) -> float:
-    """Tell what a step measured; answers the seconds that the step waited."""
+def log_step(recorder: Recorder, step: int) -> float:
+    """Log the figures of a step; return the seconds that the step waited."""
     measured = {"loss": 1 / step, **{f"figure_{number}": step / (number + 7) for number in range(1, METRICS)}}
     began = time.perf_counter()
     recorder.record(StepEvent(step, measured))
@@ -96,38 +96,38 @@ def tell(recorder: Recorder, step: int) -> float:
 
 
 def begin(server: Server, folder: Path) -> Spool:
-    """A run that tells a server."""
+    """Open a run that is tracked by a server."""
     folder.mkdir()
     return Spool.open(MlflowServer(server.uri), folder, folder.name)
 
 
 def costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
-    """Seconds of steps that tell beside seconds of steps that do not."""
+    """Compare the seconds of steps that log with those of steps that do not."""
     step, spool = Step(), begin(server, folder)
-    told, bare, waits = list[float](), list[float](), list[float]()
+    logging, bare, waits = list[float](), list[float](), list[float]()
     with Recorder(spool, folder, steps) as recorder:
         for block in range(0, steps, BLOCK):
             bare += [step() for _ in range(BLOCK)]
             for number in range(block + 1, block + BLOCK + 1):
                 seconds = step()
-                waits.append(tell(recorder, number))
-                told.append(seconds + waits[-1])
+                waits.append(log_step(recorder, number))
+                logging.append(seconds + waits[-1])
     spool.finish("FINISHED")
-    waited = 100 * sum(waits) / sum(told)
-    slower = [100 * (mean(told[at : at + BLOCK]) / mean(bare[at : at + BLOCK]) - 1) for at in range(0, steps, BLOCK)]
-    lost = missing(server, folder, len(told))
+    waited = 100 * sum(waits) / sum(logging)
+    slower = [100 * (mean(logging[at : at + BLOCK]) / mean(bare[at : at + BLOCK]) - 1) for at in range(0, steps, BLOCK)]
+    lost = missing(server, folder, len(logging))
     return {
         "a step, median (ms)": End(1000 * median(bare), "reported", True),
-        f"share of the steps that telling {METRICS} figures waits (%)": End(
+        f"share of the steps that wait because {METRICS} figures are logged (%)": End(
             waited, f"at most {SHARE:g}", waited <= SHARE
         ),
-        "steps that tell, slower than those that do not, median block (%)": End(median(slower), "reported", True),
+        "steps that log, slower than others, median block (%)": End(median(slower), "reported", True),
         "points of these steps that are not in the server, or twice": End(lost, "0", lost == 0),
     }
 
 
 def outage(server: Server, folder: Path, down: float) -> dict[str, End]:
-    """Steps through a death of the server."""
+    """Run steps while the server is killed and started again."""
     step, spool = Step(), begin(server, folder)
     waits, number, away, back = list[float](), 0, 0.0, 0.0
     began = time.monotonic()
@@ -143,7 +143,7 @@ def outage(server: Server, folder: Path, down: float) -> dict[str, End]:
                 print(f"server away for {starting - away:.0f} s and {back - starting:.0f} s of starting")
             step()
             number += 1
-            waits.append(tell(recorder, number))
+            waits.append(log_step(recorder, number))
     spool.finish("FINISHED")
     lost = missing(server, folder, number)
     longest = 1000 * max(waits)
@@ -154,7 +154,7 @@ def outage(server: Server, folder: Path, down: float) -> dict[str, End]:
 
 
 def missing(server: Server, folder: Path, steps: int) -> int:
-    """Points that the server does not have, and points that it has more than once or otherwise."""
+    """Count the points that the server does not have, has more than once, or has with another value."""
     client = MlflowServer(server.uri).client
     run_id = json.loads((folder / IDENTITY).read_text())["tracking_id"]
     wrong = 0
@@ -167,18 +167,18 @@ def missing(server: Server, folder: Path, steps: int) -> int:
 def main() -> None:
     """Measure and report."""
     line = parser((__doc__ or "").splitlines()[0])
-    line.add_argument("--steps", type=int, default=1000, help=f"steps that tell, a multiple of {BLOCK}")
+    line.add_argument("--steps", type=int, default=1000, help=f"steps that log, a multiple of {BLOCK}")
     line.add_argument("--down", type=float, default=60.0, help="seconds without the server")
-    given = line.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        server = Server(Path(place))
+    options = line.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        server = Server(Path(temporary))
         try:
             server.start()
-            ends = costs(server, Path(place) / "steps", given.steps)
-            ends |= outage(server, Path(place) / "outage", given.down)
+            ends = costs(server, Path(temporary) / "steps", options.steps)
+            ends |= outage(server, Path(temporary) / "outage", options.down)
         finally:
             server.kill()
-    report(f"{METRICS} figures a step to an MLflow server on this machine", ends, given.json)
+    report(f"{METRICS} figures a step to an MLflow server on this machine", ends, options.json)
 
 
 if __name__ == "__main__":

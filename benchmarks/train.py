@@ -1,10 +1,10 @@
-"""Training steps: examples a second against sentence-transformers' cached loss, on the same model, data and lengths.
+"""Training steps: examples per second against sentence-transformers' cached loss, on the same model, data and lengths.
 
-Run: `python benchmarks/train.py [--json PATH] [--turns N]`. It trains MiniLM on SQuAD on a CPU, 256 queries a step,
-`CachedMultipleNegativesRankingLoss` against our cached `infonce`. Each turn is a process that trains a few steps and
-tells the time of all but the first; the two take turns, so that whatever else the machine does meets both.
+Run: `python benchmarks/train.py [--json PATH] [--turns N]`. It trains MiniLM on SQuAD on a CPU with 256 queries per
+step, `CachedMultipleNegativesRankingLoss` against our cached `infonce`. Each turn is a process that trains a few steps
+and reports the time of all but the first. The two alternate, so other load on the machine affects both.
 
-`--device cuda` measures XLM-R-Large on a GPU instead (`train_large.py`), for which torch and transformers are enough.
+`--device cuda` measures XLM-R-Large on a GPU instead (`train_large.py`), which needs only torch and transformers.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from ends import End, parser, report
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
 BATCH, LENGTH = 256, 128
-MINI_BATCH = 32  # theirs; parts of ours are cut by tokens, one and a half such mini-batches at a time
+MINI_BATCH = 32  # of sentence-transformers; our parts are cut by tokens, one and a half such mini-batches at a time
 TOKENS = 3 * MINI_BATCH * LENGTH // 2
 STEPS = 3
 WANTED = {"fp32": 1.3, "bf16": 2.0}
 
 
 def pairs(dataset: Path, count: int) -> list[tuple[str, str]]:
-    """The first training queries with their paragraphs."""
+    """Return the first training queries with their paragraphs."""
     from raytriever.data.prepare.open import open_dataset
 
     opened = open_dataset(dataset, ["train"])
     positives = opened.positives("train")
     return [
-        (opened.queries.texts[int(positives.queries[place])], opened.passage_text(int(positives.of(place)[0])))
-        for place in range(0, len(positives), max(1, len(positives) // count))
+        (opened.queries.texts[int(positives.queries[index])], opened.passage_text(int(positives.of(index)[0])))
+        for index in range(0, len(positives), max(1, len(positives) // count))
     ][:count]
 
 
 def ours(precision: str, dataset: Path) -> list[float]:
-    """Seconds of each step of our loop's own parts: batch, cached gradients, update."""
+    """Return the seconds of each step of our loop: batch, cached gradients, update."""
     import torch
 
     from raytriever.data.config import DataConfig
@@ -81,7 +81,7 @@ def ours(precision: str, dataset: Path) -> list[float]:
 
 
 def theirs(precision: str, dataset: Path) -> list[float]:
-    """Seconds of each step of sentence-transformers' trainer."""
+    """Return the seconds of each step of sentence-transformers' trainer."""
     from datasets import Dataset
     from sentence_transformers import (
         SentenceTransformer,
@@ -131,15 +131,15 @@ def theirs(precision: str, dataset: Path) -> list[float]:
 
 
 def turn(who: str, precision: str, dataset: Path) -> dict[str, float]:
-    """One process's share: examples a second after the first step, and its peak memory."""
+    """Return the examples per second after the first step, and the peak memory; for one process."""
     command = [sys.executable, __file__, "--turn", who, "--precision", precision, "--dataset", str(dataset)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def compared(dataset: Path, count: int) -> dict[str, End]:
-    """Ours against theirs, in both precisions."""
-    found: dict[str, End] = {}
+    """Compare raytriever with sentence-transformers in both number formats."""
+    results: dict[str, End] = {}
     for precision, wanted in WANTED.items():
         turns: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
         for _ in range(count):
@@ -148,17 +148,19 @@ def compared(dataset: Path, count: int) -> dict[str, End]:
         speed = {who: median(result["speed"] for result in results) for who, results in turns.items()}
         memory = {who: median(result["memory"] for result in results) for who, results in turns.items()}
         for who in turns:
-            found[f"{precision}: {who}, examples a second"] = End(speed[who], "reported", True)
-            found[f"{precision}: {who}, peak memory (MB)"] = End(memory[who], "reported", True)
+            results[f"{precision}: {who}, examples a second"] = End(speed[who], "reported", True)
+            results[f"{precision}: {who}, peak memory (MB)"] = End(memory[who], "reported", True)
         ratio = speed["ours"] / speed["theirs"]
-        found[f"{precision}: ours / theirs, examples a second"] = End(ratio, f"at least {wanted}", ratio >= wanted)
+        results[f"{precision}: raytriever / sentence-transformers, examples a second"] = End(
+            ratio, f"at least {wanted}", ratio >= wanted
+        )
         less = memory["ours"] / memory["theirs"]
-        found[f"{precision}: ours / theirs, peak memory"] = End(less, "at most 1", less <= 1)
-    return found
+        results[f"{precision}: raytriever / sentence-transformers, peak memory"] = End(less, "at most 1", less <= 1)
+    return results
 
 
 def main() -> None:
-    """Measure, or be one turn of it."""
+    """Measure, or run one turn."""
     own = parser(__doc__ or "")
     own.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="with a train split")
     own.add_argument("--turns", type=int, default=2, metavar="N", help="of each")
@@ -172,8 +174,8 @@ def main() -> None:
         from train_large import SIZES, measured
 
         device = torch.device("cuda")
-        found = measured(device, SIZES["large"], "bf16")
-        report(f"training steps of XLM-R-Large, {torch.cuda.get_device_name(device)}", found, arguments.json)
+        results = measured(device, SIZES["large"], "bf16")
+        report(f"training steps of XLM-R-Large, {torch.cuda.get_device_name(device)}", results, arguments.json)
         return
     if arguments.turn:
         times = {"ours": ours, "theirs": theirs}[arguments.turn](arguments.precision, arguments.dataset)

@@ -1,8 +1,8 @@
-"""Training steps of XLM-R-Large on a GPU: random weights and tokens, for which torch and transformers are enough.
+"""Training steps of XLM-R-Large on a GPU with random weights and tokens; needs only torch and transformers.
 
-Batch 1024, five hard negatives a query, queries of 32 tokens and passages of 128, `mw` with cached gradients in bf16,
-the chunk found as a run finds it. Called by `benchmarks/train.py --device cuda`; of `SIZES`, `tiny` goes the same way
-with a small encoder on any device, which a test does.
+Batch 1024, five hard negatives per query, queries of 32 tokens and passages of 128, `mw` with cached gradients in bf16;
+the chunk is searched for as in a run. Called by `benchmarks/train.py --device cuda`. The size `tiny` of `SIZES` runs a
+small encoder on any device, which a test does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GOAL = 0.5  # model FLOPs utilisation
 
 @dataclass(frozen=True)
 class Size:
-    """What is trained, and on how much at a time."""
+    """Sizes of the encoder, the batch and the texts."""
 
     encoder: XLMRobertaConfig
     queries: int = 1024
@@ -65,7 +65,7 @@ SIZES = {"large": _LARGE, "tiny": replace(_LARGE, encoder=_TINY, queries=8)}
 
 
 class Towers(nn.Module):
-    """A shared tower with random weights, as far as an objective asks for a retriever."""
+    """Shared tower with random weights and the methods that an objective needs."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -74,13 +74,13 @@ class Towers(nn.Module):
         self.description = SimpleNamespace(query_length=size.query_length, passage_length=size.passage_length)
 
     def encode(self, tokens: TokenBatch, side: Side) -> torch.Tensor:
-        """Embeddings of either side."""
+        """Return the embeddings of one side."""
         embeddings: torch.Tensor = self.query(tokens)
         return embeddings
 
 
 def measured(device: torch.device, size: Size, precision: str) -> dict[str, End]:
-    """Examples a second, utilisation and memory of our step."""
+    """Return examples per second, utilisation and memory of our step."""
     torch.manual_seed(0)
     towers = Towers(size).to(device).train()
     retriever = cast(Retriever, towers)
@@ -100,16 +100,16 @@ def measured(device: torch.device, size: Size, precision: str) -> dict[str, End]
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
     rates = throughput.rates(work, size.queries, median(times[1:]))
-    found = {
-        "ours, examples a second": End(rates["queries_per_second"], "reported", True),
-        "ours, tokens a second": End(rates["tokens_per_second"], "reported", True),
-        "ours, peak memory (MB)": End(rates["peak_memory_mb"], "reported", True),
-        "ours, tokens of a chunk (0: all at once)": End(chunk.tokens or 0 if chunk else 0, "reported", True),
+    results = {
+        "raytriever, examples a second": End(rates["queries_per_second"], "reported", True),
+        "raytriever, tokens a second": End(rates["tokens_per_second"], "reported", True),
+        "raytriever, peak memory (MB)": End(rates["peak_memory_mb"], "reported", True),
+        "raytriever, tokens of a chunk (0: all at once)": End(chunk.tokens or 0 if chunk else 0, "reported", True),
     }
     share = rates.get("model_flops_utilisation")
     if share is not None:
-        found["ours, model FLOPs utilisation"] = End(share, f"at least {GOAL}", share >= GOAL)
-    return found
+        results["raytriever, model FLOPs utilisation"] = End(share, f"at least {GOAL}", share >= GOAL)
+    return results
 
 
 def _batch(size: Size, device: torch.device) -> SimpleNamespace:

@@ -1,11 +1,11 @@
-"""What a sweep costs beside its trials: 12 of them, 3 losses x 2 lambdas x 2 temperatures, on a tiny encoder.
+"""The cost of a sweep in addition to its trials: 12 trials, 3 losses x 2 lambdas x 2 temperatures, on a tiny encoder.
 
 Run: `python benchmarks/tune.py [--json PATH] [--steps 400] [--keep DIR]`. The bare trials are the plain training loop
 without Ray, one trial after another in one process with all cores: load the encoder, open the data, train and write
-checkpoints, write the model, measure it on the dev split. Their imports and the preparation of the data set are done
-before and not counted, which favours them. The sweep is `python jobs/tune.py` from the start of the process to its end,
-so it also has all imports, the session's start, the tracking database, the table, the figures, and the best trial's,
-BM25's and the untrained encoder's evaluation on the test split.
+checkpoints, write the model, measure it on the dev split. Their imports and the preparation of the data set happen
+before and are not counted, which favours them. The sweep is `python jobs/tune.py` from the start of the process to its
+end. It includes all imports, the start of the session, the tracking database, the table, the figures, and the
+evaluation of the best trial, BM25 and the untrained encoder on the test split.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = {
 
 
 def make_dataset(folder: Path) -> Path:
-    """Queries of six letters, whose passages spell them backwards among other letters, in BEIR layout."""
+    """Write a data set in BEIR layout: queries of six letters, passages with these letters backwards."""
     (folder / "qrels").mkdir(parents=True)
     chance = random.Random(7)
     words = ["".join(chance.choices("abcdefgh", k=6)) for _ in range(3000)]
@@ -59,7 +59,7 @@ def make_dataset(folder: Path) -> Path:
 
 
 def bare(steps: int) -> list[float]:
-    """Seconds of each trial by the plain loop, in this process and folder."""
+    """Return the seconds of each trial by the plain loop, in this process and folder."""
     import torch
 
     from raytriever.config import from_dict
@@ -79,11 +79,11 @@ def bare(steps: int) -> list[float]:
     from raytriever.tuning.space import parse_search_space
 
     torch.set_num_threads(os.cpu_count() or 1)
-    given = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
+    training = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
     sections = {"data": ("dataset",), "model": ("model",)}
     base = from_dict(
-        {section: {name: given.pop(name) for name in names} for section, names in sections.items()}
-        | {"training": {**given, "max_steps": steps}},
+        {section: {name: training.pop(name) for name in names} for section, names in sections.items()}
+        | {"training": {**training, "max_steps": steps}},
         "benchmark",
     )
     device, seconds = torch.device("cpu"), []
@@ -94,7 +94,7 @@ def bare(steps: int) -> list[float]:
         prepare_for_training(retriever, config.model, config.training.seed)
         tokenisation = tokenisation_of(retriever)
         training_data = TrainingData.open(["letters"], config.data, tokenisation, config.training.batch_size, 0)
-        told: list[object] = []
+        logged: list[object] = []
         train(
             TrainingSetup(
                 retriever=retriever,
@@ -107,7 +107,7 @@ def bare(steps: int) -> list[float]:
                 device=device,
                 workers=ALONE,
                 folder=folder / "checkpoints",
-                on_metrics=lambda step, measured, told=told: told.append((step, dict(measured))),
+                on_metrics=lambda step, measured, logged=logged: logged.append((step, dict(measured))),
                 log=lambda text: None,
                 data_digest=training_data.digest(None),
             )
@@ -123,17 +123,17 @@ def bare(steps: int) -> list[float]:
 
 
 def main() -> None:
-    """Bare trials, the sweep, and once more the bare ones: the machine may have become slower or faster."""
+    """Run the bare trials, the sweep, and the bare trials again, because the speed of the machine may change."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--steps", type=int, default=400, help="of each trial (default: 400)")
     arguments.add_argument("--keep", type=Path, metavar="DIR", help="copy the sweep's table and figures there")
     arguments.add_argument("--bare", action="store_true", help="only time the bare trials, in this very folder")
-    given = arguments.parse_args()
-    if given.bare:
-        print(json.dumps(bare(given.steps)))
+    options = arguments.parse_args()
+    if options.bare:
+        print(json.dumps(bare(options.steps)))
         return
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         make_encoder(folder / "encoder")
         make_dataset(folder / "letters")
         (folder / "space.yaml").write_text(SPACE)
@@ -147,20 +147,22 @@ def main() -> None:
             return done.stdout
 
         def all_bare() -> list[float]:
-            found: list[float] = json.loads(run(__file__, "--bare", "--steps", str(given.steps)).splitlines()[-1])
-            return found
+            seconds_of_trials: list[float] = json.loads(
+                run(__file__, "--bare", "--steps", str(options.steps)).splitlines()[-1]
+            )
+            return seconds_of_trials
 
         first = all_bare()
         flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-        flags += ["--max-steps", str(given.steps), "--search-space", "space.yaml", "--output", "sweep"]
+        flags += ["--max-steps", str(options.steps), "--search-space", "space.yaml", "--output", "sweep"]
         began = time.perf_counter()
         print(run(str(REPOSITORY / "jobs" / "tune.py"), *flags))
         whole = time.perf_counter() - began
         second = all_bare()
-        if given.keep:
-            given.keep.mkdir(parents=True, exist_ok=True)
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
             for file in [folder / "sweep" / "table.md", *(folder / "sweep" / "figures").iterdir()]:
-                shutil.copy(file, given.keep / file.name)
+                shutil.copy(file, options.keep / file.name)
     sums = sum(first), sum(second)
     ratio = whole / (sum(sums) / 2)
     ends = {
@@ -170,7 +172,7 @@ def main() -> None:
         "the bare trials before it, seconds": End(sums[0], "reported", True),
         "the bare trials after it, seconds": End(sums[1], "reported", True),
     }
-    report("tune", ends, given.json)
+    report("tune", ends, options.json)
 
 
 if __name__ == "__main__":

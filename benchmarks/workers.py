@@ -1,10 +1,10 @@
-"""Workers: what a step costs on two processes of one thread over one process of two threads, same global batch.
+"""Workers: a step on two processes of one thread against a step on one process of two threads, same global batch.
 
-Run: `python benchmarks/workers.py [--json PATH] [--steps 12]`. Needs torch and transformers; processes are started by
-hand, without Ray. Encoder, texts and loss are those of `benchmarks/grad_cache.py`: MiniLM's size with random weights,
-`mw`. Both groups stand ready and take turns step by step, each with the machine to itself, so what else the machine
-does falls on both alike; the medians are compared. The seconds of the processors, summed over a group, tell what of
-the ratio is work and what is waiting; a process of two threads is not charged for what it cannot share out.
+Run: `python benchmarks/workers.py [--json PATH] [--steps 12]`. Needs torch and transformers; processes are started
+directly, without Ray. Encoder, texts and loss are those of `benchmarks/grad_cache.py`: MiniLM's size with random
+weights, `mw`. Both groups are started before and run their steps alternately, one group at a time, so other load on the
+machine affects both; the medians are compared. The processor seconds of a group show which part of the ratio is work
+and which is waiting; a process of two threads is not charged for work that it cannot divide.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET = 1.15
 
 
 def member(rank: int, size: int, folder: Path, queries: int) -> None:
-    """One process of a group: takes a step for every line it is given, and answers with its seconds."""
+    """Run one process of a group: one step for each input line; print its seconds."""
     from torch import distributed
 
     from raytriever.training.loop import build_optimizer
@@ -47,12 +47,12 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     for number, _ in enumerate(sys.stdin):
         began, worked = time.perf_counter(), time.process_time()
         strategy.step(share, 1e-5, number)
-        told = {"seconds": time.perf_counter() - began, "worked": time.process_time() - worked}
-        print(json.dumps(told), flush=True)
+        answer = {"seconds": time.perf_counter() - began, "worked": time.process_time() - worked}
+        print(json.dumps(answer), flush=True)
 
 
 class Group:
-    """The processes of one number of workers."""
+    """Processes of one number of workers."""
 
     def __init__(self, size: int, folder: Path, queries: int) -> None:
         own = [sys.executable, __file__, "--folder", str(folder), "--size", str(size), "--queries", str(queries)]
@@ -66,50 +66,50 @@ class Group:
             )
             for rank in range(size)
         ]
-        self.heard()
+        self.answers()
 
-    def heard(self) -> list[dict[str, float]]:
-        """What all members answer."""
+    def answers(self) -> list[dict[str, float]]:
+        """Return the answers of all members."""
         return [json.loads(process.stdout.readline()) for process in self.members]
 
     def step(self) -> tuple[float, float]:
-        """One step: seconds of the slowest member, and processors' seconds of all."""
+        """Run one step; return the seconds of the slowest member, and the processor seconds of all."""
         for process in self.members:
             process.stdin.write("step\n")
             process.stdin.flush()
-        told = self.heard()
-        return max(one["seconds"] for one in told), sum(one["worked"] for one in told)
+        times = self.answers()
+        return max(one["seconds"] for one in times), sum(one["worked"] for one in times)
 
     def end(self) -> None:
-        """No more steps."""
+        """End all members."""
         for process in self.members:
             process.stdin.close()
             process.wait()
 
 
 def main() -> None:
-    """Measure and report, or be a member of a group."""
+    """Measure and report, or run as a member of a group."""
     line = parser((__doc__ or "").splitlines()[0])
     line.add_argument("--steps", type=int, default=12, help="timed steps of each group")
     line.add_argument("--queries", type=int, default=64, help="of the global batch, each with two passages")
     line.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     line.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     line.add_argument("--size", type=int, help=argparse.SUPPRESS)
-    given = line.parse_args()
-    if given.folder:
-        member(given.rank, given.size, given.folder, given.queries)
+    options = line.parse_args()
+    if options.folder:
+        member(options.rank, options.size, options.folder, options.queries)
         return
     with tempfile.TemporaryDirectory() as folder:
-        groups = {size: Group(size, Path(folder), given.queries) for size in (1, 2)}
-        taken: dict[int, list[tuple[float, float]]] = {size: [] for size in groups}
-        for number in range(given.steps + 2):
+        groups = {size: Group(size, Path(folder), options.queries) for size in (1, 2)}
+        durations: dict[int, list[tuple[float, float]]] = {size: [] for size in groups}
+        for number in range(options.steps + 2):
             for size, group in groups.items():
-                found = group.step()
+                times = group.step()
                 if number > 1:  # the first ones make the optimiser's state and warm caches
-                    taken[size].append(found)
+                    durations[size].append(times)
         for group in groups.values():
             group.end()
-    pairs = list(zip(taken[1], taken[2], strict=True))
+    pairs = list(zip(durations[1], durations[2], strict=True))
     ratio = median(two[0] / one[0] for one, two in pairs)
     ends = {
         "2 workers of 1 thread / 1 of 2, a step (x)": End(ratio, f"at most {TARGET}", ratio <= TARGET),
@@ -117,7 +117,7 @@ def main() -> None:
         "1 worker: a step (s)": End(median(one[0] for one, _ in pairs), "reported", True),
         "2 workers: a step (s)": End(median(two[0] for _, two in pairs), "reported", True),
     }
-    report(f"workers on {THREADS} cores, fp32, ddp, {given.queries} queries a step", ends, given.json)
+    report(f"workers on {THREADS} cores, fp32, ddp, {options.queries} queries a step", ends, options.json)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ def routes(folder: Path) -> dict[str, set[str]]:
     from raytriever.cluster.train.mining_round import MiningRounds
     from raytriever.config import Config
     from raytriever.data.config import DataConfig
+    from raytriever.data.negatives import read_negatives
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.shards import ShardEncoder
     from raytriever.evaluation import systems
@@ -147,7 +148,13 @@ def routes(folder: Path) -> dict[str, set[str]]:
         log=print,
     )
     loop.train(setup)
-    waiting = job.RefreshPlan(2, True, folder / "run" / "negatives", data.read_negatives, Miner())
+    waiting = job.RefreshPlan(
+        every=2,
+        waits=True,
+        folder=folder / "run" / "negatives",
+        read=partial(read_negatives, dataset=data.combined),
+        miner=Miner(),
+    )
     batch_files = set(batch.files)
     loop.train(loop.replace(setup, folder=folder / "refreshed", refresh=waiting))
     dataset = open_dataset(prepared[0], ["test"])

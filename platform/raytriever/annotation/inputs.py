@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,21 +13,18 @@ from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import TokenEstimator, Tokens
 from raytriever.annotation.config import LOCAL, ServiceConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import fetch_dataset, open_dataset
+from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.prepare.prepared import splits_of
 from raytriever.errors import ConfigError, DataError
 
 
-def open_all_splits(name: str, max_bad_rows: float, report: Callable[[str], None]) -> RetrievalDataset:
+def open_checked(name: str, max_bad_rows: float, report: Callable[[str], None]) -> RetrievalDataset:
     """Open a data set with the judgements of all its splits, because the output contains all of them.
 
     Raises:
         DataError: the data set cannot be read, or has no documents or no queries.
     """
-    dataset = open_dataset(name, [], max_bad_rows=max_bad_rows, run=in_processes, report=report)
-    path = str(dataset.location)
-    dataset = open_dataset(path, splits_of(fetch_dataset(path) or Path(path)))
+    dataset = open_all_splits(name, [], max_bad_rows=max_bad_rows, run=in_processes, report=report)
     for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(rows):
             raise DataError(f"contains no {kind}", name, f"give a data set with {kind}")

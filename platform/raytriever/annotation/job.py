@@ -16,7 +16,7 @@ from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator
 from raytriever.annotation.candidates import find_candidates
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
 from raytriever.annotation.estimate import estimate
-from raytriever.annotation.inputs import choose_queries, open_all_splits, read_costs, read_service_key
+from raytriever.annotation.inputs import choose_queries, open_checked, read_costs, read_service_key
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import Prompts, load_prompts
 from raytriever.annotation.requests import Counts
@@ -231,7 +231,7 @@ def run_annotation(
         tokens_are_known = estimator.read_tokens > 0
         if not dry_run and not tokens_are_known:
             asyncio.run(_check(job, key))
-        dataset = open_all_splits(job.dataset, job.max_bad_rows, report)
+        dataset = open_checked(job.dataset, job.max_bad_rows, report)
         work = _prepare(job, dataset, prompts, log, paid, estimator, report)
         expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
         table = expected.table(job.service, estimator)

@@ -19,7 +19,6 @@ from raytriever.data.answers import Answers
 from raytriever.data.columns import TokenColumn
 from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
-from raytriever.data.records import joined
 
 
 @dataclass(frozen=True)
@@ -163,6 +162,11 @@ class NegativeRows:
     origins: Int64[ndarray, " rows"]
     ranks: Int64[ndarray, " rows"]
     scores: Float32[ndarray, " rows"]
+
+
+def joined(title: str, text: str) -> str:
+    """Return title and text of a passage, joined as in BEIR: the text that models and BM25 read."""
+    return (title + " " + text).strip()
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.id_columns import INTEGER, NUMBER, TEXT, positions_of, read_columns
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 from raytriever.paths import NEGATIVES
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.reading.columns import INTEGER, NUMBER, TEXT, positions_of, read_columns
+from raytriever.storage import committed_directory, disk_errors, read_manifest
 
 TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 
@@ -257,7 +257,7 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
 def read_ids(path: Path) -> Any:
     """Read the rows of a table as they are stored, with ids, as an Arrow table; the errors are those of
     `read_negatives`."""
-    return pa.concat_tables([read_columns(file, _KINDS, _REMEDY, may_lack=["score"]) for file in _files(path)])
+    return pa.concat_tables([_columns(file) for file in _files(path)])
 
 
 def _files(path: Path) -> list[Path]:
@@ -272,9 +272,14 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
+def _columns(file: Path) -> Any:
+    with disk_errors(file, reading=True):
+        return read_columns(file, _KINDS, _REMEDY, may_lack=["score"])
+
+
 def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
     """Return the rows of a file as positions and numbers, in the order of `COLUMNS`."""
-    table = read_columns(file, _KINDS, _REMEDY, may_lack=["score"])
+    table = _columns(file)
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
         outside = numbers[(numbers < 0) | (numbers > np.iinfo(np.int32).max)]

@@ -70,11 +70,6 @@ class Records:
     answers: list[tuple[str, str]] = field(default_factory=list)
 
 
-def joined(title: str, text: str) -> str:
-    """Return title and text of a passage, joined as in BEIR: the text that models and BM25 read."""
-    return (title + " " + text).strip()
-
-
 def content_id(*texts: str) -> str:
     """Return an id for a text that has none: 20 hexadecimal digits of a hash, equal for equal texts."""
     state = hashlib.blake2b(digest_size=10)

@@ -14,12 +14,16 @@ candidates."""
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import KeyIndex, key_of, keys_of
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
@@ -122,6 +126,23 @@ class ExcludedDocuments:
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[order], minlength=len(queries)))])
         return cls(offsets.astype(np.int64), documents[order], reasons[order].astype(np.int8))
 
+    @classmethod
+    def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
+        """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
+
+        Args:
+            dataset: documents judged relevant in any of its open splits are excluded.
+            split: name of the split.
+        """
+        queries = dataset.positives(split).queries
+        rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]
+        pairs = np.concatenate([each.queries for each in rows]), np.concatenate([each.documents for each in rows])
+        names = entries(dataset.queries.ids, queries)
+        wanted = set(names)
+        positions = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
+        own = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
+        return cls.of(queries, pairs, _groups(dataset.queries.texts), _groups(dataset.passages()), own)
+
     @property
     def counts(self) -> Int64[ndarray, " queries"]:
         """Return the number of excluded documents of each query."""
@@ -137,6 +158,18 @@ class ExcludedDocuments:
             return np.full(is_used.shape, -1, np.int64), np.zeros(is_used.shape, np.int8)
         reasons = np.where(is_used, self.reasons[indices], 0).astype(np.int8)
         return np.where(is_used, self.documents[indices], -1), reasons
+
+
+def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list[str]:
+    """Return the entries of some queries, ascending, in one pass over a column."""
+    wanted = np.zeros(len(column), dtype=bool)
+    wanted[queries] = True
+    return list(compress(column, wanted))
+
+
+def _groups(texts: Iterable[str]) -> Int64[ndarray, " texts"]:
+    """Return for each text the position of the first equal text."""
+    return KeyIndex(keys_of(key_of(normalise(text)) for text in texts)).first()
 
 
 def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:

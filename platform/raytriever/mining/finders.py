@@ -1,28 +1,34 @@
 """Finders of candidates: they rank documents for a block of a split's queries, best first.
 
 Every finder searches so deep that the requested ranks exist after the excluded documents are removed. So the result
-of a query depends only on the query."""
+of a query depends only on the query. `MiningInputs` makes the finder of a method, and what finders share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.dataset import NegativeRows, Positives
+from raytriever.data.dataset import NegativeRows, Positives, RetrievalDataset
+from raytriever.data.keys import key_of, keys_of
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.draws import words
-from raytriever.index.exact.search import top_k, top_k_of_blocks
+from raytriever.errors import ConfigError, ModelError
+from raytriever.index.exact.search import tie_order, top_k, top_k_of_blocks
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.filters import ExcludedDocuments
-from raytriever.mining.scorers import Embeddings
+from raytriever.mining.config import ENCODER_METHODS, MiningConfig
+from raytriever.mining.filters import ExcludedDocuments, entries, normalise
+from raytriever.mining.scorers import Bm25Scorer, Embeddings, EncoderScorer, Judge, JudgeScorer, NullScorer, PairScorer
 
 # Purposes of draws; see `data.sampling.draws.words`.
 DOCUMENTS, CHOICE = 11, 12
+# Normalised passages in the cache; queries share candidates.
+_PASSAGES = 1 << 17
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
 
@@ -168,3 +174,122 @@ def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> C
     score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
     document_table[row, column], score_table[row, column] = documents, scores
     return document_table, score_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiningInputs:
+    """Inputs of mining a split: texts, finders and scorer, each made once and only when it is needed.
+
+    Args:
+        positives: of the split.
+        excluded: of the queries of `positives`.
+        make_bm25: returns the index of all passages.
+        dataset, config, embeddings, judge, seed, round: see `mine`.
+
+    Raises:
+        ConfigError: a method needs embeddings and there are none.
+        ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a
+            query is not finite.
+    """
+
+    dataset: RetrievalDataset
+    positives: Positives
+    config: MiningConfig
+    excluded: ExcludedDocuments
+    embeddings: Embeddings | None
+    make_bm25: Callable[[], Bm25Index]
+    judge: Judge | None
+    seed: int
+    round: int
+
+    def __post_init__(self) -> None:
+        if self._by_encoder:
+            _check_embeddings(self.embeddings, len(self.positives), len(self.dataset.documents))
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Texts of the split's queries."""
+        return entries(self.dataset.queries.texts, self.positives.queries)
+
+    @cached_property
+    def keys(self) -> UInt64[ndarray, " split_queries"]:
+        """A number for each query, computed from its id alone."""
+        return keys_of(map(key_of, entries(self.dataset.queries.ids, self.positives.queries)))[:, 0]
+
+    @cached_property
+    def passage(self) -> Callable[[int], str]:
+        """Function that returns the normalised text of a document, from a cache if possible."""
+        passages = self.dataset.passages()
+        return lru_cache(_PASSAGES)(lambda document: normalise(passages[document]))
+
+    @property
+    def left_out(self) -> Int64[ndarray, " rows"]:
+        """Documents without an embedding; empty if there are no embeddings at all."""
+        return self.embeddings.documents.left_out if self.embeddings else np.empty(0, dtype=np.int64)
+
+    @cached_property
+    def scorer(self) -> PairScorer:
+        """Scorer of the candidates."""
+        if self.config.judge:
+            assert self.judge is not None, "the settings name a judge"
+            return JudgeScorer(self.judge, self.texts, self.dataset.passages())
+        if self._by_encoder:
+            return EncoderScorer(self._required_embeddings)
+        if "bm25" in self.config.methods:
+            return Bm25Scorer(self._bm25, self.texts)
+        return NullScorer()
+
+    def finder(self, method: str) -> CandidateFinder:
+        """Return the finder of a method."""
+        dataset, positives, excluded = self.dataset, self.positives, self.excluded
+        if method == "bm25":
+            return Bm25Finder(self._bm25, self.texts, excluded)
+        if method == "dense":
+            return DenseFinder(self._required_embeddings, tie_order(dataset.documents.ids), excluded)
+        if method == "cross-query":
+            ties = tie_order(entries(dataset.queries.ids, positives.queries))
+            return CrossQueryFinder(self._required_embeddings.queries, positives, ties, excluded)
+        if method == "random":
+            return RandomFinder(len(dataset.documents), self.keys, self.seed, self.round, excluded)
+        assert dataset.negatives is not None
+        return GoldFinder(positives.queries, dataset.negatives)
+
+    def answers_of(self, row: int) -> list[str]:
+        """Return the normalised answers of a query."""
+        answers = self.dataset.answers
+        assert answers is not None
+        return [normalise(answer) for answer in answers.of(int(self.positives.queries[row]))]
+
+    @property
+    def _by_encoder(self) -> bool:
+        return bool(set(ENCODER_METHODS) & set(self.config.methods))
+
+    @cached_property
+    def _bm25(self) -> Bm25Index:
+        return self.make_bm25()
+
+    @property
+    def _required_embeddings(self) -> Embeddings:
+        assert self.embeddings is not None
+        return self.embeddings
+
+
+def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: int) -> None:
+    if embeddings is None:
+        raise ConfigError(
+            f"{' and '.join(ENCODER_METHODS)} need embeddings", "--method", "pass embeddings, or choose bm25"
+        )
+    for what, count, wanted in (
+        ("queries", len(embeddings.queries), queries),
+        ("documents", len(embeddings.documents), documents),
+    ):
+        if count != wanted:
+            raise ModelError(f"there are {count} embeddings of {wanted} {what}", "--model", "encode this data set")
+    # A search checks the document embeddings itself, but numbers queries by their rows in a block.
+    bad = np.flatnonzero(~np.isfinite(embeddings.queries).all(axis=1))
+    if len(bad):
+        raise ModelError(
+            f"the embedding of query {bad[0]} is not finite",
+            "--model",
+            "the weights are broken or overflow: train or load them again",
+        )

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from raytriever.data.negatives import write_negatives
+from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
@@ -16,7 +18,6 @@ from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
-from raytriever.mining.inputs import open_with_all_splits
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
@@ -76,7 +77,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision = choose_precision(job.precision, device)
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
-    dataset = open_with_all_splits(job.dataset, job.split, job.max_bad_rows, report)
+    dataset = open_all_splits(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     check_data(dataset, job.split, job.mining)
     if "bm25" in job.mining.methods and (warning := Analysis.of(dataset.passages()).warning):
         report(warning)

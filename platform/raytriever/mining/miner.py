@@ -35,14 +35,14 @@ from raytriever.mining.filters import (
     NO_EMBEDDING,
     REASONS,
     RELEVANT,
+    ExcludedDocuments,
     apply_score_bounds,
     choose,
     contains_answer,
     count_verdicts,
     initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, CandidateFinder
-from raytriever.mining.inputs import MiningInputs
+from raytriever.mining.finders import CHOICE, CandidateFinder, MiningInputs
 from raytriever.mining.scorers import Embeddings, Judge
 from raytriever.progress import Progress
 
@@ -58,11 +58,7 @@ _BM25 = ORIGINS.index("bm25")
 class CandidateFilter:
     """Filter of the candidates of one method after another."""
 
-    dataset: RetrievalDataset
-    config: MiningConfig
     inputs: MiningInputs
-    seed: int
-    round: int
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
         """Mine with one method.
@@ -71,7 +67,8 @@ class CandidateFilter:
             Columns of the kept candidates (index of the query in the split, document, rank, score), and the number of
             candidates of each verdict.
         """
-        finder, config, excluded = self.inputs.finder(method), self.config, self.inputs.excluded
+        inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
+        finder = inputs.finder(method)
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")
         kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
@@ -81,16 +78,16 @@ class CandidateFilter:
                 # A block is as wide as its last query needs, which has the most excluded documents.
                 cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
                 rows = order[start : start + max(1, int(np.searchsorted(cells, BLOCK, side="right")))]
-                documents, scores = finder(rows, min(end, len(self.dataset.documents)))
+                documents, scores = finder(rows, min(end, len(inputs.dataset.documents)))
                 verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
-                if len(self.inputs.left_out):  # a text that kills the encoder would kill the training too
-                    verdicts[(verdicts == KEPT) & np.isin(documents, self.inputs.left_out)] = NO_EMBEDDING
+                if len(inputs.left_out):  # a text that kills the encoder would kill the training too
+                    verdicts[(verdicts == KEPT) & np.isin(documents, inputs.left_out)] = NO_EMBEDDING
                 scores = self._remove_false_negatives(finder, rows, documents, scores, verdicts)
                 draws = None
                 if config.sampling_strategy == "random":
-                    keys = self.inputs.keys[rows]
+                    keys = inputs.keys[rows]
                     columns = np.arange(documents.shape[1])
-                    draws = words(self.seed, np.full(len(rows), self.round), keys, CHOICE, columns)
+                    draws = words(inputs.seed, np.full(len(rows), inputs.round), keys, CHOICE, columns)
                 choose(verdicts, config.num_negatives, draws)
                 counts += count_verdicts(verdicts)
                 row, column = np.nonzero(verdicts == KEPT)
@@ -101,18 +98,19 @@ class CandidateFilter:
 
     def _ranks(self, method: str) -> tuple[int, int]:
         """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""
+        config, negatives = self.inputs.config, self.inputs.dataset.negatives
         if method == "gold":
-            assert self.dataset.negatives is not None
-            return 0, int(np.bincount(self.dataset.negatives.queries).max())
+            assert negatives is not None
+            return 0, int(np.bincount(negatives.queries).max())
         if method == "random":
-            return 0, self.config.depth - self.config.range_min
-        return self.config.range_min, self.config.depth
+            return 0, config.depth - config.range_min
+        return config.range_min, config.depth
 
     def _remove_false_negatives(
         self, finder: CandidateFinder, rows: ndarray, documents: ndarray, scores: ndarray, verdicts: ndarray
     ) -> Float32[ndarray, "block columns"]:
         """Remove candidates that contain an answer or score too high, in place; return scores by the table's scorer."""
-        config, scorer = self.config, self.inputs.scorer
+        config, scorer = self.inputs.config, self.inputs.scorer
         if config.drop_answers:
             self._drop_answers(rows, documents, verdicts)
         if scorer.name and scorer.name != finder.scorer:
@@ -177,6 +175,7 @@ def mine(
     judge: Judge | None = None,
     seed: int = 0,
     round: int = 0,
+    excluded: ExcludedDocuments | None = None,
 ) -> MiningResult:
     """Mine the negatives of the queries of a split.
 
@@ -188,6 +187,8 @@ def mine(
         bm25: returns the index of all passages; by default the index is built when it is needed.
         judge: scores pairs of texts if the settings name a judge.
         seed, round: decide the random draws; the round is stored in the table.
+        excluded: `ExcludedDocuments.of_split` of the data set and the split, for callers that mine several times; by
+            default it is computed.
 
     Raises:
         ConfigError: settings contradict each other, the range lies beyond the corpus, or gold negatives or answers are
@@ -197,8 +198,18 @@ def mine(
     """
     check_data(dataset, split, config)
     positives = dataset.positives(split)
-    inputs = MiningInputs(dataset, positives, config, embeddings, bm25, judge, seed, round)
-    candidate_filter = CandidateFilter(dataset, config, inputs, seed, round)
+    inputs = MiningInputs(
+        dataset=dataset,
+        positives=positives,
+        config=config,
+        excluded=excluded or ExcludedDocuments.of_split(dataset, split),
+        embeddings=embeddings,
+        make_bm25=bm25 or (lambda: Bm25Index(dataset.passages())),
+        judge=judge,
+        seed=seed,
+        round=round,
+    )
+    candidate_filter = CandidateFilter(inputs)
     kept, verdict_counts = [], {}
     for method in config.methods:
         columns, verdict_counts[method] = candidate_filter.run(method)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -199,7 +200,7 @@ class _Trainer:
                     setup.total_steps,
                     self.workers,
                     setup.device,
-                    lambda: take_snapshot(setup.retriever, self.workers),
+                    partial(take_snapshot, setup.retriever, self.workers),
                     setup.log,
                 )
             )

@@ -9,12 +9,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from raytriever.data.combine import combine, starts_of
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import NegativesTable, read_negatives
+from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Report, Runner, ignore_line, in_this_process
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -119,6 +118,11 @@ class TrainingData:
         return self._source(whole, examples, order, self.teacher)
 
     @cached_property
+    def combined(self) -> RetrievalDataset:
+        """All data sets as one, to which tables of hard negatives and teacher scores refer."""
+        return combine(self.datasets)
+
+    @cached_property
     def teacher(self) -> TeacherTable | None:
         """Teacher scores of all data sets, None without a teacher.
 
@@ -132,17 +136,13 @@ class TrainingData:
             read_scores(name, dataset) if name else TeacherTable.none(dataset)
             for name, dataset in zip(names, self.datasets, strict=True)
         ]
-        return TeacherTable.chained(tables, *starts_of(combine(self.datasets)))
+        return TeacherTable.chained(tables, *starts_of(self.combined))
 
     def dev(self) -> BatchSource:
         """Return the batches of the dev loss: the groups of the first data set's dev split."""
         dataset = self.datasets[0]
         examples = Examples.of(dataset, self.config.dev_split, self.seed)
         return self._source(dataset, examples, Order(len(examples), self.batch_size, self.seed))
-
-    def read_negatives(self, path: Path) -> NegativesTable:
-        """Read a table that was written for these data sets; raises `DataError` or `StorageError`."""
-        return read_negatives(path, combine(self.datasets))
 
     def digest(self, negatives: NegativesTable | None) -> str:
         """Return the SHA-256 of everything that batches are made of: data sets, negatives, teacher scores."""

@@ -22,13 +22,13 @@ from raytriever.config import Config
 from raytriever.data.combine import combine
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, write_negatives
-from raytriever.data.prepare.open import fetch_dataset, open_dataset
-from raytriever.data.prepare.prepared import splits_of
+from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.loading import speed_up
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.mining.config import MiningConfig
+from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
@@ -86,10 +86,19 @@ class MiningRounds:
     def __init__(self, config: Config, paths: list[str], folder: Path, first: NegativesTable | None) -> None:
         self._config, self._folder = config, folder
         self._load = SnapshotLoader(config.model, config.training.seed, config.training.precision)
-        self._datasets = [_with_all_splits(path, config.data.train_split) for path in paths]
+        self._datasets = [open_all_splits(path, [config.data.train_split]) for path in paths]
         self._width = load_retriever(config.model).width
-        refresh = config.refresh
-        self._mining = TableMiner(self._datasets, config.data.train_split, refresh.mining, config.training.seed, first)
+        self._combined = combine(self._datasets)
+        split = config.data.train_split
+        self._mining = TableMiner(
+            datasets=self._datasets,
+            combined=self._combined,
+            excluded=[ExcludedDocuments.of_split(_with_split_alone(one, split), split) for one in self._datasets],
+            split=split,
+            mining=config.refresh.mining,
+            seed=config.training.seed,
+            first=first,
+        )
 
     def run(self, number: int, snapshot: Snapshot, encode: Encode) -> RoundResult:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
@@ -118,7 +127,7 @@ class MiningRounds:
             encoded += count + more
         then = time.monotonic()
         table, metrics = self._mining.table(number, embeddings)
-        write_negatives(round_path(self._folder, number), table, combine(self._datasets), replace=True)
+        write_negatives(round_path(self._folder, number), table, self._combined, replace=True)
         self._remove_but(ROLLING if rolling else "")
         metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
         return RoundResult(metrics | {"refresh_mine_seconds": time.monotonic() - then})
@@ -182,11 +191,6 @@ def digest_of(snapshot: Snapshot) -> str:
     return state.hexdigest()[:16]
 
 
-def _with_all_splits(path: str, split: str) -> RetrievalDataset:
-    """Return a prepared data set with the judgements of all its splits, which show false negatives."""
-    return open_dataset(path, [split, *splits_of(fetch_dataset(path) or Path(path))])
-
-
 def rolling_rows(documents: int, share: float, turn: int) -> range:
     """Return the documents of one turn of a rolling refresh: contiguous, and in `ceil(1 / share)` turns all of them.
 
@@ -203,12 +207,14 @@ def rolling_rows(documents: int, share: float, turn: int) -> range:
 # -------------------------------------------------------------------------------------------------- table of a round
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableMiner:
     """Miner of the table of a round.
 
     Args:
         datasets: each with the judgements of all its splits.
+        combined: all data sets as one.
+        excluded: for each data set, the documents that the judgements of `split` alone exclude.
         split: whose queries are trained on.
         mining: the settings.
         seed: of the run.
@@ -217,6 +223,8 @@ class TableMiner:
     """
 
     datasets: Sequence[RetrievalDataset]
+    combined: RetrievalDataset
+    excluded: Sequence[ExcludedDocuments]
     split: str
     mining: MiningConfig
     seed: int
@@ -234,9 +242,11 @@ class TableMiner:
         """
         tables, counts = [], []
         relevant = judged = 0
-        for dataset, own in zip(self.datasets, embeddings, strict=True):
-            split_only = replace(dataset, judgements={self.split: dataset.judgements[self.split]})
-            mined = mine(split_only, self.split, self.mining, embeddings=own, seed=self.seed, round=number)
+        for dataset, own, excluded in zip(self.datasets, embeddings, self.excluded, strict=True):
+            split_only = _with_split_alone(dataset, self.split)
+            mined = mine(
+                split_only, self.split, self.mining, embeddings=own, seed=self.seed, round=number, excluded=excluded
+            )
             rows = mined.table
             table = NegativesTable.of(
                 dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores, rows.rounds
@@ -251,8 +261,13 @@ class TableMiner:
         if judged:
             metrics["refresh_true_positives"] = relevant / judged
         if self.first is not None:
-            table = NegativesTable.merged(combine(self.datasets), [table, _without(self.first, self.mining.methods)])
+            table = NegativesTable.merged(self.combined, [table, _without(self.first, self.mining.methods)])
         return table, metrics
+
+
+def _with_split_alone(dataset: RetrievalDataset, split: str) -> RetrievalDataset:
+    """Return the data set with the judgements of one split alone."""
+    return replace(dataset, judgements={split: dataset.judgements[split]})
 
 
 def _metrics(mined: Sequence[MiningResult]) -> dict[str, float]:

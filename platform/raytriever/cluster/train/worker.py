@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from raytriever.cluster.train.dev_sets import DevSet, digest_of
 from raytriever.cluster.train.refresh import NEGATIVES, RayMinerClient
 from raytriever.cluster.train.validation import RayEvaluatorClient
 from raytriever.config import Config
+from raytriever.data.negatives import read_negatives
 from raytriever.data.sampling.teacher import Coverage
 from raytriever.data.sources import is_uri
 from raytriever.errors import DataError, UserError
@@ -181,7 +183,7 @@ def _refresh_plan(job: WorkerJob, data: TrainingData, workers: Workers, device: 
         every=refresh.refresh_every,
         waits=waits,
         folder=job.folder / NEGATIVES,
-        read=data.read_negatives,
+        read=partial(read_negatives, dataset=data.combined),
         miner=RayMinerClient(job.miner, gauges, waits) if workers.rank == 0 else None,
         last_logged_step=_last_logged_step(job, workers, device),
     )

@@ -130,31 +130,53 @@ def open_dataset(
         DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
         StorageError: a prepared data set is damaged, or cannot be written.
     """
-    requested = list(dict.fromkeys(splits))
-    matter = (*requested, TRAIN) if DEV in requested else tuple(requested)
-    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=matter)
+    requested = list(splits)
+    request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
     folder, reachable = _locate(request, run, report)
-    there = splits_of(folder)
+    return replace(_read_splits(folder, requested, request), location=reachable)
+
+
+def open_all_splits(
+    name_or_path: str | Path,
+    checked: Iterable[str] | None = None,
+    *,
+    max_bad_rows: float = 0.01,
+    run: Runner = in_this_process,
+    report: Report = ignore_line,
+) -> RetrievalDataset:
+    """Open a data set without tokens, with the judgements of every split: a positive of any split is no negative.
+
+    Args:
+        name_or_path, max_bad_rows, run, report: see `open_dataset`.
+        checked: splits that must exist, and whose files are checked; None to check the files of all splits.
+
+    Raises:
+        UserError: see `open_dataset`.
+    """
+    required = [] if checked is None else list(checked)
+    splits = None if checked is None else _with_lender(required)
+    request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
+    folder, reachable = _locate(request, run, report)
+    return replace(_read_splits(folder, [*required, *splits_of(folder)], request), location=reachable)
+
+
+def _with_lender(splits: list[str]) -> tuple[str, ...]:
+    """Return the splits whose files are read: `dev` may be taken from `train`."""
+    return (*splits, TRAIN) if DEV in splits else tuple(splits)
+
+
+def _read_splits(folder: Path, splits: list[str], request: Request) -> RetrievalDataset:
+    """Return the data set of a directory with the judgements of some splits, `dev` taken from `train` if necessary."""
+    requested, there = list(dict.fromkeys(splits)), splits_of(folder)
     lent = DEV in requested and DEV not in there and TRAIN in there
     require_splits(folder, [split for split in requested if not (lent and split == DEV)], request.dataset)
-    vocabulary = tokenisation.vocabulary if tokenisation else None
+    vocabulary = request.tokenisation.vocabulary if request.tokenisation else None
     dataset = read_prepared(folder, [TRAIN, *requested] if lent else requested, vocabulary)
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
     judgements = {split: dataset.judgements[split] for split in requested}
     absent = {split: rows for split, rows in dataset.absent.items() if split in requested}
-    return replace(dataset, judgements=judgements, absent=absent, location=reachable)
-
-
-def open_all_splits(
-    name_or_path: str | Path, *, max_bad_rows: float = 0.01, run: Runner = in_this_process, report: Report = ignore_line
-) -> RetrievalDataset:
-    """Check, prepare and open a data set without tokens, with the judgements of every split that it has.
-
-    Args and errors are those of `open_dataset`; the rows of every file count.
-    """
-    folder, reachable = _locate(Request(str(name_or_path), max_bad_rows=max_bad_rows), run, report)
-    return replace(read_prepared(folder, splits_of(folder)), location=reachable)
+    return replace(dataset, judgements=judgements, absent=absent)
 
 
 def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:

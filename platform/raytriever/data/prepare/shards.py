@@ -21,12 +21,13 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.answers import write_some
+from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import Chunk, Parsed, parse_chunk
 from raytriever.data.formats.plan import Part
 from raytriever.data.keys import key_of, keys_of
 from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
 from raytriever.data.quarantine import bad_entry
-from raytriever.data.records import ORIGINS, SOURCES, joined
+from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.storage import disk_errors
 
 JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"

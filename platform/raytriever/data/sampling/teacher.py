@@ -19,11 +19,11 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.id_columns import NUMBER, TEXT, positions_of, read_columns
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError
 from raytriever.paths import SCORES
-from raytriever.storage import read_manifest
+from raytriever.reading.columns import NUMBER, TEXT, positions_of, read_columns
+from raytriever.storage import disk_errors, read_manifest
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,8 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
 
 
 def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
-    table = read_columns(file, _KINDS, SCORES.remedy)
+    with disk_errors(file, reading=True):
+        table = read_columns(file, _KINDS, SCORES.remedy)
     query, document = (
         positions_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
         for name, ids in zip(COLUMNS, known, strict=False)

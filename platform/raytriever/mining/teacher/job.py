@@ -21,10 +21,11 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.inputs import open_with_all_splits
 from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision
@@ -239,7 +240,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
     commit = commit_of(job.config.model, job.config.revision or _recorded_revision(output, job.config.model))
     directory = resolve_model(job.config.model, commit or job.config.revision)
     teacher = CrossEncoder(directory, device, precision, job.config.max_length)
-    dataset = open_with_all_splits(job.dataset, job.split, job.max_bad_rows, report)
+    dataset = open_all_splits(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     pairs = collect_pairs(dataset, job.split, job.config)
     plan = ScorePlan(
         model=job.config.model,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy import ndarray
 
-from raytriever.data.sources import open_raw
 from raytriever.errors import DataError
 from raytriever.reading.arrays import broken_parquet, open_parquet
+from raytriever.reading.regular import check_regular
 
 TEXT, INTEGER, NUMBER = "text", "integer", "number"
 
@@ -29,8 +28,10 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
 
     Raises:
         DataError: the file is not Parquet, or a column is missing, has another type or an extension type, or nulls.
+        OSError: the file cannot be opened.
     """
-    with closing(open_raw(str(file))) as stream:
+    check_regular(file)
+    with pa.OSFile(str(file)) as stream:
         parquet = open_parquet(str(file), stream)
         schema = parquet.schema_arrow
         for name, kind in columns.items():

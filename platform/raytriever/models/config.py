@@ -22,7 +22,22 @@ READING = (
     "query_length",
     "passage_length",
     "truncate_dim",
+    "append_eos",
+    "bidirectional",
 )
+APPEND_EOS = ("auto", "yes", "no")
+
+
+def read_append_eos(value: str | bool) -> str:
+    """Return one of `APPEND_EOS`; YAML reads an unquoted yes or no as true or false.
+
+    Raises:
+        ValueError: the value is another one.
+    """
+    name = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+    if name not in APPEND_EOS:
+        raise ValueError(f"choose from {', '.join(APPEND_EOS)}")
+    return str(name)
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,14 @@ class ModelConfig:
     truncate_dim: int | None = option(
         None, "number of first components of an embedding to keep, for Matryoshka encoders", minimum=1
     )
+    append_eos: str | None = option(
+        None,
+        "append the end token to every text: yes, no, or auto for what the tokenizer does, with a warning where "
+        "last-token pooling meets none",
+        reads=read_append_eos,
+        form="|".join(APPEND_EOS),
+    )
+    bidirectional: bool | None = option(None, "let the tokens of a decoder attend to later tokens too")
     lora_rank: int = option(0, "rank of LoRA adapters; 0 trains the whole encoder", minimum=0)
     lora_alpha: float | None = option(
         None, "the output of adapters is multiplied by alpha / rank (default: 2 x rank)", above=0, needs="lora_rank"

@@ -28,7 +28,8 @@ class Description:
 
     `truncate_dim` is the number of first components of an embedding that are kept, or None for all. `prompts` are the
     prompts of the model by name. `pool_prompt` includes the tokens of the prompt in pooling. `append_eos` adds the end
-    token to texts (`auto`, `yes` or `no`). `bidirectional` lets the tokens of a decoder attend to later ones.
+    token to texts (`auto`, `yes` or `no`). `bidirectional` lets the tokens of a decoder attend to later ones, or
+    not; None leaves it to `config.json`.
     """
 
     pooling: str = "mean"
@@ -42,7 +43,7 @@ class Description:
     prompts: dict[str, str] = field(default_factory=dict)
     pool_prompt: bool = True
     append_eos: str = "auto"
-    bidirectional: bool = False
+    bidirectional: bool | None = None
 
     def flags(self) -> dict[str, Any]:
         """Return the settings that `ModelConfig` has too, by name."""

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
+from raytriever.models.decoder import disable_cache
 from raytriever.models.files import stored_tensors
 from raytriever.models.lora import DROPOUT
 from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
@@ -97,6 +98,7 @@ def load_backbone(directory: Path) -> nn.Module:
     from transformers import AutoModel
 
     config, stored = load_config(directory, _REMEDY), stored_tensors(directory)
+    disable_cache(config)
     with loading(directory, _REMEDY):
         with torch.device("meta"):
             empty = AutoModel.from_config(config, trust_remote_code=False)

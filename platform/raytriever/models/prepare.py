@@ -51,8 +51,6 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
     # transformers 5.23 warns about the old name; earlier versions have only the old name.
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
     enable = getattr(backbone, new, None) or getattr(backbone, old)
-    # There is no generation; if the cache were enabled, every process would log that transformers disables it.
-    backbone.config.use_cache = False  # type: ignore[union-attr]
     try:
         enable({"use_reentrant": False})
     except ValueError as error:

@@ -20,6 +20,7 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
+from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, tower_directory
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
 from raytriever.models.source import resolve_model
@@ -122,9 +123,11 @@ def load_retriever(config: ModelConfig) -> Retriever:
     if description.towers == "shared" and folders["query"] != folders["passage"]:
         raise ModelError("has two towers", str(directory), "remove --towers shared")
     tokenizer = load_tokenizer(folders["query"])
+    append_end_token(tokenizer, description.append_eos, description.pooling, directory)
 
     def tower(side: Side) -> Encoder:
         backbone = load_backbone(folders[side])
+        set_bidirectional(backbone, description.bidirectional, directory)
         width = hidden_size(backbone)
         if description.truncate_dim is not None and not 1 <= description.truncate_dim <= width:
             raise ConfigError(

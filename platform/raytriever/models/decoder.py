@@ -1,0 +1,122 @@
+"""Decoders as encoders: the end token that the last-token pooling reads, and attention to later tokens.
+
+A decoder's state of a token depends on the tokens before it, so only the last state depends on the whole text. Models
+such as Qwen3-Embedding and E5-Mistral are trained with an end token after every text and pool its state. A tokenizer
+that does not append this token silently gives the state of the last word instead.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raytriever.errors import ConfigError, ModelError
+from raytriever.models.tokenisation import Template
+
+log = logging.getLogger(__name__)
+_PROBE_TOKENS = 6
+_warned: set[Path] = set()
+
+
+def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: Path) -> None:
+    """Append the tokenizer's end token to every text, or warn that last-token pooling reads no end token, in place.
+
+    The post-processor of the tokenizer changes, and it is stored in `tokenizer.json`. So the saved tokenizer appends
+    the token in every library. A tokenizer that already ends its texts with a special token does not change.
+
+    Args:
+        tokenizer: fast tokenizer of transformers.
+        append_eos: `auto` and `no` leave the tokenizer as it is, and `auto` warns; `yes` appends the token.
+        pooling: modes joined by `+`.
+        directory: directory of the model, for messages.
+
+    Raises:
+        ConfigError: the tokenizer has no end token to append.
+        ModelError: see `Template.of`.
+    """
+    if append_eos == "no" or (append_eos == "auto" and "last" not in pooling.split("+")):
+        return
+    template = Template.of(tokenizer)
+    if template.after:
+        return
+    if append_eos == "auto":
+        if directory not in _warned:
+            _warned.add(directory)
+            log.warning(
+                "%s: last-token pooling reads the last word, because the tokenizer appends no end token. "
+                "Give --append-eos yes if the model was trained with one, else --append-eos no.",
+                directory,
+            )
+        return
+    if tokenizer.eos_token is None:
+        raise ConfigError(
+            f"the tokenizer of {directory} has no end token",
+            "--append-eos yes",
+            'set "eos_token" in tokenizer_config.json, or leave the flag out',
+        )
+    _set_template(tokenizer, [*tokenizer.convert_ids_to_tokens(list(template.before))], tokenizer.eos_token)
+
+
+def _set_template(tokenizer: Any, before: list[str], end: str) -> None:
+    """Replace the template of a tokenizer; other steps of its post-processor, such as offsets, are kept."""
+    from tokenizers import processors
+
+    backend = tokenizer.backend_tokenizer
+    single = [*before, "$A", end]
+    pair = [*single, *(f"{token}:1" for token in before), "$B:1", f"{end}:1"]
+    template = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in {*before, end}]
+    )
+    # Two templates in a sequence would stop the library with a panic.
+    present: Any = backend.post_processor
+    is_sequence = isinstance(present, processors.Sequence)
+    steps = list(present) if is_sequence else [present]
+    offsets = [step for step in steps if isinstance(step, processors.ByteLevel)]
+    backend.post_processor = processors.Sequence([*offsets, template]) if offsets else template
+
+
+def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path) -> None:
+    """Let every token attend to later tokens, or only to earlier ones, in place.
+
+    `config.is_causal` decides this in transformers 5, and it is saved in `config.json`.
+
+    Args:
+        backbone: loaded transformers model.
+        bidirectional: None leaves the model as its `config.json` says.
+        directory: directory of the model, for messages.
+
+    Raises:
+        ModelError: transformers ignores the setting for this model.
+    """
+    config = backbone.config
+    is_set = getattr(config, "is_causal", None) is False or bool(getattr(config, "use_bidirectional_attention", False))
+    if bidirectional is None or (bidirectional and is_set):
+        return
+    config.is_causal = not bidirectional
+    if attends_to_later_tokens(backbone) != bidirectional:
+        flag, tokens = ("--bidirectional", "earlier") if bidirectional else ("--no-bidirectional", "later")
+        raise ModelError(
+            f"{type(backbone).__name__} attends to {tokens} tokens whatever {flag} says",
+            str(directory),
+            f"leave out {flag}, or choose another model",
+        )
+
+
+@torch.no_grad()
+def attends_to_later_tokens(backbone: Any) -> bool:
+    """Return whether other later tokens change the state of the first token; the model must be in evaluation mode."""
+    embeddings = backbone.get_input_embeddings()
+    tokens = torch.arange(2 * _PROBE_TOKENS, device=embeddings.weight.device).view(2, -1) % embeddings.num_embeddings
+    tokens[:, 0] = 0
+    states = backbone(input_ids=tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state[:, 0]
+    rounding = 1e-5 if states.dtype == torch.float32 else 1e-2
+    return bool((states[0] - states[1]).abs().max() > rounding * states.abs().max())
+
+
+def disable_cache(config: Any) -> None:
+    """Disable the cache of keys and values, which only generation needs, in a transformers configuration."""
+    if hasattr(config, "use_cache"):
+        config.use_cache = False

@@ -1,0 +1,154 @@
+"""Directories that sentence-transformers writes, read by raytriever: the embeddings of both libraries are compared.
+
+Run: `python benchmarks/zoo.py [--json PATH] [--only PART]`. `tests/support/directories.py` lists the directories: tiny
+models with random weights, so that a property that is read wrongly changes the embeddings. Each is encoded on 8 texts
+of 3 to 3,000 tokens as queries and as passages, in float32, by `SentenceTransformer.encode_query` and
+`encode_document` and by raytriever. Two figures are compared: the smallest cosine of a text, and the largest difference
+of a score over the largest score. The teeth are the smallest cosine of the library with itself after it reads one
+property wrongly (for a similarity or a scale, which change no direction: 1 minus the difference of the scores). They
+must be under 0.999, or the comparison would not notice the mistake.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy import ndarray
+from sentence_transformers import SentenceTransformer
+
+from ends import End, parser, report
+from raytriever.encoding.encode import encode_texts
+from raytriever.errors import UserError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from directories import CASES, TEXTS, Case, Change
+
+AGREES, NOTICED = 0.9999, 0.999
+SCALES = ("similarity", "scale")  # properties that change no direction
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Embeddings of the texts as queries and as passages, and their scores."""
+
+    queries: ndarray
+    passages: ndarray
+    scores: ndarray
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Result of one directory.
+
+    Args:
+        refusal: error of raytriever, or empty.
+        cosine: smallest cosine of a text.
+        scores: largest difference of a score, over the largest score.
+    """
+
+    refusal: str = ""
+    cosine: float = 0.0
+    scores: float = 1.0
+
+
+def by_library(folder: Path, change: Change | None = None) -> Encoded:
+    """Return what sentence-transformers computes, optionally with one property read wrongly."""
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    if change is not None:
+        change(model)
+    queries, passages = (encode(TEXTS, batch_size=4) for encode in (model.encode_query, model.encode_document))
+    return Encoded(queries, passages, model.similarity(queries, passages).numpy())
+
+
+def by_raytriever(retriever: Retriever) -> Encoded:
+    """Return what raytriever computes."""
+    queries, passages = (encode_texts(retriever, TEXTS, side) for side in ("query", "passage"))
+    return Encoded(queries, passages, queries @ passages.T)
+
+
+def smallest_cosine(one: Encoded, other: Encoded) -> float:
+    """Return the smallest cosine of a text's two embeddings; 0 if they have another width."""
+    if one.queries.shape != other.queries.shape:
+        return 0.0
+    cosines = [
+        (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+        for a, b in ((one.queries, other.queries), (one.passages, other.passages))
+    ]
+    return float(np.concatenate(cosines).min())
+
+
+def difference_of_scores(one: Encoded, other: Encoded) -> float:
+    """Return the largest difference of a score, over the largest score, at most 1."""
+    return float(min(1, np.abs(one.scores - other.scores).max() / np.abs(one.scores).max()))
+
+
+def examine(folder: Path) -> Examined:
+    """Read a directory with both libraries, and compare them."""
+    try:
+        retriever = load_retriever(ModelConfig(str(folder)))
+    except UserError as error:
+        return Examined(refusal=str(error))
+    library, own = by_library(folder), by_raytriever(retriever)
+    return Examined("", smallest_cosine(library, own), difference_of_scores(library, own))
+
+
+def measure_teeth(case: Case, folder: Path) -> dict[str, float]:
+    """Return the agreement of the library with itself after each misreading of a directory."""
+    right = by_library(folder)
+    wrong = {name: by_library(folder, change) for name, change in case.teeth.items()}
+    return {
+        name: 1 - difference_of_scores(right, one) if name in SCALES else smallest_cosine(right, one)
+        for name, one in wrong.items()
+    }
+
+
+def holds(case: Case, examined: Examined) -> bool:
+    """Return True if the directory agrees, or is refused in one line with the expected reason."""
+    if case.refused:
+        return case.refused in examined.refusal and "\n" not in examined.refusal
+    return not examined.refusal and examined.cosine >= AGREES and examined.scores <= 1 - AGREES
+
+
+def main() -> None:
+    """Print the table of all directories, and write the ends."""
+    command = parser(__doc__.partition("\n")[0])
+    command.add_argument("--only", default="", metavar="PART", help="only directories whose names contain this")
+    arguments = command.parse_args()
+    logging.disable(logging.WARNING)
+    cases = [case for case in CASES if arguments.only in case.name]
+    results, teeth = {}, {}
+    with TemporaryDirectory() as work:
+        for case in cases:
+            folder = Path(work) / case.name
+            case.write(folder)
+            examined = results[case.name] = examine(folder)
+            case_teeth = {} if case.refused else measure_teeth(case, folder)
+            teeth |= {f"{case.name} {name}": value for name, value in case_teeth.items()}
+            listed = ", ".join(f"{name} {value:.3f}" for name, value in case_teeth.items())
+            outcome = examined.refusal or f"cosine {examined.cosine:.6f}, scores {examined.scores:.1e}"
+            print(f"{case.name:<28} {'holds' if holds(case, examined) else 'FAILS'} {outcome}; {listed}", flush=True)
+    read = [examined for examined in results.values() if not examined.refusal]
+    refused = sum(bool(case.refused) for case in cases)
+    failed = sum(not holds(case, results[case.name]) for case in cases)
+    cosine, scores, tooth = min(e.cosine for e in read), max(e.scores for e in read), max(teeth.values())
+    ends = {
+        "directories": End(len(cases), ">= 30", len(cases) >= 30),
+        "of these to refuse in one line": End(refused, "reported", True),
+        "directories that are read or refused wrongly": End(failed, "0", not failed),
+        "smallest cosine": End(cosine, f">= {AGREES}", cosine >= AGREES),
+        "largest difference of scores, over the largest score": End(scores, "<= 1e-4", scores <= 1e-4),
+        "properties read wrongly on purpose": End(len(teeth), "reported", True),
+        "largest cosine of a wrong reading": End(tooth, f"< {NOTICED}", tooth < NOTICED),
+    }
+    report("zoo", ends, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,8 +17,9 @@ user can correct are `UserError` and its kinds. Lines of progress appear on stan
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raytriever.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raytriever import losses, metrics
@@ -54,27 +55,16 @@ __all__ = [
     "mine_hard_negatives",
     "train",
 ]
-_MODULES = {
-    "raytriever.api.datasets": ("Dataset", "load_dataset"),
-    "raytriever.api.evaluation": ("Report", "compare", "evaluate"),
-    "raytriever.api.models": ("Model", "Run", "load_model"),
-    "raytriever.api.search": ("Index", "build_index"),
-    "raytriever.api.training": ("HardNegatives", "mine_hard_negatives", "train"),
-    "raytriever.errors": ("ConfigError", "DataError", "ModelError", "StorageError", "UserError"),
-    "raytriever.search.exact": ("Hit",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used (PEP 562)."""
-    if name in ("losses", "metrics"):
-        return import_module(f"raytriever.{name}")
-    if name in _MODULE_OF:
-        globals()[name] = value = getattr(import_module(_MODULE_OF[name]), name)
-        return value
-    raise AttributeError(f"module 'raytriever' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "raytriever.api.datasets": ("Dataset", "load_dataset"),
+        "raytriever.api.evaluation": ("Report", "compare", "evaluate"),
+        "raytriever.api.models": ("Model", "Run", "load_model"),
+        "raytriever.api.search": ("Index", "build_index"),
+        "raytriever.api.training": ("HardNegatives", "mine_hard_negatives", "train"),
+        "raytriever.errors": ("ConfigError", "DataError", "ModelError", "StorageError", "UserError"),
+        "raytriever.search.exact": ("Hit",),
+    },
+    submodules=("losses", "metrics"),
+)

@@ -7,8 +7,9 @@ Examples:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raytriever.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
@@ -26,24 +27,13 @@ __all__ = [
     "pooled_auc",
     "streaming_auc",
 ]
-_MODULE_OF = {
-    "BoundedAuc": "raytriever.metrics.streaming",
-    "MetricInputError": "raytriever.metrics.inputs",
-    "Relevance": "raytriever.metrics.relevance",
-    "ScoreCounts": "raytriever.metrics.streaming",
-    "measure_ranking": "raytriever.metrics.ranking",
-    "pooled_auc": "raytriever.metrics.auc",
-    "streaming_auc": "raytriever.metrics.streaming",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used (PEP 562)."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(_MODULE_OF[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "raytriever.metrics.auc": ("pooled_auc",),
+        "raytriever.metrics.inputs": ("MetricInputError",),
+        "raytriever.metrics.ranking": ("measure_ranking",),
+        "raytriever.metrics.relevance": ("Relevance",),
+        "raytriever.metrics.streaming": ("BoundedAuc", "ScoreCounts", "streaming_auc"),
+    },
+)

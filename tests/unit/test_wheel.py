@@ -1,0 +1,52 @@
+"""The wheel that `make dist` builds holds the whole package and its types, and is imported from there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "platform" / "raytriever"
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    # Without isolation, so that the build needs no network: hatchling is one of the packages for tests.
+    command = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder), str(REPOSITORY)]
+    subprocess.run([sys.executable, "-m", "pip", *command], check=True, timeout=200)
+    [wheel] = folder.glob("raytriever-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "content")
+    return folder / "content"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_of_the_package(unpacked: Path) -> None:
+    def files(folder: Path) -> set[str]:
+        paths = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+        return {str(path) for path in paths if "__pycache__" not in path.parts}
+
+    assert files(unpacked / "raytriever") == files(PACKAGE)
+    assert (unpacked / "raytriever" / "py.typed").is_file()
+    assert {path.name.split("-")[0] for path in unpacked.iterdir()} == {"raytriever"}
+
+
+@pytest.mark.slow
+def test_the_wheel_is_imported(unpacked: Path, tmp_path: Path) -> None:
+    program = "import raytriever as rt; rt.metrics.pooled_auc, rt.UserError, rt.load_dataset; print(rt.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(unpacked)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert Path(done.stdout.strip()).is_relative_to(unpacked)

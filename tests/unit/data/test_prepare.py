@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
 from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
 from raytriever.storage import read_manifest
@@ -48,6 +49,19 @@ def test_texts_and_tokens_stand_at_the_same_positions(small: Path, words: Tokeni
     assert dataset.tokens.documents.take(np.array([7]))[0].tolist() == [3, 0, 1, 0, 0, 0]
     assert dataset.tokens.queries.take(np.array([7]))[0].tolist() == [3, 2, 0]
     assert len(dataset.tokens.documents) == len(dataset.documents) == 40
+
+
+@pytest.mark.parametrize("is_last_first", [False, True])
+def test_the_first_of_several_bad_files_is_reported(tmp_path: Path, is_last_first: bool) -> None:
+    for split in ("dev", "test", "train"):
+        (tmp_path / f"{split}.jsonl").write_text('{"anchor": "a question", "positive": ""}\n')
+
+    def run(writer: ShardWriter, total: int) -> Iterator[ShardReport]:
+        reports = list(in_this_process(writer, total))
+        yield from reversed(reports) if is_last_first else reports
+
+    with pytest.raises(DataError, match=r"dev\.jsonl row 1: empty \"positive\""):
+        prepare(Request(str(tmp_path)), run=run)
 
 
 def test_a_second_call_does_nothing_and_says_so(small: Path, words: Tokenisation) -> None:

@@ -66,10 +66,39 @@ def count_rows(
     return files, [entry for _, entry in entries]
 
 
-def check_first_chunk(part: Part, report: ShardReport, max_share: float) -> None:
-    """Raise `DataError` if all rows of the first chunk of a file are bad, instead of reading the file to its end."""
-    if report.number == 0 and report.rows == len(report.bad):
-        check_share(part.where, report.rows, len(report.bad), report.bad[0] if report.bad else None, max_share)
+class FirstChunks:
+    """Check of the first chunk of every file: a file whose first rows are all bad is not read to its end.
+
+    Chunks arrive in any order. If several files are bad, the error always names the first of them.
+
+    Args:
+        parts: files of the data set, in order.
+        max_share: allowed share of bad rows, 0 to 1.
+    """
+
+    def __init__(self, parts: Sequence[Part], max_share: float) -> None:
+        self._parts, self._max_share = parts, max_share
+        self._pending = set(range(len(parts)))
+        self._errors: dict[int, DataError] = {}
+
+    def check(self, report: ShardReport) -> None:
+        """Check the report of a chunk; raises `DataError` for a bad file as soon as no earlier file is pending."""
+        if report.number > 0:
+            return
+        self._pending.discard(report.part)
+        if report.rows == len(report.bad):
+            try:
+                where, first = self._parts[report.part].where, report.bad[0] if report.bad else None
+                check_share(where, report.rows, len(report.bad), first, self._max_share)
+            except DataError as error:
+                self._errors[report.part] = error
+        if self._errors and min(self._errors) < min(self._pending, default=len(self._parts)):
+            self.finish()
+
+    def finish(self) -> None:
+        """Raise the `DataError` of the first bad file, if any, when no more chunks arrive."""
+        if self._errors:
+            raise self._errors[min(self._errors)]
 
 
 def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Sequence[str] | None) -> None:
@@ -201,13 +230,15 @@ def _fill(
     make_folders(aside)
     reports = []
     rows, last_report = 0, time.monotonic()
+    first_chunks = FirstChunks(plan.parts, request.max_bad_rows)
     for shard in run(ShardWriter(plan.parts, aside, request.tokenisation), total):
-        check_first_chunk(plan.parts[shard.part], shard, request.max_bad_rows)
+        first_chunks.check(shard)
         reports.append(shard)
         rows += shard.rows
         if time.monotonic() - last_report > _REPORT_SECONDS:
             report(f"{name}: {rows:,} rows")
             last_report = time.monotonic()
+    first_chunks.finish()
     reports.sort(key=lambda report: report.stem)
     sides, late = assemble(aside, reports)
     files, entries = count_rows(plan.parts, reports, late)

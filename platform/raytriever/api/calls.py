@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from raytriever.activity import activity
 from raytriever.errors import UserError
@@ -19,6 +21,15 @@ from raytriever.terminal import warn
 P = ParamSpec("P")
 T = TypeVar("T")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+_FLAG_AND_VALUE = re.compile(r"--([a-z][a-z0-9-]*) (?!.* --)(.+)")
+# Parameters that functions of the API have in place of a flag of another name.
+_PARAMETERS = {
+    "dataset": ("data", "path"),
+    "datasets": ("data",),
+    "model": ("models", "name"),
+    "candidates": ("models",),
+    "negatives_table": ("hard_negatives",),
+}
 
 
 def public(function: Callable[P, T]) -> Callable[P, T]:
@@ -30,7 +41,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
             with disk_errors("raytriever"):
                 return function(*args, **kwargs)
         except UserError as error:
-            _name_arguments(error)
+            _name_arguments(error, function)
             raise
 
     return called
@@ -59,12 +70,37 @@ def working(name: str, output: Path | None = None) -> Iterator[None]:
             lock.release()
 
 
-def _name_arguments(error: UserError) -> None:
-    """Rewrite the flags in an error as arguments: `--num-negatives` becomes `num_negatives`."""
+def _name_arguments(error: UserError, function: Callable[..., Any]) -> None:
+    """Rewrite the flags in an error as arguments of a function.
 
-    def argument(match: re.Match[str]) -> str:
-        return match[1].replace("-", "_")
+    `--num-negatives` becomes `num_negatives`, `--fresh` becomes `fresh=True`, `--no-duplicates` becomes
+    `duplicates=False`, and the location `--dataset a/b` becomes `data='a/b'`.
+    """
+    parameters = inspect.signature(function).parameters
+    switches = {name for name, one in parameters.items() if one.annotation in (bool, "bool")}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        switches |= _switches_of_training()
 
-    parts = [text and _FLAG.sub(argument, text) for text in (error.what, error.where, error.remedy)]
-    error.what, error.where, error.remedy = parts[0] or "", parts[1], parts[2]
-    error.args = tuple(parts)
+    def argument(flag: str) -> str:
+        name = flag.replace("-", "_")
+        if name in switches:
+            return f"{name}=True"
+        if (positive := name.removeprefix("no_")) in switches:
+            return f"{positive}=False"
+        return next((other for other in (name, *_PARAMETERS.get(name, ())) if other in parameters), name)
+
+    def rewrite(text: str | None) -> str | None:
+        return text and _FLAG.sub(lambda match: argument(match[1]), text)
+
+    given = _FLAG_AND_VALUE.fullmatch(error.where or "")
+    where = f"{argument(given[1])}={given[2]!r}" if given else rewrite(error.where)
+    error.what, error.where, error.remedy = rewrite(error.what) or "", where, rewrite(error.remedy)
+    error.args = (error.what, error.where, error.remedy)
+
+
+def _switches_of_training() -> set[str]:
+    """Return the names of the settings of a run that are true or false."""
+    from raytriever.config import Config
+
+    sections = [get_type_hints(hint) for hint in get_type_hints(Config).values() if dataclasses.is_dataclass(hint)]
+    return {name for section in sections for name, hint in section.items() if hint is bool}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import raytriever as rt
+from raytriever.api.calls import public
 from raytriever.evaluation.results import read_results
 from raytriever.storage import one_writer
 
@@ -97,7 +98,7 @@ def test_lines_of_progress_go_to_standard_error(data: rt.Dataset, capsys: pytest
 
 
 ERRORS: list[tuple[Any, str]] = [
-    (lambda d, m: rt.load_model("./nothing"), "model ./nothing: no such directory"),
+    (lambda d, m: rt.load_model("./nothing"), "name='./nothing': no such directory"),
     (lambda d, m: rt.load_model("minilmm/"), "minilmm/"),
     (lambda d, m: rt.load_model(m, truncate_dim=99), "truncate_dim: 99 is out of range"),
     (lambda d, m: rt.load_model(m, pooling="maen"), "pooling: unknown value 'maen'; did you mean 'mean'?"),
@@ -110,12 +111,12 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.train(d, m, batch_size=0), "batch_size: 0 is out of range; give a value at least 1"),
     (lambda d, m: rt.train(d, m, margin=0.3), "margin: has no effect with loss mw"),
     (lambda d, m: rt.train(d, m, recipe="minilmm"), "recipe: unknown recipe 'minilmm'; did you mean 'minilm'?"),
-    (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "negatives_table no/table: there is no negatives table"),
+    (lambda d, m: rt.train(d, m, hard_negatives="no/table"), "hard_negatives='no/table': there is no negatives table"),
     (lambda d, m: rt.train(d, m, hard_negatives=3), "hard_negatives: is int"),
     (lambda d, m: rt.train(d, m, run_name="a/b"), "run_name: 'a/b' is not a valid run name"),
-    (lambda d, m: rt.train(d, "./nothing"), "model ./nothing: no such directory"),
+    (lambda d, m: rt.train(d, "./nothing"), "model='./nothing': no such directory"),
     (lambda d, m: rt.train(d, 3), "model: is int; give a name, a path"),
-    (lambda d, m: rt.train("no/such", m), "dataset no/such: no data set of this name and no such folder"),
+    (lambda d, m: rt.train("no/such", m), "data='no/such': no data set of this name and no such folder"),
     (lambda d, m: rt.train(3, m), "data: is int; give the result of load_dataset or a path"),
     (lambda d, m: rt.mine_hard_negatives(d, m, method="dens"), "method: unknown method 'dens'; did you mean 'dense'?"),
     (lambda d, m: rt.mine_hard_negatives(d, method="dense"), "model: 'dense' needs an encoder"),
@@ -125,13 +126,13 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.evaluate("bm25", d), "models: is no list of models"),
     (lambda d, m: rt.evaluate([], d), "models: is no list of models"),
     (lambda d, m: rt.evaluate([3], d), "models: holds int"),
-    (lambda d, m: rt.evaluate(["./nothing"], d), "model ./nothing: no such directory"),
-    (lambda d, m: rt.evaluate(["bm25", "bm25"], d), "model: two models are called 'bm25'"),
+    (lambda d, m: rt.evaluate(["./nothing"], d), "models='./nothing': no such directory"),
+    (lambda d, m: rt.evaluate(["bm25", "bm25"], d), "models: two models are called 'bm25'"),
     (lambda d, m: rt.evaluate(["bm25"], d, metrics=["ndgc@10"]), "metrics: unknown metric 'ndgc@10'; did you mean"),
     (lambda d, m: rt.evaluate(["bm25"], d, split="dve"), "no split 'dve'; there are: dev, test, train"),
     (lambda d, m: rt.evaluate(["bm25"], d, baselines=["bm52"]), "'bm52' is none of the models; did you mean 'bm25'?"),
     (lambda d, m: rt.evaluate(["bm25"], d, precision="x"), "precision: unknown value 'x'"),
-    (lambda d, m: rt.evaluate(["bm25"], []), "datasets is missing"),
+    (lambda d, m: rt.evaluate(["bm25"], []), "data is missing"),
     (lambda d, m: rt.build_index(m, d, kind="hnws"), "kind: unknown kind 'hnws'; did you mean 'hnsw'?"),
     (lambda d, m: rt.build_index(m, d, kind="hnsw"), "output: an approximate index is kept in a directory"),
     (lambda d, m: rt.build_index(m, d, effort=3), "effort: has no effect on an exact index"),
@@ -144,7 +145,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.compare(["no/run"]), "'no/run' is neither a directory nor an MLflow run"),
     (lambda d, m: rt.compare("no/run"), "runs: is no list of runs"),
     (lambda d, m: rt.compare([d.source]), "holds no run"),
-    (lambda d, m: rt.compare([d.source], "."), "output .: is a directory"),
+    (lambda d, m: rt.compare([d.source], "."), "output='.': is a directory"),
 ]
 
 
@@ -160,3 +161,24 @@ def test_bad_input_is_one_line(
     assert "\n" not in line
     assert " --" not in f" {line}"
     assert not any(workplace.iterdir())
+
+
+def run(data: str, *, output: str = "", drop_own_id: bool = True, fresh: bool = False, **settings: Any) -> None:
+    """A function of the API; `data` is an error in the words of a command."""
+    raise rt.ConfigError(*data.split("; "))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("exists; a; give another --output, or --fresh", "a: exists; give another output, or fresh=True"),
+        ("is missing; --dataset my data; give --dataset", "data='my data': is missing; give data"),
+        ("needs --no-drop-own-id; --refresh-every 3", "refresh_every='3': needs drop_own_id=False"),
+        ("has no effect with --no-duplicates; --duplicates", "duplicates=True: has no effect with duplicates=False"),
+        ("of a--b, not --, and --no-such-thing", "of a--b, not --, and no_such_thing"),
+    ],
+)
+def test_errors_name_arguments(error: str, expected: str) -> None:
+    with pytest.raises(rt.ConfigError) as caught:
+        public(run)(error)
+    assert str(caught.value) == expected

@@ -146,7 +146,7 @@ SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
 ERRORS: list[tuple[Any, str]] = [
     (
         lambda: rt.load_dataset("no/such"),
-        "dataset no/such: no data set of this name and no such folder; give 'pydocs' or the path of a folder",
+        "path='no/such': no data set of this name and no such folder; give 'pydocs' or the path of a folder",
     ),
     (lambda: rt.load_dataset(" "), "the path is empty"),
     (
@@ -163,7 +163,8 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(passage="")),
-        ' row 1: empty "passage"; 1 of 1 rows is bad (100.00%), more than the 1 % allowed by max_bad_rows',
+        'pairs of split dev row 1: empty "passage"; 1 of 1 rows is bad (100.00%), more than the 1 % allowed by '
+        "max_bad_rows",
     ),
     (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is no name of a split"),
     (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is no name of a data set"),

@@ -110,7 +110,9 @@ def main(arguments: list[str]) -> None:
             folder=Path(folder) / "checkpoints",
             on_metrics=lambda step, measured: None,
             log=lambda line: None,
-            refresh=RefreshPlan(EVERY, False, pool.folder, read, pool if rank == "0" else None),
+            refresh=RefreshPlan(
+                every=EVERY, waits=False, folder=pool.folder, read=read, miner=pool if rank == "0" else None
+            ),
         )
     )
     told = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}

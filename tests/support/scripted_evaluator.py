@@ -63,5 +63,10 @@ def plan(
 ) -> ValidationPlan:
     """A plan whose first worker has the evaluator."""
     return ValidationPlan(
-        evaluator.folder, behind, evaluator if rank == 0 else None, on_metrics, last_logged_step, "letters"
+        folder=evaluator.folder,
+        behind=behind,
+        evaluator=evaluator if rank == 0 else None,
+        on_metrics=on_metrics,
+        last_logged_step=last_logged_step,
+        digest="letters",
     )

@@ -71,4 +71,11 @@ def plan(pool: ScriptedPool, every: int, waits: bool, rank: int = 0, last_logged
     def read(path: Path) -> NegativesTable:
         return read_negatives(path, pool.dataset)
 
-    return RefreshPlan(every, waits, pool.folder, read, pool if rank == 0 else None, last_logged_step)
+    return RefreshPlan(
+        every=every,
+        waits=waits,
+        folder=pool.folder,
+        read=read,
+        miner=pool if rank == 0 else None,
+        last_logged_step=last_logged_step,
+    )

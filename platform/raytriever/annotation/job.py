@@ -28,7 +28,7 @@ from raytriever.progress import Progress
 from raytriever.storage import cache_folder, check_writable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AnnotationJob:
     """Data to annotate, the model, and the path of the answers.
 
@@ -53,7 +53,7 @@ class AnnotationJob:
     answers: Path | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OpenedJob:
     """Job with its data set, candidates and annotator.
 
@@ -93,14 +93,14 @@ async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], Non
     service = Service(job.service, settings.temperature, settings.max_tokens, key)
     spending = unconnected.spending
     annotator = Annotator(
-        unconnected.prompts,
-        settings,
-        unconnected.llm,
-        unconnected.job,
-        unconnected.log,
-        service,
-        spending,
-        job.service.in_flight,
+        prompts=unconnected.prompts,
+        config=settings,
+        llm=unconnected.llm,
+        job=unconnected.job,
+        log=unconnected.log,
+        service=service,
+        spending=spending,
+        in_flight=job.service.in_flight,
     )
     work.annotator = annotator
     counts = annotator.counts
@@ -247,7 +247,9 @@ def run_annotation(
         log.close()
     bad = str(dataset.quarantine) if dataset.quarantine.total else None
     human = job.split in dataset.judgements and bool((dataset.judgements[job.split].scores > 0).any())
-    return table, AnnotationResult(meta, human, work.annotator.counts, retried, bad)
+    return table, AnnotationResult(
+        meta=meta, human=human, counts=work.annotator.counts, retried=retried, quarantined=bad
+    )
 
 
 def _prepare(
@@ -271,8 +273,10 @@ def _prepare(
         )
     name = job_name(job, dataset, prompts)
     spending = Spending(job.service, paid.get(name, Tokens()), estimator)
-    unconnected = Annotator(prompts, settings, job.service.llm, name, log, None, spending)
-    return OpenedJob(job, dataset, queries, candidates, unconnected)
+    unconnected = Annotator(
+        prompts=prompts, config=settings, llm=job.service.llm, job=name, log=log, service=None, spending=spending
+    )
+    return OpenedJob(job=job, dataset=dataset, queries=queries, candidates=candidates, annotator=unconnected)
 
 
 def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) -> str:

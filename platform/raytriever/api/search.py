@@ -148,7 +148,9 @@ def _approximate(
 
     from raytriever.search.approximate import IndexJob, run_index
 
-    job = IndexJob(source, config, model.config, model.precision, rate, seed)
+    job = IndexJob(
+        dataset=source, config=config, model=model.config, precision=model.precision, max_bad_rows=rate, seed=seed
+    )
     with working("build_index", None if folder.exists() else folder):
         indexed = run_index(job, folder, warn)
     return Index(kind, indexed, len(indexed.index.documents))

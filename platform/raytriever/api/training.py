@@ -160,7 +160,17 @@ def mine_hard_negatives(
         raise ConfigError(f"{mining.method!r} needs an encoder", "model", "give one, such as load_model('minilm')")
     source = source_of(data)
     rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
-    job = MiningJob(source, split, mining, config, precision_of(precision, [model]), rate, seed, 0, None)
+    job = MiningJob(
+        dataset=source,
+        split=split,
+        mining=mining,
+        model=config,
+        precision=precision_of(precision, [model]),
+        max_bad_rows=rate,
+        seed=seed,
+        round=0,
+        embeddings=None,
+    )
     folder = path_of(output) if output is not None else _cached_negatives(job, data, by_encoder)
     with working("mine_hard_negatives", folder if output is not None else None):
         if output is not None:

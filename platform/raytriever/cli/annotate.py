@@ -53,15 +53,15 @@ def main(words: list[str]) -> None:
     from raytriever.annotation.job import AnnotationJob, run_annotation, summary
 
     job = AnnotationJob(
-        data.dataset,
-        arguments.split,
-        annotation,
-        service,
-        model,
-        training.precision,
-        data.max_bad_rows,
-        Path(arguments.embeddings) if arguments.embeddings is not None else None,
-        Path(arguments.answers) if arguments.answers is not None else None,
+        dataset=data.dataset,
+        split=arguments.split,
+        annotation=annotation,
+        service=service,
+        model=model,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
+        embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
+        answers=Path(arguments.answers) if arguments.answers is not None else None,
     )
     estimate, annotated = run_annotation(job, output, arguments.dry_run, warn, arguments.wait)
     if annotated is None:

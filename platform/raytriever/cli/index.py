@@ -44,14 +44,14 @@ def main(words: list[str]) -> None:
     from raytriever.search.approximate import IndexJob, format_answers, format_measurements, run_index
 
     job = IndexJob(
-        data.dataset,
-        config,
-        model,
-        training.precision,
-        data.max_bad_rows,
-        training.seed,
-        arguments.split,
-        Path(arguments.embeddings) if arguments.embeddings else None,
+        dataset=data.dataset,
+        config=config,
+        model=model,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
+        seed=training.seed,
+        split=arguments.split,
+        embeddings=Path(arguments.embeddings) if arguments.embeddings else None,
     )
     opened = run_index(job, output, warn)
     index = opened.index

@@ -49,15 +49,15 @@ def main(words: list[str]) -> None:
     from raytriever.mining.job import MiningJob, format_counts, run_mining
 
     job = MiningJob(
-        data.dataset,
-        arguments.split,
-        mining,
-        model,
-        training.precision,
-        data.max_bad_rows,
-        training.seed,
-        arguments.round,
-        Path(arguments.embeddings) if arguments.embeddings is not None else None,
+        dataset=data.dataset,
+        split=arguments.split,
+        mining=mining,
+        model=model,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
+        seed=training.seed,
+        round=arguments.round,
+        embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
     )
     mined, quarantined = run_mining(job, output, warn)
     show(format_counts(mined))

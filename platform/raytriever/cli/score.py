@@ -34,7 +34,13 @@ def main(words: list[str]) -> None:
 
     from raytriever.mining.teacher.job import ScoringJob, run_scoring
 
-    job = ScoringJob(data.dataset, arguments.split, config, training.precision, data.max_bad_rows)
+    job = ScoringJob(
+        dataset=data.dataset,
+        split=arguments.split,
+        config=config,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
+    )
     result = run_scoring(job, output, warn)
     show(f"{'':<12}{'pairs':>12}{'mean':>10}{'deviation':>12}")
     for name, scores in (("positives", result.positives), ("candidates", result.candidates)):

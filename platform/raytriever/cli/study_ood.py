@@ -47,15 +47,15 @@ def main(words: list[str]) -> None:
 
     models = tuple(dict.fromkeys(arguments.model))
     job = OodJob(
-        models,
-        data.dataset,
-        arguments.split,
-        indexes,
-        arguments.queries,
-        arguments.documents,
-        training.precision,
-        data.max_bad_rows,
-        training.seed,
+        models=models,
+        dataset=data.dataset,
+        split=arguments.split,
+        indexes=indexes,
+        query_count=arguments.queries,
+        control_documents=arguments.documents,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
+        seed=training.seed,
     )
     for name, text in run_ood(job, output, dict(zip(models, distinct_names(models), strict=True)), warn).items():
         show(f"{name}\n{text}")

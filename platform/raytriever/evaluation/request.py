@@ -34,7 +34,7 @@ class EvaluatedModel:
     config: ModelConfig | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationJob:
     """Everything that an evaluation measures, checked.
 

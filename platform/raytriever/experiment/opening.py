@@ -200,7 +200,9 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         log(line)
-    return OpenRun(curriculum, measured, tuple(stages), precision, device), retriever
+    return OpenRun(
+        curriculum=curriculum, dataset=measured, stages=tuple(stages), precision=precision, device=device
+    ), retriever
 
 
 def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, log: Log) -> None:
@@ -260,4 +262,6 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
     dev_sets = open_dev_sets(config, training_data.datasets[0], choose_runner(training.workers[1]), log)
-    return OpenStage(stage, description, training_data, total_steps, dev_sets)
+    return OpenStage(
+        stage=stage, description=description, training_data=training_data, total_steps=total_steps, dev_sets=dev_sets
+    )

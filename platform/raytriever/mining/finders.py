@@ -250,7 +250,9 @@ class MiningInputs:
             ties = tie_order(entries(dataset.queries.ids, positives.queries))
             return CrossQueryFinder(self._required_embeddings.queries, positives, ties, excluded)
         if method == "random":
-            return RandomFinder(len(dataset.documents), self.keys, self.seed, self.round, excluded)
+            return RandomFinder(
+                size=len(dataset.documents), keys=self.keys, seed=self.seed, round=self.round, excluded=excluded
+            )
         assert dataset.negatives is not None
         return GoldFinder(positives.queries, dataset.negatives)
 

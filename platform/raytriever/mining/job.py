@@ -27,7 +27,7 @@ from raytriever.storage import check_writable
 from raytriever.terminal import text_table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MiningJob:
     """Inputs and settings of a mining job.
 

@@ -95,7 +95,16 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
             if curves:
                 save_curves(Path(folder) / f"{name}.png", curves, name)
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
-        write_page(path, Page("Comparison of runs", about, tables, pictures, _page_queries(queries, baseline)))
+        write_page(
+            path,
+            Page(
+                title="Comparison of runs",
+                about=about,
+                tables=tables,
+                pictures=pictures,
+                queries=_page_queries(queries, baseline),
+            ),
+        )
 
 
 def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:

@@ -64,15 +64,15 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     score_figures = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
     gain_figures = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
     page = Page(
-        title,
-        [*about_lines(results["about"]), *map(str, results.get("missing", ()))],
-        [
+        title=title,
+        about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
+        tables=[
             *result_tables(models, significance, read_best_rows(results.get("best") or ())),
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
         ],
-        [*gain_figures, *score_figures, *threshold_pictures(folder / FIGURES, calibration)],
-        queries,
+        pictures=[*gain_figures, *score_figures, *threshold_pictures(folder / FIGURES, calibration)],
+        queries=queries,
     )
     write_page(folder / REPORT, page)
 

@@ -97,7 +97,13 @@ def _training(folder: Path, name: str) -> FinishedRun:
     figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}
     splits = {dataset: content["split"]}
     return FinishedRun(
-        name, figures, splits, _settings(folder / CONFIG), _curves(folder), _read_queries(folder), trained=True
+        name=name,
+        figures=figures,
+        splits=splits,
+        settings=_settings(folder / CONFIG),
+        curves=_curves(folder),
+        queries=_read_queries(folder),
+        trained=True,
     )
 
 
@@ -207,7 +213,15 @@ class MlflowRuns:
         datasets = {dataset: split for sets in figures.values() for dataset in sets}
         name = str(run.info.run_name or run.info.run_id)
         queries = self._queries(run.info.run_id)
-        return FinishedRun(name, figures, datasets, dict(run.data.params), curves, queries, trained="after" in figures)
+        return FinishedRun(
+            name=name,
+            figures=figures,
+            splits=datasets,
+            settings=dict(run.data.params),
+            curves=curves,
+            queries=queries,
+            trained="after" in figures,
+        )
 
     def _queries(self, run_id: str) -> dict[str, dict[str, Any]]:
         """Read the results per query from a run's artifacts; empty if the run has none."""

@@ -85,8 +85,8 @@ def write_training_report(
     figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
     queries, documents = len(evaluations["after"].queries), len(dataset.documents)
     page = Page(
-        title,
-        list(
+        title=title,
+        about=list(
             filter(
                 None,
                 [
@@ -96,10 +96,10 @@ def write_training_report(
                 ],
             )
         ),
-        result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations))),
-        [Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
-        read_queries(folder),
-        config_yaml,
+        tables=result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations))),
+        pictures=[Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
+        queries=read_queries(folder),
+        settings=config_yaml,
     )
     write_page(folder / "report.html", page)
 

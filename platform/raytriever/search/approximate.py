@@ -42,7 +42,7 @@ _TRAINING_SPLIT = "train"
 CUTOFFS = (10, 100)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexJob:
     """Inputs and settings of an index job.
 
@@ -67,7 +67,7 @@ class IndexJob:
     embeddings: Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexResult:
     """Index in memory with its inputs; `seconds` is the time of building it, None if it was opened."""
 
@@ -128,7 +128,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
             )
         index = read_index(output)
         index = replace(index, effort=job.config.effort or index.effort)
-        return IndexResult(index, dataset, retriever, store, None)
+        return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=None)
     training = _queries(retriever, dataset, training_split) if training_split else None
     rows = _documents(store, dataset)
     report(f"{dataset.name}: building a {job.config.index} index of {len(rows.embeddings):,} passages")
@@ -136,7 +136,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     index = build_index(rows, job.config, training, job.seed, torch.get_num_threads())
     seconds = perf_counter() - started
     write_index(output, index, job.config.index, meta)
-    return IndexResult(index, dataset, retriever, store, seconds)
+    return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=seconds)
 
 
 def _documents(store: EmbeddingStore, dataset: RetrievalDataset) -> DocumentVectors:

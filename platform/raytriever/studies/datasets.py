@@ -232,7 +232,15 @@ class StudyDataset:
 
     def with_metrics(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> MeasuredDataset:
         """Return the data set with the metrics to measure on it."""
-        return MeasuredDataset(self.name, self.location, self.test, metrics, self.level, self.drop_own, extras)
+        return MeasuredDataset(
+            name=self.name,
+            dataset=self.location,
+            split=self.test,
+            metrics=metrics,
+            level=self.level,
+            drop_own=self.drop_own,
+            extras=extras,
+        )
 
 
 def untrained_arms(scale: str, measured: tuple[MeasuredDataset, ...]) -> list[Arm]:

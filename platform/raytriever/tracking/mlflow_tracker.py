@@ -200,7 +200,7 @@ class MlflowServer:
         self, run_name: str, run_id: str | None = None, parent: str | None = None, key: str | None = None
     ) -> MlflowTracker:
         """Create or resume a run on this server; see `MlflowTracker`."""
-        return MlflowTracker(self, run_name, run_id, parent, key)
+        return MlflowTracker(server=self, run_name=run_name, run_id=run_id, parent=parent, key=key)
 
 
 class MlflowTracker:

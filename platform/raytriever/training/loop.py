@@ -183,25 +183,25 @@ class _Trainer:
         if setup.validation:
             callbacks.append(
                 ValidationJob(
-                    setup.validation,
-                    self.settings,
-                    setup.total_steps,
-                    setup.folder,
-                    self.workers,
-                    setup.device,
-                    setup.log,
+                    plan=setup.validation,
+                    settings=self.settings,
+                    total_steps=setup.total_steps,
+                    checkpoints=setup.folder,
+                    workers=self.workers,
+                    device=setup.device,
+                    log=setup.log,
                 )
             )
         if setup.refresh:
             callbacks.append(
                 RefreshJob(
-                    setup.refresh,
-                    self.sources,
-                    setup.total_steps,
-                    self.workers,
-                    setup.device,
-                    partial(take_snapshot, setup.retriever, self.workers),
-                    setup.log,
+                    plan=setup.refresh,
+                    sources=self.sources,
+                    total_steps=setup.total_steps,
+                    workers=self.workers,
+                    device=setup.device,
+                    take_snapshot=partial(take_snapshot, setup.retriever, self.workers),
+                    log=setup.log,
                 )
             )
         return callbacks

@@ -30,7 +30,16 @@ def run(
     async def every() -> Annotator:
         async with Service(service, config.temperature, config.max_tokens, None) as asked:
             prompts = load_prompts("")
-            annotator = Annotator(prompts, config, "judge", "job", log, asked, Spending(service), service.in_flight)
+            annotator = Annotator(
+                prompts=prompts,
+                config=config,
+                llm="judge",
+                job="job",
+                log=log,
+                service=asked,
+                spending=Spending(service),
+                in_flight=service.in_flight,
+            )
             assert await annotator.run(iter(enumerate(questions)), found.__setitem__) is None
             return annotator
 
@@ -72,7 +81,15 @@ def test_another_prompt_model_or_setting_is_another_request(tmp_path: Path) -> N
 
     def key(llm: str = "judge", content: str = "", **settings: Any) -> str:
         config = AnnotationConfig(**settings)
-        annotator = Annotator(load_prompts(""), config, llm, "job", log, None, Spending(ServiceConfig()))
+        annotator = Annotator(
+            prompts=load_prompts(""),
+            config=config,
+            llm=llm,
+            job="job",
+            log=log,
+            service=None,
+            spending=Spending(ServiceConfig()),
+        )
         return annotator.key([*messages, {"role": "user", "content": content}], {})
 
     keys = [key(), key("other"), key(content="more"), key(temperature=0.5), key(max_tokens=99)]
@@ -86,7 +103,9 @@ def test_an_estimate_counts_what_the_log_lacks(serve: Callable[..., Any], tmp_pa
 
     def guess(log: AnswerLog) -> Estimate:
         prompts, spending = load_prompts(""), Spending(ServiceConfig())
-        annotator = Annotator(prompts, AnnotationConfig(), "judge", "job", log, None, spending)
+        annotator = Annotator(
+            prompts=prompts, config=AnnotationConfig(), llm="judge", job="job", log=log, service=None, spending=spending
+        )
         return asyncio.run(estimate(annotator, [WOOD, NOTHING]))
 
     before = guess(log)

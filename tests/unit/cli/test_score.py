@@ -98,7 +98,7 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(
     letters: Path, teacher: Path, negatives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ScoreConfig(model=str(teacher), negatives=str(negatives))
-    job = ScoringJob(str(letters), "train", config, "fp32", 0.0, part=100)
+    job = ScoringJob(dataset=str(letters), split="train", config=config, precision="fp32", max_bad_rows=0.0, part=100)
     whole = run_scoring(job, Path("whole"), lambda line: None)
     assert (whole.scored, len(whole.positives), len(whole.candidates)) == (480, 96, 384)
     logits, calls = CrossEncoder.logits, []
@@ -171,7 +171,13 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
     weights = load_file(broken / "model.safetensors")
     weights["classifier.bias"][0] = torch.nan
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    job = ScoringJob(str(letters), "train", ScoreConfig(model=str(broken), negatives=str(negatives)), "fp32", 0.0)
+    job = ScoringJob(
+        dataset=str(letters),
+        split="train",
+        config=ScoreConfig(model=str(broken), negatives=str(negatives)),
+        precision="fp32",
+        max_bad_rows=0.0,
+    )
     with pytest.raises(ModelError, match="broken: 480 of 480 scores are not finite, the first of query 'q0'"):
         run_scoring(job, Path("scores"), lambda line: None)
     assert not Path("scores/manifest.json").exists()

@@ -117,10 +117,10 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
         def finish(self, status: str) -> None: ...
 
     job = EvaluationJob(
-        read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        describe_datasets([str(folder)], "test"),
-        ["bm25"],
-        Protocol((*TREC, "auc")),
+        models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        datasets=describe_datasets([str(folder)], "test"),
+        baselines=["bm25"],
+        protocol=Protocol((*TREC, "auc")),
         precision="fp32",
         max_bad_rows=SHARE,
     )

@@ -80,10 +80,10 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
     graded = ["q128\td128\t2", "q128\td3\t1", "q128\td4\t0", *few.read_text().split("\n")[2:9]]
     few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
     job = EvaluationJob(
-        read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
-        describe_datasets([str(tiny_dataset), str(forums)], "test"),
-        ["bm25"],
-        Protocol(METRICS),
+        models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        datasets=describe_datasets([str(tiny_dataset), str(forums)], "test"),
+        baselines=["bm25"],
+        protocol=Protocol(METRICS),
         aims=[("recall", 0.8), ("precision", 1.0)],
         precision="fp32",
     )

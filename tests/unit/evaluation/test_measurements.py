@@ -45,10 +45,10 @@ class Unheard(Tracker):
 def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., None] | None = None) -> list[str]:
     """Measure BM25 and an encoder, with thresholds; returns the lines that were said."""
     job = EvaluationJob(
-        read_models(["bm25", f"tiny={encoder}"], ModelConfig()),
-        describe_datasets([str(dataset)], "test"),
-        ["bm25"],
-        Protocol(("ndcg_at_10", "map_at_100", "auc", "query_auc")),
+        models=read_models(["bm25", f"tiny={encoder}"], ModelConfig()),
+        datasets=describe_datasets([str(dataset)], "test"),
+        baselines=["bm25"],
+        protocol=Protocol(("ndcg_at_10", "map_at_100", "auc", "query_auc")),
         aims=[("recall", 0.8)],
         precision="fp32",
     )

@@ -107,7 +107,9 @@ def test_two_results_that_would_be_one_file_are_refused(
 ) -> None:
     parts = sets if isinstance(sets, dict) else {name: [name] for name in sets}
     named = [EvaluationDataset(name, {one: f"/{one}" for one in own}, "test") for name, own in parts.items()]
-    job = EvaluationJob(read_models([f"{name}=org/{name}" for name in models], ModelConfig()), named, [])
+    job = EvaluationJob(
+        models=read_models([f"{name}=org/{name}" for name in models], ModelConfig()), datasets=named, baselines=[]
+    )
     if not line:
         check_file_names(models, named)
         return
@@ -251,7 +253,11 @@ def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatc
     (folder / "queries.jsonl").write_text(queries)
     rows = "".join(f"q{i}\td{i}\t1\n" for i in range(9))
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-    job = EvaluationJob(read_models(["bm25"], ModelConfig()), describe_datasets([str(folder)], "test"), ["bm25"])
+    job = EvaluationJob(
+        models=read_models(["bm25"], ModelConfig()),
+        datasets=describe_datasets([str(folder)], "test"),
+        baselines=["bm25"],
+    )
     said: list[str] = []
     tracker = type("Unheard", (), {name: lambda *_: None for name in ("describe", "log", "log_file", "finish")})
     results = run_evaluation(job, tmp_path / "out", False, tracker, said.append)

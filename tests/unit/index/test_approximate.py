@@ -33,7 +33,13 @@ FOUND = {"flat": 1.0, "ivf": 0.95, "ivfpq": 0.7, "hnsw": 0.9, "vamana": 0.9, "ro
 
 def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
     """Rows are the even documents of a corpus twice as large."""
-    return ApproximateIndex(finder, SET.documents, 2 * np.arange(1_200), np.arange(2_400)[::-1].copy(), effort)
+    return ApproximateIndex(
+        finder=finder,
+        embeddings=SET.documents,
+        documents=2 * np.arange(1_200),
+        ties=np.arange(2_400)[::-1].copy(),
+        effort=effort,
+    )
 
 
 def exact(queries: ndarray, k: int, exclude: ndarray | None = None) -> tuple[ndarray, ndarray]:
@@ -142,7 +148,9 @@ def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: i
     queries, ties = rng.standard_normal((20, 8)).astype(np.float32), rng.permutation(count)
     finder = build_small(kind, documents, queries)
     for effort in (1, 50):
-        index = ApproximateIndex(finder, documents, np.arange(count), ties, effort)
+        index = ApproximateIndex(
+            finder=finder, embeddings=documents, documents=np.arange(count), ties=ties, effort=effort
+        )
         for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
             for exclude in (None, rng.integers(-1, count, 20)):
                 scores, found = index.search(queries, k, exclude)

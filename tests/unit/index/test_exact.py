@@ -114,7 +114,9 @@ def test_the_search_in_torch_has_the_same_bytes(precision: str, seed: int, kind:
     ties, exclude = rng.permutation(400), rng.integers(-1, 400, 5)
     expected = top_k(queries, documents, k, ties, exclude)
     order = TieOrder.of(ties)
-    walk = scan_torch.TorchScan(queries, min(k, 400), order, exclude, torch.device("cpu"))
+    walk = scan_torch.TorchScan(
+        queries=queries, k=min(k, 400), order=order, exclude=exclude, device=torch.device("cpu")
+    )
     for positions in (np.arange(250, 400), np.arange(250)[::-1].copy()):
         walk.add(positions, documents[positions])
     assert [array.tobytes() for array in order.read(walk.keys())] == [array.tobytes() for array in expected]

@@ -63,7 +63,17 @@ def test_held_out_passages_are_not_indexed_and_training_queries_are_those_of_tra
 
     monkeypatch.setattr(ood_job, "measure_index", stop)
     name = str(tiny_encoder)
-    job = ood_job.OodJob((name,), str(tiny_dataset), "test", ("hnsw",), 9, 1_000, "fp32", 0.0, 0)
+    job = ood_job.OodJob(
+        models=(name,),
+        dataset=str(tiny_dataset),
+        split="test",
+        indexes=("hnsw",),
+        query_count=9,
+        control_documents=1_000,
+        precision="fp32",
+        max_bad_rows=0.0,
+        seed=0,
+    )
     with pytest.raises(Enough):
         ood_job.run_ood(job, tmp_path / "out", {name: "encoder"}, lambda line: None)
     [data] = seen

@@ -56,11 +56,11 @@ def test_distances_equal_the_formulas_and_the_regulariser() -> None:
 def measurement(queries: float, held_out: float) -> IndexMeasurement:
     points = [OperatingPoint(10, 0.8, 50.0, 9.0), OperatingPoint(20, 0.9, 90.0, 5.0)]
     return IndexMeasurement(
-        1.0,
-        10,
-        {10: points, 100: points},
-        OperatingPoint(9, 0.95, queries, nan),
-        OperatingPoint(8, 0.95, held_out, nan),
+        build_seconds=1.0,
+        bytes=10,
+        curves={10: points, 100: points},
+        queries=OperatingPoint(9, 0.95, queries, nan),
+        held_out=OperatingPoint(8, 0.95, held_out, nan),
     )
 
 

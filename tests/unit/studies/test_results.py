@@ -218,13 +218,13 @@ def test_the_page_shows_each_claim_with_its_verdict() -> None:
     tables = study_tables(rows, [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
     text = page_text(
         StudyPage(
-            "MW and CL",
-            ["small"],
-            tables,
-            [(claim, claim.verdict(rows))],
-            [["arm"], ["mw"]],
-            {"Table 1": [["a"], ["1"]]},
-            {"figures/roc.png": "ROC"},
+            title="MW and CL",
+            lines=["small"],
+            tables=tables,
+            claims=[(claim, claim.verdict(rows))],
+            trainings=[["arm"], ["mw"]],
+            paper={"Table 1": [["a"], ["1"]]},
+            figures={"figures/roc.png": "ROC"},
         )
     )
     assert text.startswith("# MW and CL\n")

@@ -16,7 +16,7 @@ from raytriever.tuning.ray.tuner import Asha, TrialProposals
 
 
 def job(number: int) -> TrialJob:
-    return TrialJob(number, Config(), (), (), "", 10, "")
+    return TrialJob(number=number, config=Config(), prepared=(), dev_sets=(), negatives="", total_steps=10, folder="")
 
 
 @dataclass

@@ -48,7 +48,7 @@ from raytriever.training.validation.job import ValidationPlan
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerJob:
     """Job that the driver sends to every worker of a group.
 

@@ -66,7 +66,9 @@ def build_index(
     refuse_not_finite(np.isfinite(rows.embeddings).all(axis=1), "document", rows.documents)
     embeddings = np.ascontiguousarray(rows.embeddings, np.float32)
     finder = _finder(embeddings, config, training, seed, threads)
-    return ApproximateIndex(finder, embeddings, rows.documents, rows.ties, config.value("effort"))
+    return ApproximateIndex(
+        finder=finder, embeddings=embeddings, documents=rows.documents, ties=rows.ties, effort=config.value("effort")
+    )
 
 
 def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> Finder:

@@ -112,4 +112,6 @@ def read_index(path: Path) -> ApproximateIndex:
             reason = f"holds positions outside of a corpus of {len(ties):,} documents"
             raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
     finder = _READERS[meta["index"]](path / FINDER, embeddings, meta)
-    return ApproximateIndex(finder, embeddings, documents, ties, int(meta["effort"]))
+    return ApproximateIndex(
+        finder=finder, embeddings=embeddings, documents=documents, ties=ties, effort=int(meta["effort"])
+    )

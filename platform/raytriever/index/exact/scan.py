@@ -59,11 +59,11 @@ class Scan:
             vectors: embeddings of these documents.
         """
         block = DocumentBlock(
-            read_only(vectors),
-            np.empty(len(vectors)),
-            np.empty(len(vectors)),
-            positions,
-            self._order.ranks[positions],
+            vectors=read_only(vectors),
+            norms=np.empty(len(vectors)),
+            residuals=np.empty(len(vectors)),
+            positions=positions,
+            ranks=self._order.ranks[positions],
         )
         for start in range(0, len(self._queries), max(1, len(self._rows))):
             self._search(np.arange(start, min(start + len(self._rows), len(self._queries))), block, allow_guess=True)
@@ -77,12 +77,12 @@ class Scan:
         """Add a block to the rankings of some queries."""
         bounds, factors = self._bounds, self._factors
         query_block = QueryBlock(
-            read_only(self._queries[rows]),
-            bounds.a[rows],
-            bounds.b[rows],
-            bounds.c[rows],
-            bounds.rounding,
-            self._excluded[rows],
+            vectors=read_only(self._queries[rows]),
+            a=bounds.a[rows],
+            b=bounds.b[rows],
+            c=bounds.c[rows],
+            rounding=bounds.rounding,
+            excluded=self._excluded[rows],
         )
         sieves = Sieves(
             thresholds=self._thresholds[rows],

@@ -133,7 +133,7 @@ def best_keys(
     if device.type == "cpu":
         scan = Scan(queries, size, order, exclude)
     else:
-        scan = TorchScan(queries, size, order, exclude, device)
+        scan = TorchScan(queries=queries, k=size, order=order, exclude=exclude, device=device)
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()

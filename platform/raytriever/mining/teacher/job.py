@@ -177,7 +177,7 @@ def read_plan(path: Path) -> Mapping[str, Any]:
         return {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoringJob:
     """Inputs and settings of a scoring job.
 
@@ -198,7 +198,7 @@ class ScoringJob:
     part: int = PART_PAIRS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoringResult:
     """Result of a scoring job.
 
@@ -265,14 +265,14 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
         scored = _score(writer, teacher, dataset, pairs)
         scores = _finish(writer, dataset, pairs, teacher.activation)
     return ScoringResult(
-        len(np.unique(pairs.queries)),
-        scores[pairs.positive],
-        scores[~pairs.positive],
-        _share_above_positives(pairs, scores),
-        teacher.activation,
-        scored,
-        time.monotonic() - started,
-        str(dataset.quarantine) if dataset.quarantine.total else None,
+        queries=len(np.unique(pairs.queries)),
+        positives=scores[pairs.positive],
+        candidates=scores[~pairs.positive],
+        above=_share_above_positives(pairs, scores),
+        activation=teacher.activation,
+        scored=scored,
+        seconds=time.monotonic() - started,
+        quarantined=str(dataset.quarantine) if dataset.quarantine.total else None,
     )
 
 

@@ -165,13 +165,17 @@ def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexM
     }
     if config.index == "flat":
         exact = OperatingPoint(1, 1.0, float(len(data.documents)), nan)
-        return IndexMeasurement(seconds, index.finder.bytes, curves, exact, exact)
+        return IndexMeasurement(
+            build_seconds=seconds, bytes=index.finder.bytes, curves=curves, queries=exact, held_out=exact
+        )
     sets = [(queries, _exact_neighbours(data, queries, K)) for queries in (data.queries, data.held_out)]
     # The least effort may already exceed 0.95 for one of the sets; candidates are compared at one recall.
     least = next(efforts(index, K))
     target = max(RECALL, *(measure(index, *one, least, timed=False).recall for one in sets))
     at_queries, at_passages = (at_recall(index, *one, target) for one in sets)
-    return IndexMeasurement(seconds, index.finder.bytes, curves, at_queries, at_passages)
+    return IndexMeasurement(
+        build_seconds=seconds, bytes=index.finder.bytes, curves=curves, queries=at_queries, held_out=at_passages
+    )
 
 
 def _exact_neighbours(data: GapEmbeddings, queries: ndarray, k: int) -> Int64[ndarray, "queries k"]:

@@ -46,7 +46,7 @@ CONTROL = "control"
 RESULTS, ACROSS = "results.json", "across"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OodJob:
     """Settings of a study of the query-document gap.
 

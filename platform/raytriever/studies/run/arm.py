@@ -198,8 +198,19 @@ def measure(
 
 def _measure_gap(dataset: MeasuredDataset, arm: Arm, model: str, precision: str | None, path: Path) -> dict[str, float]:
     """Return the distances of queries from passages and the candidate ratio of an index (out-of-distribution paper)."""
-    options = (dataset.dataset, dataset.split, (GAP_INDEX,), GAP_QUERIES, 0, precision, 0.01, 0)
-    job = OodJob((model,), *options, lengths=arm.lengths, pictures=False)
+    job = OodJob(
+        models=(model,),
+        dataset=dataset.dataset,
+        split=dataset.split,
+        indexes=(GAP_INDEX,),
+        query_count=GAP_QUERIES,
+        control_documents=0,
+        precision=precision,
+        max_bad_rows=0.01,
+        seed=0,
+        lengths=arm.lengths,
+        pictures=False,
+    )
     run_ood(job, path, {model: GAP}, lambda line: None)
     results = read_ood(path / GAP)
     if GAP_INDEX not in results["indexes"]:

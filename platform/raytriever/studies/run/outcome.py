@@ -84,13 +84,13 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
     facts = _training_facts(study, output, seeds)
     heading = "".join(f"{line}\n\n" for line in study.heading)
     page = StudyPage(
-        study.title,
-        [f"{study.source}; scale {scale}, {seeds} seed{'s' if seeds > 1 else ''}", *study.heading],
-        tables,
-        verdicts,
-        _training_rows(facts),
-        {one.title: [list(one.columns), *map(list, one.rows)] for one in study.paper},
-        {f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
+        title=study.title,
+        lines=[f"{study.source}; scale {scale}, {seeds} seed{'s' if seeds > 1 else ''}", *study.heading],
+        tables=tables,
+        claims=verdicts,
+        trainings=_training_rows(facts),
+        paper={one.title: [list(one.columns), *map(list, one.rows)] for one in study.paper},
+        figures={f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
     )
     write_atomically(output / TABLE, heading + markdown(tables))
     write_atomically(output / LATEX, latex(tables))

@@ -89,7 +89,7 @@ def run_study(
             record,
             {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
         )
-        runner = ArmRunner(output, run_name, tracker, record, log)
+        runner = ArmRunner(output=output, run_name=run_name, tracker=tracker, record=record, log=log)
         workers = [arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum]
         with ray_session(max([1, *workers])):
             if scale == FULL and not count_gpus():

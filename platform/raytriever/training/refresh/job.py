@@ -66,7 +66,7 @@ class MinerClient(Protocol):
         """Return the result of the round; None while it is running. Does not wait."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RefreshPlan:
     """Plan of the refreshes of a run.
 

@@ -60,7 +60,7 @@ class EvaluatorClient(Protocol):
         """Return the result; None while the evaluation is running. Does not wait."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ValidationPlan:
     """Plan of the validations of a run.
 

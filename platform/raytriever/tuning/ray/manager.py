@@ -62,7 +62,7 @@ class TrialRecorder(Recorder):
         return self._progress
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SweepPlan:
     """Plan of a sweep.
 

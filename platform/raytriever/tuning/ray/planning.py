@@ -53,7 +53,9 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
             except UserError as error:
                 where = f"trial {number} ({settings_text(point)})" + (f": {error.where}" if error.where else "")
                 raise type(error)(error.what, where, error.remedy) from error
-    return space, SweepPlan(base, sampler, search.searcher, trials, search.metric, 1)
+    return space, SweepPlan(
+        base=base, sampler=sampler, searcher=search.searcher, trials=trials, metric=search.metric, at_once=1
+    )
 
 
 def watched_metric(base: Config, search: SearchConfig) -> str | None:

@@ -90,7 +90,7 @@ def run_sweep(
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
     if has_ended and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
         send_pending(output, tracking_uri(), log)
-        return SweepResult(output, trials, plan.metric, best, rows, is_new=False)
+        return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=False)
 
     check_uri(tracking_uri())
     check_cluster()
@@ -106,7 +106,9 @@ def run_sweep(
         requested = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))
         with ray_session(requested - COORDINATORS):
             plan = replace(plan, at_once=search.trials_at_once or _count_slots(workers))
-            manager = TrialManager(output, plan, data, trials, tracker, run_name, log)
+            manager = TrialManager(
+                folder=output, plan=plan, data=data, trials=trials, tracker=tracker, run_name=run_name, log=log
+            )
             try:
                 if manager.remaining:
                     run_trials(manager, plan, search, data)
@@ -119,7 +121,7 @@ def run_sweep(
             config = trial_config(base, dict(best.settings))
             rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
         write_sweep(output, trials, space, plan.metric, watched_metric(base, search), tracker)
-    return SweepResult(output, trials, plan.metric, best, rows, is_new=True)
+    return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
 
 
 def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, output: Path, fresh: bool) -> RunDirectory:

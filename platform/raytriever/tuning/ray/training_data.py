@@ -68,7 +68,15 @@ class SweepData:
         total_steps = training.max_steps or order.steps(training.epochs or 1.0)
         check_refresh(config.refresh, data, total_steps)
         prepared = tuple(dataset.location for dataset in training_data.datasets if dataset.location)
-        return TrialJob(number, config, prepared, stage.dev_sets, table, total_steps, folder)
+        return TrialJob(
+            number=number,
+            config=config,
+            prepared=prepared,
+            dev_sets=stage.dev_sets,
+            negatives=table,
+            total_steps=total_steps,
+            folder=folder,
+        )
 
     def used_config(self, config: Config) -> dict[str, dict[str, Any]]:
         """Return the resolved settings of a trial, for the tracker."""

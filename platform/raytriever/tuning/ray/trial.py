@@ -35,7 +35,7 @@ from raytriever.tracking.steps import read_curve
 ENDED, METRICS, REASON, STEP = "ended", "metrics", "reason", "step"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrialJob:
     """Description of one trial.
 

@@ -176,11 +176,11 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
         os.environ.setdefault(name, value)
     with open_event_queue(manager.record) as events, TemporaryDirectory(prefix="raytriever-") as state:
         context = SweepContext(
-            events.queue,
-            DriverContext(),
-            math.ceil(plan.at_once / nodes),
-            watched_metric(plan.base, search),
-            plan.metric != DEV_LOSS,
+            queue=events.queue,
+            driver=DriverContext(),
+            trials_per_node=math.ceil(plan.at_once / nodes),
+            watched_metric=watched_metric(plan.base, search),
+            searches_corpus=plan.metric != DEV_LOSS,
         )
         searcher = TrialProposals(manager.next_job, manager.record_end)
         trainable = tune.with_parameters(run_trial, tables=data.tables, context=context)

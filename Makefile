@@ -1,4 +1,4 @@
-# Two commands for a newcomer: `make quickstart` and `make test`. Both make .venv if needed.
+# The first two commands: `make quickstart` and `make test`. Both create .venv if needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,17 +9,17 @@ PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
 	@echo "make test        the fast tests;  make test-all  the slow ones too"
-	@echo "make check       format, lint, types, layers;  make format  mend the first two"
-	@echo "make docs        build the pages of docs/ as a site, build/site; broken links fail"
-	@echo "make bench       measure what benchmarks/ promises"
-	@echo "make dashboards  Prometheus and Grafana beside the Ray of this machine; see docs/how-to/watch-a-run.md"
+	@echo "make check       format, lint, types, import contracts;  make format  correct format and lint"
+	@echo "make docs        build the site of docs/ in build/site; a broken link is an error"
+	@echo "make bench       run all benchmarks"
+	@echo "make dashboards  Prometheus and Grafana for the Ray on this machine; see docs/how-to/watch-a-run.md"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 
-# One stamp for what runs, one for what tests and checks as well, one for the site.
+# One stamp for each set of dependencies: to run, to test and check, to build the site.
 $(VENV)/.runs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) -e .
 	@touch $@
@@ -35,7 +35,7 @@ $(VENV)/.docs: $(VENV)/.runs
 quickstart: $(VENV)/.runs
 	$(BIN)/python jobs/train.py --loss mw --run-name quickstart
 
-# Test processes share the cores; threads that wait by spinning would hold them from each other.
+# Test processes share the cores; threads that wait by spinning would slow each other down.
 test test-all: export OMP_WAIT_POLICY = PASSIVE
 
 # Two files at a time, a thread each: most tests wait for processes to start, or are too small for two threads.

@@ -1,8 +1,8 @@
-"""The dashboard, described: `python dashboards/describe.py` writes `grafana/raytriever.json`, which is committed.
+"""Description of the dashboard: `python dashboards/describe.py` writes `grafana/raytriever.json`, which is committed.
 
-What a run tells is in docs/reference/gauges.md, Ray's own metrics are in
+The gauges of a run are in docs/reference/gauges.md, Ray's own metrics are in
 https://docs.ray.io/en/latest/ray-observability/reference/system-metrics.html. `max by (run)`, because a worker that was
-started again may tell beside the one that has just died.
+started again may report at the same time as the one that has just died.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ TARGET = Path(__file__).parent / "grafana" / "raytriever.json"
 
 
 def ours(name: str) -> str:
-    """The newest value of a gauge of the chosen runs, a curve a run."""
+    """Return the newest value of a gauge of the chosen runs, one curve per run."""
     return f'max by (run) (ray_raytriever_{name}{{run=~"$run"}})'
 
 
 def evaluations() -> str:
-    """Every metric of an evaluation that was told in the last hour, a curve a name and run."""
+    """Return every evaluation metric of the last hour, one curve per name and run."""
     no_metrics = "ray_raytriever_evaluation_(step|running|.*seconds)"
     metrics = f'__name__=~"ray_raytriever_evaluation_.+", __name__!~"{no_metrics}", run=~"$run"'
     return f"max by (__name__, run) (last_over_time({{{metrics}}}[1h]))"
 
 
 def rate_of(total: str) -> str:
-    """What a total grows by a second, over the last minute."""
+    """Return the growth of a total per second over the last minute."""
     return f'max by (run) (rate(ray_raytriever_{total}{{run=~"$run"}}[1m]))'
 
 
 def curves(**names: str) -> dict[str, str]:
-    """Gauges by the word that the legend has before the run."""
+    """Return gauges by the word before the run in the legend."""
     return {f"{word.replace('_', ' ')} {{{{run}}}}": ours(name) for word, name in names.items()}
 
 
@@ -44,19 +44,19 @@ RUN = Row(
     [
         Panel(
             "Steps",
-            "The newest step of training, and the last one there will be.",
+            "The newest training step, and the last step of the run.",
             "short",
             curves(done="step", of="total_steps"),
         ),
         Panel(
             "Since the newest step",
-            "A saw whose teeth are as high as a step is long. Five minutes are an alert.",
+            "A sawtooth: its height is the duration of a step. Above five minutes there is an alert.",
             "s",
             {"{{run}}": f"time() - {ours('step_timestamp_seconds')}"},
         ),
         Panel(
             "Since the newest checkpoint",
-            "What a death would cost. Above three times the interval, --checkpoint-minutes, is an alert.",
+            "The work lost if the run dies now. Alert above three times the interval, --checkpoint-minutes.",
             "s",
             {
                 "age {{run}}": f"time() - {ours('checkpoint_timestamp_seconds')}",
@@ -65,7 +65,7 @@ RUN = Row(
         ),
         Panel(
             "Training",
-            "1 while a run trains, 0 when its training has ended as it should. A curve that ends at 1 was killed.",
+            "1 while a run trains, 0 after its training has ended normally. A run whose curve ends at 1 was killed.",
             "none",
             curves(state="training"),
         ),
@@ -84,14 +84,14 @@ TRAINING = Row(
         Panel("Loss", "Of the newest batch, and of the dev split.", "none", curves(train="loss", dev="dev_loss"), None),
         Panel(
             "AUC in the batch",
-            "Share of pairs of a positive and a negative of the batch that are in order.",
+            "Share of the pairs of a positive and a negative of the batch in which the positive scores higher.",
             "percentunit",
             {"{{run}}": ours("batch_auc")},
             None,
         ),
         Panel(
             "Seconds a step",
-            "A step and its parts. Waiting for data should be a few percent of it; checkpoint is what a step waited to "
+            "A step and its parts. Waiting for data should be a few percent; checkpoint is the time a step waits to "
             "begin one.",
             "s",
             curves(
@@ -110,29 +110,29 @@ TRAINING = Row(
             "cps",
             curves(queries="queries_per_second"),
         ),
-        Panel("Tokens a second", "Padding not counted, all workers.", "cps", curves(tokens="tokens_per_second")),
+        Panel("Tokens a second", "Without padding, all workers together.", "cps", curves(tokens="tokens_per_second")),
         Panel(
             "Gradient norm",
-            "Before it is clipped. A norm that grows asks for a lower --learning-rate.",
+            "Before clipping. If the norm grows, use a lower --learning-rate.",
             "none",
             curves(norm="gradient_norm"),
         ),
         Panel(
             "Arithmetic in use",
-            "Share of the GPUs' peak arithmetic that training uses, where the peak is known; nothing without GPUs.",
+            "Share of the GPUs' peak arithmetic that training uses, if the peak is known; empty without GPUs.",
             "percentunit",
             curves(used="model_flops_utilisation"),
         ),
         Panel("Learning rate", "Of the newest step.", "sci", curves(rate="learning_rate")),
         Panel(
             "Peak memory",
-            "Of the first worker. Near the device's: a smaller --grad-cache-chunk.",
+            "Of the first worker. If it is near the memory of the device, use a smaller --grad-cache-chunk.",
             "decmbytes",
             curves(peak="peak_memory_mb"),
         ),
         Panel(
             "Slowest worker",
-            "By how many seconds a step the slowest worker holds up the others.",
+            "Seconds per step for which the other workers wait for the slowest one.",
             "s",
             curves(behind="straggler_seconds"),
         ),
@@ -143,10 +143,10 @@ INGEST = Row(
     "Ingest",
     [
         Panel("Rows a second", "Rows read, checked and tokenised.", "cps", {"{{run}}": rate_of("ingest_rows")}),
-        Panel("Rows", "Rows done so far; all of a data set's files together.", "short", curves(rows="ingest_rows")),
+        Panel("Rows", "Rows finished so far, of all files of a data set.", "short", curves(rows="ingest_rows")),
         Panel(
             "Quarantined rows",
-            "Bad rows put aside so far; each stands with its reason in quarantine.jsonl.",
+            "Bad rows so far; quarantine.jsonl has each one with its reason.",
             "short",
             curves(bad="ingest_quarantined"),
         ),
@@ -156,16 +156,16 @@ INGEST = Row(
 REFRESH = Row(
     "Refresh of hard negatives",
     [
-        Panel("Round in use", "0 is the table training began with.", "none", curves(round="negatives_round")),
+        Panel("Round in use", "0 is the table at the start of the training.", "none", curves(round="negatives_round")),
         Panel(
             "Age of the negatives",
-            "Steps since the weights that found the negatives in use. Above three times --refresh-every is an alert.",
+            "Steps since the weights that mined the current negatives. Alert above three times --refresh-every.",
             "short",
             curves(age="refresh_age_steps", every="refresh_every_steps"),
         ),
         Panel(
             "Seconds a round",
-            "The newest round: all of it, and of it encoding and mining; and what steps waited for rounds.",
+            "The newest round in total, its encoding and its mining; and the time that steps waited for rounds.",
             "s",
             curves(
                 all="refresh_seconds",
@@ -176,13 +176,13 @@ REFRESH = Row(
         ),
         Panel(
             "Kept share",
-            "Of the newest round's candidates; and the shares of queries with fewer negatives than wanted, or none.",
+            "Of the newest round's candidates; and the shares of queries with too few negatives, or none.",
             "percentunit",
             curves(kept="refresh_share_kept", short="refresh_queries_short", without="refresh_queries_without"),
         ),
         Panel(
             "Overlap",
-            "Share of the table's rows that the table before had. Near 1: refresh less often.",
+            "Share of the table's rows that were in the table before. Near 1, refresh less often.",
             "percentunit",
             curves(overlap="refresh_overlap"),
         ),
@@ -204,13 +204,13 @@ EVALUATION = Row(
         ),
         Panel(
             "Evaluated checkpoint",
-            "The newest whose metrics are known, beside the newest step; training waits where it is too far behind.",
+            "The newest checkpoint with metrics, and the newest step; training waits if the difference is too large.",
             "short",
             curves(evaluated="evaluation_step", trained="step"),
         ),
         Panel(
             "Seconds an evaluation",
-            "Of the newest checkpoint, beside the training; and what steps waited for evaluations.",
+            "Of the newest checkpoint, during training; and the time that steps waited for evaluations.",
             "s",
             curves(evaluation="evaluation_seconds", steps_waited="evaluation_wait_seconds"),
         ),
@@ -222,7 +222,7 @@ TUNE = Row(
     [
         Panel(
             "Trials",
-            "Of the sweep: wanted, under way, done, failed.",
+            "Of the sweep: all, running, finished, failed.",
             "none",
             curves(
                 all="tune_trials", running="tune_trials_running", done="tune_trials_done", failed="tune_trials_failed"
@@ -237,14 +237,14 @@ CLUSTER = Row(
     [
         Panel(
             "Nodes",
-            "That are alive, by kind.",
+            "Nodes that are alive, by kind.",
             "none",
             {"{{RayNodeType}}": "count by (RayNodeType) (max by (ip, RayNodeType) (ray_node_mem_total))"},
         ),
         Panel("Processors", "In use on each node.", "percent", {"{{ip}}": "max by (ip) (ray_node_cpu_utilization)"}),
         Panel(
             "Memory",
-            "Used on each node, and what it has.",
+            "Used memory of each node, and its total.",
             "bytes",
             {"used {{ip}}": "max by (ip) (ray_node_mem_used)", "of {{ip}}": "max by (ip) (ray_node_mem_total)"},
         ),
@@ -256,19 +256,19 @@ CLUSTER = Row(
         ),
         Panel(
             "Object store",
-            "Bytes of objects, by where they are. Spilled ones are on the disk and slow: an alert.",
+            "Bytes of objects, by location. Spilled objects are on the disk and slow: there is an alert.",
             "bytes",
             {"{{Location}}": "sum by (Location) (ray_object_store_memory)"},
         ),
         Panel(
             "GPUs",
-            "In use, each GPU of each node; nothing where there are none.",
+            "In use, for each GPU of each node; empty without GPUs.",
             "percent",
             {"{{ip}} {{GpuIndex}}": "max by (ip, GpuIndex) (ray_node_gpus_utilization)"},
         ),
         Panel(
             "GPU memory",
-            "Used share of each GPU; nothing where there are none.",
+            "Used share of each GPU; empty without GPUs.",
             "percentunit",
             {
                 "{{ip}} {{GpuIndex}}": "max by (ip, GpuIndex) "
@@ -277,7 +277,7 @@ CLUSTER = Row(
         ),
         Panel(
             "Network",
-            "Received and sent a second by each node.",
+            "Bytes received and sent per second by each node.",
             "Bps",
             {
                 "in {{ip}}": "max by (ip) (ray_node_network_receive_speed)",
@@ -292,12 +292,17 @@ TRACKING = Row(
     [
         Panel(
             "Points that wait",
-            "Of metrics, that the tracking server does not have yet; they are safe in steps.jsonl.",
+            "Points of metrics that the tracking server does not have yet; they are safe in steps.jsonl.",
             "short",
             curves(waiting="tracking_waiting_points"),
         ),
-        Panel("Behind", "Age of the oldest point that waits.", "s", curves(behind="tracking_behind_seconds")),
-        Panel("Failed requests", "To the tracking server, in this call.", "none", curves(failed="tracking_failures")),
+        Panel("Behind", "Age of the oldest waiting point.", "s", curves(behind="tracking_behind_seconds")),
+        Panel(
+            "Failed requests",
+            "Requests to the tracking server that failed since the command started.",
+            "none",
+            curves(failed="tracking_failures"),
+        ),
     ],
 )
 
@@ -305,7 +310,7 @@ ROWS = [RUN, TRAINING, INGEST, REFRESH, EVALUATION, TUNE, CLUSTER, TRACKING]
 
 
 def text() -> str:
-    """What the committed file holds."""
+    """Return the content of the committed file."""
     return json.dumps(dashboard(ROWS), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A described dashboard as the JSON that Grafana reads: ids counted, panels laid out three a line, no overlap.
+"""JSON of a described dashboard for Grafana, with ids, and three panels on a line without overlap.
 
 Grafana 10 and later (schema 39); https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 """
@@ -18,11 +18,11 @@ class Panel:
     """Curves over time.
 
     Args:
-        title: what is seen.
-        about: how it is read, for whoever hovers over the title.
-        unit: of the values, as Grafana calls it.
+        title: of the panel.
+        about: explanation, shown at the title.
+        unit: Grafana's name of the unit.
         curves: an expression for each legend; `{{label}}` in a legend is that label's value.
-        floor: the least value of the axis; None where it follows the curves.
+        floor: the least value of the axis; None to follow the curves.
     """
 
     title: str
@@ -41,26 +41,26 @@ class Row:
 
 
 def dashboard(rows: Sequence[Row]) -> dict[str, Any]:
-    """The whole, with the variables `datasource` and `run`, and a mark wherever one of our alerts fires."""
+    """Return the dashboard with the variables `datasource` and `run`, and a mark at each of our alerts."""
     panels: list[dict[str, Any]] = []
     top = 0
     for row in rows:
-        place = {"h": 1, "w": WIDTH * COLUMNS, "x": 0, "y": top}
+        position = {"h": 1, "w": WIDTH * COLUMNS, "x": 0, "y": top}
         panels.append(
             {
                 "id": len(panels) + 1,
                 "type": "row",
                 "title": row.title,
                 "collapsed": False,
-                "gridPos": place,
+                "gridPos": position,
                 "panels": [],
             }
         )
         top += 1
         for number, panel in enumerate(row.panels):
             line, column = divmod(number, COLUMNS)
-            place = {"h": HEIGHT, "w": WIDTH, "x": WIDTH * column, "y": top + HEIGHT * line}
-            panels.append({"id": len(panels) + 1, "gridPos": place, **_series(panel)})
+            position = {"h": HEIGHT, "w": WIDTH, "x": WIDTH * column, "y": top + HEIGHT * line}
+            panels.append({"id": len(panels) + 1, "gridPos": position, **_series(panel)})
         top += HEIGHT * -(-len(row.panels) // COLUMNS)
     return {
         "uid": "raytriever",

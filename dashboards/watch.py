@@ -1,6 +1,6 @@
-"""`make dashboards`: Prometheus, and Grafana where there is one, beside the Ray of this machine, until Ctrl-C.
+"""Run Prometheus, and Grafana if it is installed, for the Ray on this machine, until Ctrl-C (`make dashboards`).
 
-Both answer on 127.0.0.1 only. What they keep is in the cache, so that curves are there again the next time. Ray deletes
+Both answer on 127.0.0.1 only. Their data is in the cache, so the curves of earlier calls remain. Ray deletes
 its own Grafana folder at each start; ours is provisioned from the repository.
 """
 
@@ -31,7 +31,7 @@ from raytriever.storage import cache_folder
 
 
 def watch(folder: Path, ray_temp: Path, port: int, grafana_port: int) -> None:
-    """Start what there is, say where it is, and wait."""
+    """Start the programs, print their addresses, and wait."""
     check_free(port, "--port")
     check_free(grafana_port, "--grafana-port")
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def watch(folder: Path, ray_temp: Path, port: int, grafana_port: int) -> None:
             print(f"Grafana: http://127.0.0.1:{grafana_port}/d/raytriever", flush=True)
         while all(process.poll() is None for process in running):
             time.sleep(0.5)
-        raise ConfigError("has ended", str(folder), "see the logs there")
+        raise ConfigError("a program has ended", str(folder), "see its log there")
 
 
 def _end(*_: object) -> None:
@@ -61,17 +61,17 @@ def _end(*_: object) -> None:
 
 
 def main() -> int:
-    """The command; 2 where something is to be mended."""
+    """Run the command; return 2 for a user error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ray-temp", type=Path, default=Path("/tmp/ray"), help="Ray's --temp-dir")
-    parser.add_argument("--folder", type=Path, default=cache_folder() / "dashboards", help="what is kept")
-    parser.add_argument("--port", type=int, default=9090, help="of Prometheus")
-    parser.add_argument("--grafana-port", type=int, default=3000, help="of Grafana")
-    given = parser.parse_args()
-    for one in (signal.SIGINT, signal.SIGTERM):  # the former too: a shell's `&` in a script has it ignored
+    parser.add_argument("--folder", type=Path, default=cache_folder() / "dashboards", help="folder of their data")
+    parser.add_argument("--port", type=int, default=9090, help="port of Prometheus")
+    parser.add_argument("--grafana-port", type=int, default=3000, help="port of Grafana")
+    arguments = parser.parse_args()
+    for one in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell ignores it for `&` in a script
         signal.signal(one, _end)
     try:
-        watch(given.folder.absolute(), given.ray_temp.absolute(), given.port, given.grafana_port)
+        watch(arguments.folder.absolute(), arguments.ray_temp.absolute(), arguments.port, arguments.grafana_port)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""Imported first by every job: the code beside these files is what runs, whatever else is installed.
+"""Put the code of this checkout first on `sys.path`; every job imports this module first.
 
-That is so in a second checkout, and where `ray job submit` unpacked an upload while an editable install names another
-folder. `PYTHONPATH` tells it to the processes that are started from here; see `raytriever.cluster.session` for those
-of a cluster that is joined.
+This matters in a second checkout, and where `ray job submit` unpacked an upload while an editable install is in another
+folder. Started processes get the path by `PYTHONPATH`; `raytriever.cluster.session` passes it to the processes of an
+existing cluster.
 """
 
 import os

@@ -54,7 +54,7 @@ def test_it_shows_all_without_an_error_a_request_or_a_horizontal_scroll_bar(
     assert all(images)
     browser.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
     browser.run("new Promise(done => setTimeout(done, 200))")
-    assert browser.run("document.querySelectorAll('#found .lists').length") > 3
+    assert browser.run("document.querySelectorAll('#query-list .lists').length") > 3
     # What is wider than the window (wide tables, settings) scrolls within itself.
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.errors == []
@@ -118,13 +118,13 @@ def test_queries_are_drilled_down_by_keys_alone(browser: Chromium, page: str) ->
     assert browser.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
     browser.press("Enter")
     browser.run("new Promise(done => setTimeout(done, 200))")
-    lists = browser.run("document.querySelector('#found details').innerText")
+    lists = browser.run("document.querySelector('#query-list details').innerText")
     assert "Best of mini<b>tuned</b>" in lists
     assert "Best of bm25" in lists
     assert "Relevant documents" in lists
     assert "relevant, grade 1" in lists
     browser.press("Enter")
-    assert not browser.run("document.querySelector('#found details').open")
+    assert not browser.run("document.querySelector('#query-list details').open")
     # A key on the head of a column sorts.
     browser.run("document.querySelectorAll('table')[0].querySelectorAll('th button')[1].focus()")
     before = column(browser, 1)
@@ -153,22 +153,22 @@ def test_the_lists_are_the_worst_and_the_most_changed(browser: Chromium, page: s
     assert numbers == sorted(numbers)
     assert numbers[0] == 0
     choose(browser, "#dataset", "numbers")
-    assert "of numbers" in browser.run("document.querySelectorAll('#found summary')[1].textContent")
+    assert "of numbers" in browser.run("document.querySelectorAll('#query-list summary')[1].textContent")
     browser.run(
         "(f => { f.value = 'number 7 '; f.dispatchEvent(new Event('input')) })(document.getElementById('filter'))"
     )
-    assert browser.run("document.querySelectorAll('#found summary').length") <= 1
+    assert browser.run("document.querySelectorAll('#query-list summary').length") <= 1
     assert browser.errors == []
 
 
 def test_texts_stay_texts(browser: Chromium, page: str) -> None:
     browser.open(page, 1600)
     choose(browser, "#order", "worst")
-    assert HOSTILE in browser.run("document.querySelector('#found summary').textContent")
+    assert HOSTILE in browser.run("document.querySelector('#query-list summary').textContent")
     browser.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
     browser.run("new Promise(done => setTimeout(done, 200))")
-    assert ENDS in browser.run("document.querySelector('#found').textContent")
-    assert browser.run("document.querySelectorAll('#found script, #found img, table b').length") == 0
+    assert ENDS in browser.run("document.querySelector('#query-list').textContent")
+    assert browser.run("document.querySelectorAll('#query-list script, #query-list img, table b').length") == 0
     assert browser.run("window.hacked") is None
     # The policy holds even for markup that got in: nothing inline runs, nothing is loaded.
     browser.run(

@@ -113,12 +113,12 @@ def test_they_run_until_they_are_told_to_end(tmp_path: Path, watching: list[subp
     rules = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10))
     assert len(rules["data"]["groups"][0]["rules"]) == 13
 
-    # The port is taken now: one line, and nothing of it stays.
+    # The port is in use now: one error line, and no process remains.
     other = watch(tmp_path / "other", port, grafana_port, str(Path(program).parent))
     watching.append(other)
     _, err = other.communicate(timeout=60)
     assert other.returncode == 2
-    assert err == f"error: --port: {port} is taken; end what listens there, or give another port\n"
+    assert err == f"error: --port: {port} is in use; end the program that uses it, or give another port\n"
     assert not (tmp_path / "other").exists()
 
     process.send_signal(signal.SIGINT)

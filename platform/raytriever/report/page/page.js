@@ -103,8 +103,8 @@
     const shown = ordered.filter((query) => `${query.id} ${query.text}`.toLowerCase().includes(wanted));
     const aim = worst ? `lowest ${metric.value} of ${first.value}`
       : `${first.value} furthest ${way > 0 ? "behind" : "ahead of"} ${second.value} in ${metric.value}`;
-    at("told").textContent = `${shown.length} queries: ${aim}, of ${set.of} measured`;
-    at("found").replaceChildren(...shown.map((query) => {
+    at("query-count").textContent = `${shown.length} queries: ${aim}, of ${set.of} measured`;
+    at("query-list").replaceChildren(...shown.map((query) => {
       const row = made("details");
       const head = made("summary", query.text);
       const values = made("span", undefined, "values");

@@ -159,7 +159,7 @@ FILE = PathKind("no such file", "give the path of a file")
 FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
 DATASET = PathKind(
     "no data set of this name and no such folder",
-    "give 'pydocs' or the path of a folder in BEIR layout or another that docs/reference/formats.md names",
+    "give 'pydocs', or the path or URI of a data set; see docs/reference/formats.md",
     DataError,
     names=("pydocs",),
     optional=False,
@@ -180,14 +180,14 @@ GAP_MODELS = replace(MODEL, names=("minilm", "control"))
 NEGATIVES = PathKind("there is no negatives table", "give the directory or Parquet file of one", DataError)
 SCORES = PathKind(
     "there are no scores",
-    "give a directory that jobs/score.py wrote, or a Parquet file of the columns query, document and score",
+    "give a directory that `raytriever score` wrote, or a Parquet file of the columns query, document and score",
     DataError,
     separator=",",
 )
 RANKING = PathKind("no such file", "give the path of a TREC run", DataError)
 CANDIDATES = replace(RANKING, names=("bm25", "dense"), separator=",")
-EMBEDDINGS = PathKind("no such embeddings", "name the --output of jobs/encode.py", DataError)
-EVALUATION = PathKind("no such evaluation", "name the --output of jobs/evaluate.py", DataError)
+EMBEDDINGS = PathKind("no such embeddings", "name the --output of `raytriever encode`", DataError)
+EVALUATION = PathKind("no such evaluation", "name the --output of `raytriever evaluate`", DataError)
 PROMPTS = PathKind("no such folder", "give a folder with files such as relevance.txt", folder=True)
 SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
 SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)

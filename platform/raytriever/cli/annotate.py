@@ -104,7 +104,7 @@ def _parser() -> Parser:
         "--embeddings",
         type=partial(EMBEDDINGS.read_flag, flag="--embeddings"),
         metavar="DIR",
-        help="embeddings of the passages, written by jobs/encode.py with --model (default: encode them and cache them)",
+        help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -49,8 +50,10 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, help="show all flags and exit")
 
     def error(self, message: str) -> NoReturn:
-        """Raise `ConfigError` with the message of argparse."""
-        raise ConfigError(message.removesuffix(", ..."), remedy=f"see `{self.prog} --help`")
+        """Raise `ConfigError` with the message of argparse, in the words of our other messages."""
+        message = message.removesuffix(", ...").replace("the following arguments are required", "missing")
+        message = re.sub(r"^argument (\S+): expected .*argument$", r"\1: has no value", message)
+        raise ConfigError(message, remedy=f"see `{self.prog} --help`")
 
     def print_help(self, file: Any = None) -> None:
         """Print the help on standard output; raises `StorageError` if the disk is full."""

@@ -61,7 +61,7 @@ def _parser() -> Parser:
         type=path_type(MODELS, "--model"),
         metavar="MODEL",
         default=[ModelConfig().model],
-        help="`bm25`, `minilm`, model directories, runs or hub names; NAME=MODEL names one in tables (default: minilm)",
+        help="`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL sets the name in tables (default: minilm)",
     )
     parser.add_argument(
         "--datasets",
@@ -69,7 +69,7 @@ def _parser() -> Parser:
         type=path_type(DATASET, "--datasets"),
         metavar="PATH",
         default=[],
-        help="as --dataset of the other stages; a folder of data sets counts as one, by the mean over them",
+        help="data sets, as for --dataset of other stages; a folder of data sets is one row: the mean over them",
     )
     parser.add_argument(
         "--baseline",

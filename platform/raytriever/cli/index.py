@@ -78,13 +78,13 @@ def _parser() -> Parser:
         type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="folder of the index; an index that exists there is opened",
+        help="folder of the index; an existing index is opened",
     )
     parser.add_argument(
         "--embeddings",
         type=path_type(EMBEDDINGS, "--embeddings"),
         metavar="DIR",
-        help="embeddings of the passages, written by jobs/encode.py with --model",
+        help="embeddings of the passages, written by `raytriever encode` with --model",
     )
     parser.add_argument(
         "--split", metavar="NAME", help="compare the index with exact search on the queries of this split"

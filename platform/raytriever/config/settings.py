@@ -91,7 +91,7 @@ def _check_teacher(config: Config) -> None:
         return
     if not config.data.teachers:
         raise ConfigError(
-            f"{learner} needs the scores of a teacher", "--teacher", "give the directory that jobs/score.py wrote"
+            f"{learner} needs the scores of a teacher", "--teacher", "give the directory that `raytriever score` wrote"
         )
     teachers, datasets = len(config.data.teachers), len(config.data.datasets)
     if teachers > datasets:

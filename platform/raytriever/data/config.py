@@ -61,7 +61,7 @@ class DataConfig:
     )
     teacher: str = option(
         "",
-        "scores of a teacher for positives and hard negatives, written by jobs/score.py; for several data sets one "
+        "scores of positives and hard negatives by a teacher, written by `raytriever score`; for several data sets one "
         "path each in their order, separated by commas",
         reads=SCORES,
         form="PATH",

@@ -200,6 +200,6 @@ def open_matching_store(
         stored, expected = store.meta[name], getattr(plan, name)
         if stored != expected:
             values = "" if name.endswith("digest") else f" ({stored!r}, here {expected!r})"
-            remedy = f"name the passages of {dataset.name} as jobs/encode.py encoded them with {config.model}"
+            remedy = f"name the passages of {dataset.name} as `raytriever encode` encoded them with {config.model}"
             raise StorageError(f"holds {content}{values}", str(path), remedy)
     return store

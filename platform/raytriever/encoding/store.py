@@ -128,7 +128,7 @@ class EmbeddingStore:
         check_directory(path)
         meta = read_manifest(path, verify=False)["meta"]
         if meta.get("kind") != KIND or meta.get("version") != VERSION:
-            raise StorageError("holds no embeddings", str(path), "name the --output of jobs/encode.py")
+            raise StorageError("holds no embeddings", str(path), "name the --output of `raytriever encode`")
         fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
         if plan_key(path) != fields["key"]:
             reason = f"is the plan of other embeddings than {MANIFEST} describes"

@@ -186,7 +186,9 @@ def read_results(folder: Path) -> dict[str, Any]:
         with disk_errors(path, reading=True):
             content = read_json(path, dict[str, Any], remedy)
     except FileNotFoundError as error:
-        raise StorageError("holds no results.json", str(folder), "name the --output of jobs/evaluate.py") from error
+        raise StorageError(
+            "holds no results.json", str(folder), "name the --output of `raytriever evaluate`"
+        ) from error
     number = content.get("format")
     if number != FORMAT:
         version = f"format {number}" if number else "an older format, without a number"

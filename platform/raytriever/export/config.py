@@ -53,7 +53,7 @@ class ExportConfig:
     formats: str | None = option(None, "formats to write next to the weights", reads=read_formats, form="onnx,openvino")
     evaluation: str | None = option(
         None,
-        "directory of jobs/evaluate.py whose metrics and thresholds go into the model card",
+        "directory of `raytriever evaluate` whose metrics and thresholds go into the model card",
         reads=EVALUATION,
         form="DIR",
     )

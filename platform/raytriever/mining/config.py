@@ -112,6 +112,6 @@ class ScoreConfig:
     max_length: int | None = option(
         None, "largest number of tokens of a query and a passage together; by default the limit of the model", minimum=8
     )
-    negatives: str = option("", "negatives table written by jobs/mine.py", reads=NEGATIVES, form="PATH")
+    negatives: str = option("", "negatives table written by `raytriever mine`", reads=NEGATIVES, form="PATH")
     run: str = option("", "TREC run whose best documents of each query are scored", reads=RANKING, form="PATH")
     depth: int = option(100, "number of documents of each query in the run that are scored", minimum=1, needs="run")

@@ -1,6 +1,6 @@
 """MiniLM with the settings of the AUC paper: batch 64, as in its Tables 1 and 2.
 
-Command: `python jobs/train.py --recipe minilm --dataset DATA --output runs/minilm`
+Command: `raytriever train --recipe minilm --dataset DATA --output runs/minilm`
 
 Needs: 11 GB of GPU memory for one worker, at full lengths. 22,713,216 parameters in float32 with gradient and two
 moments, 16 bytes each: 0.4 GB. A step of 64 x (64 + 6 x 256) = 102,400 tokens, each of which keeps 42 bytes x 384

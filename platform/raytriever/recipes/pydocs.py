@@ -1,6 +1,6 @@
 """Default of `train`: MiniLM on the docstrings of this environment, in a few minutes on two CPU cores.
 
-Command: `python jobs/train.py --loss mw`
+Command: `raytriever train --loss mw`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """XLM-RoBERTa-Base with the settings of the AUC paper: batch 32, as in its Tables 1 and 2.
 
-Command: `python jobs/train.py --recipe xlmr-base --dataset DATA --output runs/xlmr-base`
+Command: `raytriever train --recipe xlmr-base --dataset DATA --output runs/xlmr-base`
 
 Needs: 25 GB of GPU memory for one worker, at full lengths. 278,043,648 parameters in float32 with gradient and two
 moments, 16 bytes each: 4.4 GB. A step of 32 x (64 + 6 x 256) = 51,200 tokens, each of which keeps 42 bytes x 768

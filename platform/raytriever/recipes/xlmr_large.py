@@ -1,6 +1,6 @@
 """XLM-RoBERTa-Large with the settings of the AUC paper: batch 16, as in its Tables 1 and 2.
 
-Command: `python jobs/train.py --recipe xlmr-large --dataset DATA --output runs/xlmr-large`
+Command: `raytriever train --recipe xlmr-large --dataset DATA --output runs/xlmr-large`
 
 Needs: 36 GB of GPU memory for one worker, at full lengths. 559,890,432 parameters in float32 with gradient and two
 moments, 16 bytes each: 9.0 GB. A step of 16 x (64 + 6 x 256) = 25,600 tokens, each of which keeps 42 bytes x 1024

@@ -77,7 +77,7 @@ def read_directory(folder: Path, name: str) -> FinishedRun:
         return _training(folder, name)
     if (folder / CONFIG).is_file():
         raise ConfigError("holds a run that is not finished", str(folder), "finish it with the command that started it")
-    raise ConfigError("holds no run", str(folder), "give a directory of jobs/train.py or jobs/evaluate.py")
+    raise ConfigError("holds no run", str(folder), "give a directory of `raytriever train` or `raytriever evaluate`")
 
 
 class _Trained(TypedDict):

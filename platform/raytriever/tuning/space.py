@@ -278,7 +278,7 @@ def parse_search_space(text: str) -> SearchSpace:
     content: dict[str, dict[str, Any]] = {}
     for name in (part.strip() for part in text.split(",")):
         if name not in NAMED:
-            raise ConfigError(f"unknown name {name!r}", FLAG, f"{did_you_mean(name, NAMED)} Or give a YAML file")
+            raise ConfigError(f"unknown name {name!r}", FLAG, f"give a YAML file, or {did_you_mean(name, NAMED)}")
         section, setting, domain = NAMED[name]
         if setting in content.get(section, {}):
             raise ConfigError(f"{name!r} is listed twice", FLAG, "give each name once")

@@ -36,7 +36,7 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("", "the following arguments are required: --output; see `raytriever annotate --help`"),
+        ("", "missing: --output; see `raytriever annotate --help`"),
         ("--output o", "--endpoint: is missing; give the address of an OpenAI-compatible service"),
         ("--output o --endpoint localhost:8000", "--endpoint: is not a valid address; give one such as http://"),
         ("--output o --endpoint ftp://host/v1", "--endpoint: is not a valid address; "),

@@ -36,7 +36,7 @@ def damage(file: Path, row: int, content: bytes) -> None:
         ("--learning-rate nan", "--learning-rate: nan is out of range"),
         ("--epochs inf", "--epochs: inf is out of range; give a finite number"),
         ("--seed 4294967296", "--seed: 4294967296 is out of range; give a value at most 4294967295"),
-        ("--seed", "argument --seed: expected one argument; see `raytriever train --help`"),
+        ("--seed", "--seed: has no value; see `raytriever train --help`"),
         ("--max-bad-rows 2", "--max-bad-rows: 2.0 is out of range; give a value at most 1"),
         ("--recipe pydoc", "--recipe: unknown recipe 'pydoc'; did you mean 'pydocs'?"),
         (f"--batch-size {'9' * 100}", "--batch-size: is out of range; give a number of at most 18 digits"),
@@ -99,7 +99,7 @@ def test_train_refuses(error_line: ErrorLine, letters: Path, words: str, expecte
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("search", "the following arguments are required: query; see `raytriever search --help`"),
+        ("search", "missing: query; see `raytriever search --help`"),
         ("search ''", "the query is empty; give a few words"),
         ("search x --top 0", "--top: 0 is out of range; give at least 1"),
         ("search x --dataset pydoc", "--dataset pydoc: no data set of this name and no such folder; did you mean"),

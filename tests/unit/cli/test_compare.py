@@ -27,7 +27,7 @@ def values(system: str, number: int) -> list[float]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "the following arguments are required: RUN"),
+        ([], "missing: RUN"),
         (["nowhere"], "'nowhere' is neither a directory nor an MLflow run; give a directory"),
         ([ID], "no such database; set MLFLOW_TRACKING_URI to your server or database"),
         (["params.loss.loss = 'mw'"], "no such database"),

@@ -32,7 +32,7 @@ def test_a_store_is_written_and_reused(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "the following arguments are required: --output"),
+        ("", "missing: --output"),
         ("--output own --dtype fp8", "--dtype: unknown value 'fp8'; "),
         ("--output own --actors 4:2", "--actors: '4:2' is invalid; give a number of actors of at least 1, or MIN:MAX"),
         ("--output own --actor-gpus 2", "--actor-gpus: 2.0 is out of range"),

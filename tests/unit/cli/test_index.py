@@ -32,7 +32,7 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "the following arguments are required: --output"),
+        ("", "missing: --output"),
         ("--output i --index hnws", "--index: unknown value 'hnws'; did you mean 'hnsw'?"),
         (
             "--output i --index hnsw --lists 5",

@@ -53,7 +53,7 @@ def test_a_table_that_training_reads(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "the following arguments are required: --output"),
+        ("", "missing: --output"),
         ("--output t --method bm52", "--method: unknown method 'bm52'; did you mean 'bm25'?"),
         ("--output t --metod bm25", "--metod: unknown flag; did you mean '--method'?"),
         ("--output t --ranks 30-200", "--ranks: '30-200' is not a range; give two whole numbers, as in 30:200"),
@@ -90,7 +90,7 @@ def test_matching_embeddings_are_used_and_others_refused(
     own, given = (read_negatives(name, dataset) for name in ("own", "given"))
     assert own.documents.tolist() == given.documents.tolist()
     for name, expected in {
-        "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as jobs/encode.py",
+        "queries": "queries: holds queries ('query', here 'passage'); name the passages of letters as `raytriever",
         "short": "short: holds embeddings of texts cut at another length (9, here 64); name the passages",
         "none": "--embeddings none: no such embeddings; ",
     }.items():

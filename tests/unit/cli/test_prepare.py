@@ -32,7 +32,7 @@ def test_it_prints_a_summary_and_the_next_command(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "the following arguments are required: --output"),
+        ("", "missing: --output"),
         ("--output own --format biir", "unknown format 'biir'; did you mean"),
         ("--output own --format dpr", "dpr"),
         ("--output own --max-bad-rows 2", "--max-bad-rows"),

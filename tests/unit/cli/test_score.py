@@ -186,7 +186,7 @@ def test_scores_that_are_not_finite_are_an_error(letters: Path, teacher: Path, n
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", "the following arguments are required: --output"),
+        ("", "missing: --output"),
         ("--output s", "--model: is missing; name a cross-encoder: a directory, or a hub name"),
         ("--output s --model nowhere/at/all", "nowhere/at/all: no such directory"),
         ("--output s --model ENCODER", "has no trained weights for classifier"),
@@ -217,7 +217,7 @@ def test_user_errors(
         ),
         (
             "--loss kl",
-            "--teacher: --loss kl needs the scores of a teacher; give the directory that jobs/score.py wrote",
+            "--teacher: --loss kl needs the scores of a teacher; give the directory that `raytriever score` wrote",
         ),
         ("--loss infonce --soft-labels", "--teacher: --soft-labels needs the scores of a teacher; give the directory"),
         ("--loss kl --teacher s", "--negatives-per-query: --loss kl needs hard negatives; give at least 1"),

@@ -19,7 +19,7 @@ ErrorLine = Callable[..., str]
     ("words", "expected"),
     [
         ("mw-in-domian --output s", "unknown study 'mw-in-domian'; did you mean 'mw-in-domain'?"),
-        ("mw-in-domain", "the following arguments are required: --output; see `raytriever study --help`"),
+        ("mw-in-domain", "missing: --output; see `raytriever study --help`"),
         ("mw-in-domain --output s --scale smal", "--scale: unknown scale 'smal'; did you mean 'small'?"),
         ("mw-in-domain --output s --seeds 0", "--seeds: 0 is out of range; give 1 to 100"),
         ("mw-in-domain --output s --seeds few", "--seeds: 'few' is invalid; give a whole number"),

@@ -152,5 +152,5 @@ def test_scores_of_several_data_sets(tiny_encoder: Path, tiny_dataset: Path, sco
         assert len(training_data.teacher) == told * 320
         first = np.isfinite(training_data.teacher.of_pairs(np.array([3, 163]), np.array([3, 163])))
         assert first.tolist() == [not given.startswith(","), given != f"{scores}"]
-    with pytest.raises(DataError, match=r"a: there are no scores; give a directory that jobs/score.py wrote"):
+    with pytest.raises(DataError, match=r"a: there are no scores; give a directory that `raytriever score` wrote"):
         _ = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher="a,b").teacher

@@ -248,7 +248,7 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
             raise DataError(
                 f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is",
                 str(path),
-                "score this data set with jobs/score.py",
+                "score this data set with `raytriever score`",
             )
     return [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
 

@@ -86,7 +86,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     """
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
     if meta.get("kind") != KIND or meta.get("version") != VERSION or str(meta.get("index")) not in _READERS:
-        raise StorageError("is not an index", str(path), "name the --output of jobs/index.py")
+        raise StorageError("is not an index", str(path), "name the --output of `raytriever index`")
     needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
     conform(meta, str(path / MANIFEST), needed, _REMEDY)
     return meta

@@ -88,7 +88,7 @@ def _candidates(
             raise ConfigError(
                 f"{dataset.name} has no hard negatives",
                 "--negatives",
-                "name a table that jobs/mine.py wrote, or a --run",
+                "name a table that `raytriever mine` wrote, or a --run",
             )
         candidates.append((dataset.negatives.queries, dataset.negatives.documents))
     return candidates

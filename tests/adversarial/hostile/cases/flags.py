@@ -17,8 +17,8 @@ def flag(words: str, line: str, fast: bool = False, name: str = "") -> Case:
 CASES = of_area(
     "flags",
     flag("prepare --outptu x", "--outptu: unknown flag; did you mean '--output'?", fast=True),
-    flag("prepare", "the following arguments are required: --output", fast=True, name="no words at all"),
-    flag("prepare --output", "argument --output: expected one argument", fast=True, name="a flag without its value"),
+    flag("prepare", "missing: --output", fast=True, name="no words at all"),
+    flag("prepare --output", "--output: has no value", fast=True, name="a flag without its value"),
     flag(f"prepare {LETTERS} --output ''", "the path is empty", fast=True, name="an empty output"),
     flag("prepare --dataset '' --output out", "the path is empty", fast=True, name="an empty data set"),
     flag(

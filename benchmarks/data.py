@@ -109,7 +109,7 @@ def large(passages: int) -> dict[str, float]:
     (folder / "qrels").mkdir(parents=True)
     with (folder / "corpus.jsonl").open("w") as stream:
         for number in range(passages):
-            text = f"passage {number} tells of {number % 997} and of {number % 1013}, and of little else beside them"
+            text = f"passage {number} tells of {number % 997} and of {number % 1013}, and of little else with them"
             stream.write(json.dumps({"_id": str(number), "title": "", "text": text}) + "\n")
     (folder / "queries.jsonl").write_text('{"_id": "q", "text": "which passage tells of 3"}\n')
     (folder / "qrels" / "train.tsv").write_text(f"query-id\tcorpus-id\tscore\nq\t{passages - 1}\t1\n")

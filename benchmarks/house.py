@@ -19,8 +19,14 @@ PLATFORM = REPOSITORY / "platform"
 PACKAGE = PLATFORM / "raytriever"
 FOLDER_LIMIT = 20
 LINE_LIMIT = 440
-# Words of no field (CONTRIBUTING.md, "Words"); names are split at underscores and capitals.
-DIALECT = re.compile(r"\b(told|hears?|heard|put aside|beside|whoever|anew|mailbox|news)\b")
+# Words of no field; names are split at underscores and capitals. This file, its test, and the stored files of older
+# versions are not searched.
+DIALECT = re.compile(
+    r"\b(told|hears?|heard|put aside|beside|whoever|anew|mailbox|news|torn|mend(?:s|ed|ing)?|at hand)\b"
+)
+WRITTEN = ("platform", "tests", "benchmarks", "docs", "jobs", "dashboards", "cluster", ".ci", "Makefile", "README.md")
+WRITTEN_SUFFIXES = ("", ".py", ".md", ".yaml", ".yml", ".html", ".js", ".css", ".json")
+NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py", "tests/fixtures/")
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
 # Definitions that Python, Ray, numba or PyTorch call by name.
 CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|entry|study")
@@ -123,11 +129,20 @@ def ray_outside_cluster() -> list[str]:
 def dialect() -> list[str]:
     """Return the places where a name, comment, message or docstring uses a word of no field."""
     places = []
-    for path in modules().values():
+    for path in _written_files():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             words = re.sub(r"([a-z])([A-Z])", r"\1 \2", line).replace("_", " ").lower()
-            places += [f"{path.relative_to(PLATFORM)}:{number}: {hit}" for hit in DIALECT.findall(words)]
+            places += [f"{path.relative_to(REPOSITORY)}:{number}: {hit}" for hit in DIALECT.findall(words)]
     return places
+
+
+def _written_files() -> Iterator[Path]:
+    """Yield the source, text and result files of the repository."""
+    for name in WRITTEN:
+        for path in sorted((REPOSITORY / name).rglob("*")) if (REPOSITORY / name).is_dir() else [REPOSITORY / name]:
+            is_written = path.is_file() and path.suffix in WRITTEN_SUFFIXES and "__pycache__" not in path.parts
+            if is_written and not str(path.relative_to(REPOSITORY)).startswith(NOT_SEARCHED):
+                yield path
 
 
 def relative_docstrings() -> list[str]:

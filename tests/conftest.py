@@ -81,8 +81,8 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def heard_interrupts() -> Iterator[None]:
-    """SIGINT interrupts, also where whoever started the tests had it ignored, as shells do for jobs behind."""
+def handled_interrupts() -> Iterator[None]:
+    """SIGINT interrupts, even if the parent process ignored it, as shells do for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -33,7 +33,7 @@ KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40}
 
 
 class Chromium:
-    """One browser with one page; `errors` gathers what the console was told as an error and what was blocked."""
+    """One browser with one page; `errors` gathers console errors and blocked requests."""
 
     def __init__(self, profile: Path) -> None:
         program = next(filter(None, map(shutil.which, NAMES)), None)
@@ -118,13 +118,13 @@ class Chromium:
         self.run("1")  # what the browser has said by now is read
         found = []
         for event in self._events:
-            method, told = event.get("method"), event.get("params", {})
+            method, details = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown" or (
-                method == "Runtime.consoleAPICalled" and told["type"] in ("error", "assert")
+                method == "Runtime.consoleAPICalled" and details["type"] in ("error", "assert")
             ):
-                found.append(json.dumps(told)[:500])
-            elif method == "Log.entryAdded" and told["entry"]["level"] == "error":
-                found.append(told["entry"]["text"])
+                found.append(json.dumps(details)[:500])
+            elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
+                found.append(details["entry"]["text"])
         return found
 
     @property

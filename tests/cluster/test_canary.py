@@ -100,9 +100,9 @@ def test_no_canary_sings(command_line: Callable[..., Any], tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_server_hears_of_no_secret_but_its_own(command_line: Callable[..., Any]) -> None:
+def test_a_server_receives_no_secret_but_its_own(command_line: Callable[..., Any]) -> None:
     """What goes over the wire to a tracking server: its own user and password as a header, and no other secret."""
-    heard: list[bytes] = []
+    events: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         cli = command_line()
@@ -119,10 +119,10 @@ def test_a_server_hears_of_no_secret_but_its_own(command_line: Callable[..., Any
             connection, _ = server.accept()
             with connection:
                 connection.settimeout(5)
-                heard.append(connection.recv(1 << 16))
+                events.append(connection.recv(1 << 16))
         finally:
             process.kill()
             process.wait()
-    assert b"uthorization: " in heard[0]
+    assert b"uthorization: " in events[0]
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "OPENAI_API_KEY"):
-        assert CANARIES[name].encode() not in heard[0]
+        assert CANARIES[name].encode() not in events[0]

@@ -26,12 +26,12 @@ SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-step
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Every step's loss, none of them told twice; a line that is being written is left out."""
+    """Return the loss of every step, none of them logged twice; a line that is being written is left out."""
     lines = (run / "steps.jsonl").read_text().split("\n")[:-1]
     entries = [json.loads(line) for line in lines]
-    told = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
-    assert len(told) == len(dict(told)), "a step was told twice"
-    return dict(told)
+    logged = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
+    assert len(logged) == len(dict(logged)), "a step was logged twice"
+    return dict(logged)
 
 
 def of_session(session: int, part: str = "") -> list[int]:
@@ -103,7 +103,7 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
 
 
 def killed_until_the_end(process: subprocess.Popen[str], title: str) -> tuple[str, int]:
-    """Kill what bears a title until the run has ended; the last line that it told, and how many died."""
+    """Kill the processes with a title until the run has ended; return its last line and the number of kills."""
     dead: set[int] = set()
     end = time.monotonic() + 300
     while process.poll() is None:

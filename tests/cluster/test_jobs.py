@@ -249,9 +249,9 @@ def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings:
     assert "Resumed from checkpoint" in out
     figures = [json.loads((head.home / "runs" / name / "metrics.json").read_text()) for name in ("stopped", "peace")]
     assert figures[0] == figures[1]
-    told = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]
-    steps = [entry["step"] for entry in told if "loss" in entry["measured"]]
-    assert steps == list(range(1, 401)), "a step was told twice, or not at all"
+    logged = [json.loads(line) for line in (checkpoints.parent / "steps.jsonl").read_text().splitlines()]
+    steps = [entry["step"] for entry in logged if "loss" in entry["measured"]]
+    assert steps == list(range(1, 401)), "a step was logged twice, or not at all"
 
 
 @pytest.mark.slow

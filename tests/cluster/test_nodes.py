@@ -38,11 +38,11 @@ SETTINGS = [
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Every step's loss, none of them told twice."""
+    """Return the loss of every step, none of them logged twice."""
     entries = [json.loads(line) for line in (run / "steps.jsonl").read_text().split("\n")[:-1]]
-    told = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
-    assert len(told) == len(dict(told)), "a step was told twice"
-    return dict(told)
+    logged = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
+    assert len(logged) == len(dict(logged)), "a step was logged twice"
+    return dict(logged)
 
 
 def newest(run: Path) -> int:
@@ -103,7 +103,7 @@ class Nodes:
                 process.wait()
         while self.clusters:
             self.clusters.pop().shutdown()
-        # Ray leaves processes unwaited for and sockets open; told of them later, another test would be blamed.
+        # Ray leaves processes unwaited for and sockets open; if they were reported later, another test would be blamed.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

@@ -1,4 +1,4 @@
-"""Refreshing hard negatives under a real Ray: what comes of it, and what does not come of whatever dies meanwhile."""
+"""Refreshing hard negatives under a real Ray: what comes of it, and what does not change after any death."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steps(run: Path) -> dict[int, dict[str, float]]:
 
 
 def assert_follows(run: Path, ledger: Ledger, count: int) -> None:
-    """Every step was told of once, with the round that the record says."""
+    """Check that every step was logged once, with the round of the record."""
     measured = steps(run)
     assert sorted(measured) == list(range(1, count + 1))
     assert [measured[step]["negatives_round"] for step in sorted(measured)] == [
@@ -75,27 +75,27 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     assert counts[dataset.positives("train").queries].mean() > 2
     assert len(table) == counts[dataset.positives("train").queries].sum()
 
-    # What a round was is told with the first step that uses it.
+    # The figures of a round are logged with the first step that uses it.
     client = MlflowClient(cli.environment["MLFLOW_TRACKING_URI"])
     [tracked] = client.search_runs([e.experiment_id for e in client.search_experiments() if e.name == "raytriever"])
-    told = {
+    logged = {
         name: points_of(client, tracked, name)
         for name in tracked.data.metrics
         if name.startswith("refresh_") and name not in EVERY_STEP
     }
-    assert {step for points in told.values() for step, _ in points} == {5, 9}
+    assert {step for points in logged.values() for step, _ in points} == {5, 9}
     shares = {f"share_{name}" for name in ("relevant", "within_relative_margin", "not_chosen", "kept")}
     times = {"seconds", "encode_seconds", "mine_seconds", "staleness_steps"}
     counts_of = {"encoded", "rows", "candidates", "queries_short", "queries_without", "overlap", "true_positives"}
-    assert told.keys() == {f"refresh_{name}" for name in shares | times | counts_of}
-    assert told["refresh_staleness_steps"] == [(5, 0.0), (9, 0.0)]
-    assert told["refresh_encoded"] == [(5, 320.0), (9, 320.0)]  # 160 documents and 160 queries
-    assert told["refresh_rows"][1] == (9, len(table))
-    assert 0 < told["refresh_overlap"][1][1] < 1
-    assert sum(points[1][1] for name, points in told.items() if "share" in name) == pytest.approx(1)
-    # Of the mined, those that the test split finds relevant are told and are not in the table.
-    kept = round(told["refresh_candidates"][1][1] * told["refresh_share_kept"][1][1])
-    assert told["refresh_true_positives"][1][1] == pytest.approx((kept - len(table)) / kept)
+    assert logged.keys() == {f"refresh_{name}" for name in shares | times | counts_of}
+    assert logged["refresh_staleness_steps"] == [(5, 0.0), (9, 0.0)]
+    assert logged["refresh_encoded"] == [(5, 320.0), (9, 320.0)]  # 160 documents and 160 queries
+    assert logged["refresh_rows"][1] == (9, len(table))
+    assert 0 < logged["refresh_overlap"][1][1] < 1
+    assert sum(points[1][1] for name, points in logged.items() if "share" in name) == pytest.approx(1)
+    # Of the mined, those that the test split judges relevant are logged and are not in the table.
+    kept = round(logged["refresh_candidates"][1][1] * logged["refresh_share_kept"][1][1])
+    assert logged["refresh_true_positives"][1][1] == pytest.approx((kept - len(table)) / kept)
     assert kept > len(table)
     for name in EVERY_STEP:
         assert [step for step, _ in points_of(client, tracked, name)] == list(range(1, 11))

@@ -82,7 +82,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
     answered, killed = threading.Event(), []
     following = search._next
 
-    def told(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
+    def next_result(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
         found = following(waiting)
         answered.set()
         return found
@@ -92,7 +92,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
         killed.append(searchers()[0])
         os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(search, "_next", told)
+    monkeypatch.setattr(search, "_next", next_result)
     thread = threading.Thread(target=kill_one)
     thread.start()
     found = search_in_actors(store, questions(300), 50, np.arange(ROWS), None, SearchPool(2, cpus=1))

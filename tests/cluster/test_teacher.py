@@ -38,9 +38,9 @@ def texts() -> tuple[list[str], list[str], np.ndarray]:
     """Queries, passages, and how many of a passage's words are of the query's topic."""
     rng = np.random.default_rng(3)
     asked = rng.integers(8, size=QUERIES)
-    told = rng.integers(8, size=(DOCUMENTS, 2))
+    topics = rng.integers(8, size=(DOCUMENTS, 2))
     queries = [sentence(rng, [topic], 3) for topic in asked]
-    passages = [sentence(rng, [a, a, b], 5) for a, b in told]
+    passages = [sentence(rng, [a, a, b], 5) for a, b in topics]
     topic = {word: number for number, words in enumerate(TOPICS) for word in words.split()}
     of = np.array([[topic[word] for word in passage.split()] for passage in passages])
     return queries, passages, (asked[:, None, None] == of[None]).sum(2)

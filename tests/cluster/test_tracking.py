@@ -89,7 +89,7 @@ def test_a_run_loses_no_data_when_the_server_restarts(command_line: Callable[...
         wait_for(lambda: (run / "checkpoints" / "step-40").exists() or process.poll() is not None, 180)
         assert process.poll() is None, process.communicate()[1]
         server.kill()
-        # It goes on, and what it tells stands beside it.
+        # It continues, and its points are stored next to it.
         wait_for(lambda: (run / "checkpoints" / "step-200").exists() or process.poll() is not None, 120)
         server.start()
         _, err = process.communicate(timeout=200)

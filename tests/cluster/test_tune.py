@@ -109,7 +109,7 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
     for trial in after:
         assert steps_of(folder / "trials" / f"{trial['number']:03d}") == list(range(1, steps + 1))
 
-    # MLflow: one parent, a child a trial, each step told once.
+    # MLflow: one parent, a child a trial, each step logged once.
     parents, children, client = tracked(cli.environment["MLFLOW_TRACKING_URI"])
     assert len(parents) == 1
     assert sorted(run.info.run_name for run in children) == [f"sweep/{n:03d}" for n in range(4)]

@@ -1,4 +1,4 @@
-"""Checkpoints evaluated beside training under a real Ray: told, chosen by, and the same whoever dies meanwhile."""
+"""Checkpoints validated during training under a real Ray: logged, used for the choice, and equal after any death."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], seconds: f
 
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
-    """What was told, by name and step; nothing is told twice."""
+    """Return the logged values by name and step; none is logged twice."""
     found: dict[str, dict[int, float]] = {}
     for line in (run / "steps.jsonl").read_text().splitlines():
         entry = json.loads(line)
@@ -110,14 +110,14 @@ def test_the_best_on_dev_data_becomes_the_model(command_line: Callable, tiny_dat
     done = cli.train(*words, "--max-steps", "40", "--eval-steps", "2", "--eval-behind", "1", "--output", "run")
     assert done.returncode == 0, done.stderr
     run = cli.folder / "run"
-    told, records, stop = curves(run), read_records(run / "evaluations"), read_stop(run / "evaluations")
+    logged, records, stop = curves(run), read_records(run / "evaluations"), read_stop(run / "evaluations")
     assert stop is not None
     assert stop.at < 40
-    assert sorted(told["loss"]) == list(range(1, stop.at + 1))
-    assert told["dev/ndcg_at_10"] == {record.step: record.value for record in records}
-    assert max(told["dev/ndcg_at_10"]) == stop.decided
+    assert sorted(logged["loss"]) == list(range(1, stop.at + 1))
+    assert logged["dev/ndcg_at_10"] == {record.step: record.value for record in records}
+    assert max(logged["dev/ndcg_at_10"]) == stop.decided
     best = json.loads((run / "metrics.json").read_text())["best"]
-    values = told["dev/ndcg_at_10"]
+    values = logged["dev/ndcg_at_10"]
     assert best["step"] == max(sorted(values), key=values.__getitem__)
     assert best == {"metric": "ndcg_at_10", "step": best["step"], "value": values[best["step"]]}
     assert {path.name for path in (run / "checkpoints").iterdir()} == {f"step-{best['step']}", f"step-{stop.at}"}

@@ -33,17 +33,17 @@ SETTINGS = TrainingConfig(batch_size=16, learning_rate=1e-3, warmup_steps=1, eva
 def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[str, torch.Tensor]:
     retriever = load_retriever(ModelConfig(encoder))
     dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
-    told: dict[str, list[float]] = {}
+    logged: dict[str, list[float]] = {}
     modules: list[torch.nn.Module] = []
 
     def source(split: str) -> BatchSource:
         examples = Examples.of(dataset, split, SETTINGS.seed)
         return BatchSource(dataset.tokens, examples, Order(len(examples), SETTINGS.batch_size, SETTINGS.seed), 1, 2)
 
-    def hear(step: int, measured: Mapping[str, float]) -> None:
+    def on_event(step: int, measured: Mapping[str, float]) -> None:
         for key in ("loss", "dev_loss", "temperature", "gradient_norm"):
             if key in measured:
-                told.setdefault(key, []).append(measured[key])
+                logged.setdefault(key, []).append(measured[key])
 
     # The loop keeps its objective, which holds the temperature, to itself: it is taken as it is built.
     build = loop.build_optimizer
@@ -60,13 +60,13 @@ def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[
             device=torch.device("cpu"),
             workers=current_workers(),
             folder=folder / name,
-            on_metrics=hear,
+            on_metrics=on_event,
             log=print,
         )
     )
     loop.build_optimizer = build
     found = {f"parameter/{key}": value.detach().clone() for key, value in modules[0].named_parameters()}
-    return found | {f"curve/{key}": torch.tensor(values, dtype=torch.float64) for key, values in told.items()}
+    return found | {f"curve/{key}": torch.tensor(values, dtype=torch.float64) for key, values in logged.items()}
 
 
 def main(rank: int, size: int, store: str, output: Path, encoder: str, dataset: str) -> None:

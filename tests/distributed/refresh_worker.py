@@ -115,9 +115,9 @@ def main(arguments: list[str]) -> None:
             ),
         )
     )
-    told = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
-    told |= {f"weights/{name}": torch.tensor(values) for name, values in pool.snapshots.get(1, {}).items()}
-    torch.save(told, output)
+    logged = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
+    logged |= {f"weights/{name}": torch.tensor(values) for name, values in pool.snapshots.get(1, {}).items()}
+    torch.save(logged, output)
     distributed.destroy_process_group()
 
 

@@ -82,12 +82,12 @@ def main(arguments: list[str]) -> None:
         order = Order(len(examples), settings.batch_size, settings.seed)
         return Stopping(dataset.tokens, examples, order, 1, 2, stop=int(stop) if split == "train" else -1)
 
-    told: dict[str, torch.Tensor] = {}
+    logged: dict[str, torch.Tensor] = {}
 
-    def hear(step: int, measured: Mapping[str, float]) -> None:
+    def on_event(step: int, measured: Mapping[str, float]) -> None:
         for name in ("loss", "dev_loss", "gradient_norm", "temperature"):
             if name in measured:
-                told[f"{name}@{step}"] = torch.tensor(measured[name], dtype=torch.float64)
+                logged[f"{name}@{step}"] = torch.tensor(measured[name], dtype=torch.float64)
 
     work = TrainingSetup(
         retriever=retriever,
@@ -100,8 +100,8 @@ def main(arguments: list[str]) -> None:
         device=torch.device("cpu"),
         workers=current_workers(),
         folder=Path(folder),
-        on_metrics=hear,
-        log=lambda line: told.update({line: torch.zeros(())}),
+        on_metrics=on_event,
+        log=lambda line: logged.update({line: torch.zeros(())}),
         data_digest="letters",
     )
     try:
@@ -110,12 +110,12 @@ def main(arguments: list[str]) -> None:
         assert int(stop) >= 0
     else:
         assert int(stop) < 0
-        told["best step"] = torch.tensor(progression.best_step)
-        told |= {f"parameter/{name}": value.detach().clone() for name, value in retriever.named_parameters()}
+        logged["best step"] = torch.tensor(progression.best_step)
+        logged |= {f"parameter/{name}": value.detach().clone() for name, value in retriever.named_parameters()}
         with torch.no_grad():
             batch = work.dev.batch(0, retriever, ALONE)
-            told["embeddings"] = retriever.eval()(batch.queries, batch.passages)[0]
-    torch.save(told, output)
+            logged["embeddings"] = retriever.eval()(batch.queries, batch.passages)[0]
+    torch.save(logged, output)
     if distributed.is_initialized():
         distributed.destroy_process_group()
 

@@ -37,8 +37,8 @@ def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: 
     expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}
     assert sum("gradient" in key for key in expected) == 4 + (not name.startswith("triplet"))
     assert name.endswith("nested") == (f"{name}/batch_auc_at_2" in expected)
-    told = name.split()[0] in ("kl", "margin-mse") or name.endswith("soft")
-    assert told == (f"{name}/teacher_agreement" in expected)
+    has_agreement = name.split()[0] in ("kl", "margin-mse") or name.endswith("soft")
+    assert has_agreement == (f"{name}/teacher_agreement" in expected)
     assert all(float(value.abs().max()) > 0 for key, value in expected.items() if "gradient" in key)
     for rank in range(size):
         for key, value in expected.items():

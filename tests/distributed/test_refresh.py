@@ -15,14 +15,14 @@ from raytriever.training.refresh.ledger import read_ledger
 
 SCRIPT = Path(__file__).with_name("refresh_worker.py")
 STEPS, EVERY, LATE = 14, 3, 8  # of refresh_worker
-Told = dict[str, torch.Tensor]
+Values = dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[[str], list[Told]]:
-    """What each of two workers told, in a folder of the strategy's name."""
+def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[[str], list[Values]]:
+    """Return the logged values of each of two workers, in a folder of the strategy's name."""
 
-    def group(strategy: str) -> list[Told]:
+    def group(strategy: str) -> list[Values]:
         folder = tmp_path / strategy
         folder.mkdir()
         outputs = [folder / f"{rank}.pt" for rank in range(2)]
@@ -49,13 +49,13 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[[str
     return group
 
 
-def weights(told: Told) -> Told:
-    return {name: value for name, value in told.items() if name.startswith("weights/")}
+def weights(logged: Values) -> Values:
+    return {name: value for name, value in logged.items() if name.startswith("weights/")}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])
 def test_both_workers_take_a_table_at_the_recorded_step(
-    run: Callable[[str], list[Told]], tmp_path: Path, strategy: str
+    run: Callable[[str], list[Values]], tmp_path: Path, strategy: str
 ) -> None:
     one, other = run(strategy)
     first = read_ledger(tmp_path / strategy / "negatives").rounds[0]
@@ -72,11 +72,11 @@ def test_both_workers_take_a_table_at_the_recorded_step(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_is_sharded_is_mined_with_whole(run: Callable[[str], list[Told]]) -> None:
+def test_what_is_sharded_is_mined_with_whole(run: Callable[[str], list[Values]]) -> None:
     expected, found = (weights(run(strategy)[0]) for strategy in ("ddp", "zero3"))
     assert found.keys() == expected.keys()
     for name, value in found.items():
         if not name.endswith("attention.self.key.bias"):  # its gradient is noise, which AdamW scales up
             torch.testing.assert_close(
-                value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda told, n=name: f"{n}: {told}"
+                value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
             )

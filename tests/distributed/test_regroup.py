@@ -20,20 +20,20 @@ distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank,
 stays = regroup(size, torch.device("cpu"))
 assert os.environ["WORLD_SIZE"] == str(size)
 workers = current_workers() if stays else None
-told = workers.gather_values(torch.tensor([[rank]])).flatten().tolist() if stays else None
-print(rank, workers.size if stays else None, told, distributed.is_initialized())
+values = workers.gather_values(torch.tensor([[rank]])).flatten().tolist() if stays else None
+print(rank, workers.size if stays else None, values, distributed.is_initialized())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "expected"),
     [
         (2, ["0 2 [0, 1] True", "1 2 [0, 1] True", "2 None None False"]),
         (1, ["0 1 [0] False", "1 None None False", "2 None None False"]),
     ],
 )
-def test_the_first_ones_are_a_group_and_the_others_none(size: int, told: list[str], tmp_path: Path) -> None:
+def test_the_first_ones_are_a_group_and_the_others_none(size: int, expected: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     group = [
         subprocess.Popen(
@@ -47,4 +47,4 @@ def test_the_first_ones_are_a_group_and_the_others_none(size: int, told: list[st
     ]
     ended = [process.communicate(timeout=200) for process in group]
     assert [process.returncode for process in group] == [0, 0, 0], ended
-    assert [out.strip() for out, _ in ended] == told
+    assert [out.strip() for out, _ in ended] == expected

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("resume_worker.py")
 RESUMED = "Resumed from checkpoint step-"
 TOLERANCE = 1e-5
 STEPS = 8  # of resume_worker
-Told = dict[str, torch.Tensor]
+Values = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Leg:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[..., list[Told]]:
-    """What the first worker of every leg was told."""
+def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[..., list[Values]]:
+    """Return the logged values of the first worker of every leg."""
 
-    def legs(name: str, *chain: Leg, dropout: float = 0.0) -> list[Told]:
+    def legs(name: str, *chain: Leg, dropout: float = 0.0) -> list[Values]:
         folder = tmp_path / name
         folder.mkdir()
         found = []
@@ -60,11 +60,11 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[...,
             finally:
                 for process in group:
                     process.kill()
-            told = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(leg.size)]
-            for name, value in told[0].items():
+            logged = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(leg.size)]
+            for name, value in logged[0].items():
                 if name.startswith("parameter/"):
-                    assert all(torch.equal(value, other[name]) for other in told), name
-            found.append(told[0])
+                    assert all(torch.equal(value, other[name]) for other in logged), name
+            found.append(logged[0])
         # Nothing is left aside, and the last checkpoint stands.
         names = {path.name for path in (folder / "checkpoints").iterdir()}
         assert f"step-{STEPS}" in names
@@ -74,11 +74,11 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[...,
     return legs
 
 
-def assert_close(found: list[Told], expected: Told, tolerance: float) -> None:
+def assert_close(found: list[Values], expected: Values, tolerance: float) -> None:
     """Every step of every leg, and what the last one left."""
     curve = {name for name in expected if "@" in name}
-    told = {name for leg in found for name in leg if "@" in name}
-    assert told == curve
+    logged = {name for leg in found for name in leg if "@" in name}
+    assert logged == curve
     assert len(curve) == 3 * STEPS + STEPS // 3 + 1
     assert len([name for name in expected if name.startswith("parameter/")]) > 30
     for leg in found:
@@ -87,19 +87,19 @@ def assert_close(found: list[Told], expected: Told, tolerance: float) -> None:
                 continue  # the softmax of attention cancels that bias: its gradient is noise, which AdamW scales up
             if tolerance:
                 torch.testing.assert_close(
-                    value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda told, n=name: f"{n}: {told}"
+                    value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
                 )
             else:
                 assert torch.equal(value, expected[name]), name
     assert found[-1].keys() >= {name for name in expected if "@" not in name}
 
 
-def continued(found: list[Told]) -> list[int]:
+def continued(found: list[Values]) -> list[int]:
     """After which steps legs went on."""
     return [int(name.removeprefix(RESUMED).rstrip(".")) for leg in found for name in leg if name.startswith(RESUMED)]
 
 
-def test_two_then_one_then_two_workers_are_one_run(run: Callable[..., list[Told]]) -> None:
+def test_two_then_one_then_two_workers_are_one_run(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 1))
     found = run("chain", Leg("ddp", 2, 3), Leg("ddp", 1, 5), Leg("ddp", 2))
     assert_close(found, expected, TOLERANCE)
@@ -110,7 +110,9 @@ def test_two_then_one_then_two_workers_are_one_run(run: Callable[..., list[Told]
 @pytest.mark.parametrize(
     "strategy", ["ddp", *(pytest.param(f"zero{stage}", marks=pytest.mark.slow) for stage in range(4))]
 )
-def test_at_the_same_number_of_workers_it_is_the_same_to_the_bit(run: Callable[..., list[Told]], strategy: str) -> None:
+def test_at_the_same_number_of_workers_it_is_the_same_to_the_bit(
+    run: Callable[..., list[Values]], strategy: str
+) -> None:
     (expected,) = run("whole", Leg(strategy, 2), dropout=0.1)
     found = run("chain", Leg(strategy, 2, 4), Leg(strategy, 2), dropout=0.1)
     assert_close(found, expected, 0)
@@ -119,7 +121,7 @@ def test_at_the_same_number_of_workers_it_is_the_same_to_the_bit(run: Callable[.
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_from_strategy_to_strategy(run: Callable[..., list[Told]]) -> None:
+def test_from_strategy_to_strategy(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 1))
     found = run("chain", Leg("zero1", 2, 2), Leg("zero3", 2, 4), Leg("zero2", 1, 5), Leg("ddp", 2, 6), Leg("zero3", 2))
     assert_close(found, expected, TOLERANCE)
@@ -128,7 +130,7 @@ def test_from_strategy_to_strategy(run: Callable[..., list[Told]]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_adapters_go_on_to_the_bit(run: Callable[..., list[Told]], strategy: str) -> None:
+def test_adapters_go_on_to_the_bit(run: Callable[..., list[Values]], strategy: str) -> None:
     lora = {"lora_rank": 2, "lora_dropout": 0.1}
     (expected,) = run("whole", Leg(strategy, 2, model=lora), dropout=0.1)
     found = run("chain", Leg(strategy, 2, 4, lora), Leg(strategy, 2, model=lora), dropout=0.1)
@@ -141,7 +143,7 @@ def test_adapters_go_on_to_the_bit(run: Callable[..., list[Told]], strategy: str
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_activations_may_be_checkpointed_from_some_step_on(run: Callable[..., list[Told]]) -> None:
+def test_activations_may_be_checkpointed_from_some_step_on(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 2), dropout=0.1)
     found = run(
         "chain",

@@ -63,5 +63,5 @@ def test_a_state_goes_from_hand_to_hand(chain: list[tuple[str, int]], tiny_encod
     assert sum(name.endswith(":exp_avg") for name in found) > 30
     for name, value in expected.items():
         torch.testing.assert_close(
-            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda told, name=name: f"{name}: {told}"
+            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )

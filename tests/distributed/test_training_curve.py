@@ -40,7 +40,7 @@ def test_the_curves_are_one(loss: str, results: Results) -> None:
     for name, count in {"loss": 6, "temperature": 6, "gradient_norm": 6, "dev_loss": 2}.items():
         one, two = (results[member][f"{loss}/curve/{name}"] for member in ((1, 0), (2, 0)))
         assert len(one) == count
-        torch.testing.assert_close(two, one, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda told, n=name: f"{n}: {told}")
+        torch.testing.assert_close(two, one, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda text, n=name: f"{n}: {text}")
     curve = results[1, 0][f"{loss}/curve/loss"]
     assert curve[-1] < curve[0]  # something was trained
     assert len(set(results[1, 0][f"{loss}/curve/temperature"].tolist())) == 6
@@ -56,7 +56,7 @@ def test_the_parameters_are_one(loss: str, results: Results) -> None:
             if key.endswith("attention.self.key.bias"):
                 continue  # the softmax of attention cancels it: its gradient is noise, which AdamW scales up
             torch.testing.assert_close(
-                results[2, rank][key], value, rtol=0, atol=TOLERANCE, msg=lambda told, k=key: f"{k}: {told}"
+                results[2, rank][key], value, rtol=0, atol=TOLERANCE, msg=lambda text, k=key: f"{k}: {text}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import the literal losses that stand beside them."""
+"""Put the literal losses of this folder on the path of its tests."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_the_mmd_is_between_the_centres(size: int) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
-def test_every_loss_tells_both(loss: str) -> None:
+def test_every_loss_logs_both(loss: str) -> None:
     queries, passages, ids = shares(1)[0]
     statistics = build_loss(LossConfig(loss, temperature=0.5))(queries, passages, ids).statistics
     assert float(statistics["batch_auc"]) == pytest.approx(literal_auc(), abs=1e-6)

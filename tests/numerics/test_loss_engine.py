@@ -35,7 +35,7 @@ def run(name: str) -> list[torch.Tensor]:
     passages = torch.randn(QUERIES * (1 + HARD), WIDTH, generator=generator).requires_grad_()
     positives = torch.stack([torch.arange(QUERIES), torch.arange(QUERIES) + QUERIES], 1)
     ids = BatchIds(torch.arange(QUERIES), positives, torch.arange(len(passages)))
-    # Few cells, so that MW's grid is small beside the matrix: it does not grow with the batch.
+    # Few cells, so that MW's grid is small compared with the matrix: it does not grow with the batch.
     config = LossConfig(loss=name, temperature=5.0, distribution_weight=0.1)
     value = build_loss(config)(queries, passages, ids).value
     value.backward()

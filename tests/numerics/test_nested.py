@@ -57,7 +57,7 @@ def test_equals_the_sum_of_the_literal_losses(name: str, soft: bool, unit_length
 
 
 @pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name != "triplet"])
-def test_a_learnt_temperature_hears_of_every_width(name: str) -> None:
+def test_a_learnt_temperature_has_a_gradient_of_every_width(name: str) -> None:
     batch = batch_of(2, True)
     inputs = batch.queries.float(), batch.passages.float(), batch.ids
     nested = build_loss(config(name, learn_temperature=True), True)

@@ -54,7 +54,7 @@ def answer_to(messages: list[dict[str, str]]) -> dict[str, Any]:
 
 
 class Peer(NamedTuple):
-    """Whoever asks."""
+    """Client of the server."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -173,7 +173,7 @@ class Server:
         if digest is not None and not (peer.writer.is_closing() or peer.reader.at_eof()):
             self.answered += 1
             self.note("answered", digest)
-        peer.writer.write(f"HTTP/1.1 {status} Told\r\n{lines}\r\n".encode() + raw)
+        peer.writer.write(f"HTTP/1.1 {status} Replied\r\n{lines}\r\n".encode() + raw)
         await peer.writer.drain()
         return True
 

@@ -1,4 +1,4 @@
-"""A pool that mines on the spot and tells of it when its script says: what it writes depends on the weights it gets.
+"""A pool that mines on the spot and reports it when its script says: what it writes depends on the weights it gets.
 
 A real table in a real committed directory, so that all but the search is what a run meets.
 """

@@ -1,4 +1,4 @@
-"""A benchmark for hardware that is rarely at hand goes its way on a CPU, with a small encoder."""
+"""The benchmark for a GPU also runs on a CPU, with a small encoder."""
 
 from __future__ import annotations
 

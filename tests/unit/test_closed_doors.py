@@ -1,4 +1,4 @@
-"""No door stands open in the code: nothing that is read can run code, and nothing is said to a shell.
+"""No file that the code reads can run code, and no text reaches a shell.
 
 A lint over the syntax tree of everything that ships. What it lets through it names, with the reason.
 """

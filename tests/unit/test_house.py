@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import pytest
+
 import house
 
 
@@ -25,8 +27,16 @@ def test_only_cluster_and_the_ray_part_of_tuning_import_ray() -> None:
     assert house.ray_outside_cluster() == []
 
 
-def test_words_of_no_field_stay_out_of_the_package() -> None:
+def test_words_of_no_field_stay_out_of_code_tests_and_documents() -> None:
     assert house.dialect() == []
+
+
+def test_a_word_of_no_field_is_found_in_names_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text("def is_told(): ...\nclass WorkerNews: ...\n# besides, a retold story\n")
+    monkeypatch.setattr(house, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(house, "WRITTEN", ("tests",))
+    assert house.dialect() == ["tests/a.py:1: told", "tests/a.py:2: news"]
 
 
 def test_docstrings_begin_with_no_relative_clause() -> None:

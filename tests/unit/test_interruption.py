@@ -22,7 +22,7 @@ from processes import children_of, processes, wait_for
 
 from raytriever.interruption import check_interrupted, hangups_blocked, interruptible
 
-pytestmark = pytest.mark.usefixtures("heard_interrupts", "heard_hangups")
+pytestmark = pytest.mark.usefixtures("handled_interrupts", "handled_hangups")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Programs whose worker processes compute without end.
 DRIVERS = {
@@ -46,7 +46,7 @@ find_fatal_texts(compute, [None], "passage")
 
 
 @pytest.fixture
-def heard_hangups() -> Iterator[None]:
+def handled_hangups() -> Iterator[None]:
     """SIGHUP interrupts, also where the tests were started by `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield

@@ -201,7 +201,7 @@ def test_waiting_begins_with_a_line_and_ends_with_the_lock(tmp_path: Path, monke
     assert lines[0].startswith(f"{tmp_path}/mine: waiting for '-c' on host {socket.gethostname()}, pid {process.pid}")
 
 
-@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.usefixtures("handled_interrupts")
 def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
     with holder(tmp_path / "mine"), interruptible():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -211,7 +211,7 @@ def test_waiting_can_be_interrupted(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.usefixtures("handled_interrupts")
 def test_waiting_in_another_thread_ends_with_the_interruption_too(tmp_path: Path) -> None:
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""One declaration of a setting, held to by whoever reads it."""
+"""A setting is declared once, and every reader checks it."""
 
 from __future__ import annotations
 

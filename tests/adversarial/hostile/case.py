@@ -28,8 +28,8 @@ class Case:
         area: what kind of hostility it is; the name of its file.
         env: variables of the environment; an empty value removes one.
         limits: soft resource limits by name, such as `{"FSIZE": 4096}`.
-        leaves: patterns of what may exist afterwards beside the cache.
-        absent: texts that may be in no output and in no new file, beside the canary.
+        leaves: patterns of what may exist afterwards in addition to the cache.
+        absent: texts that may be in no output and in no new file, in addition to the canary.
         out: what standard output holds.
         shell: a line of a shell in which `"$@"` is the command, such as `"$@" >&-`; it is a process of its own then.
         unprivileged: whether it runs as a user who may not read everything.

@@ -45,7 +45,7 @@ def damage(file: Path, row: int, content: bytes) -> None:
         ("--run-name $(x)", "--run-name: '$(x)' is not a valid run name; use letters, digits"),
         ("stray", "unexpected argument 'stray'; see `raytriever train --help`"),
         ("--config missing.yaml", "missing.yaml: cannot be read (No such file or directory); give a YAML file"),
-        ("--dataset nowhere", "--dataset nowhere: no data set of this name and no such folder; give 'pydocs' or"),
+        ("--dataset nowhere", "--dataset nowhere: no data set of this name and no such folder; give 'pydocs', or"),
         (
             "--loss triplet --learn-temperature --dataset LETTERS",
             "--learn-temperature: has no effect with --loss triplet",
@@ -316,8 +316,8 @@ def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
     named = Path("results") / "letters" / "quarantine.jsonl"
     assert f"1 bad row was left out (1 in {letters}/corpus.jsonl): see {named}\n" in out
     assert (work / named).read_text().count("\n") == 1
-    # Mended, and evaluated again: nothing tells of bad rows any more.
-    damage(letters / "corpus.jsonl", 3, b'{"_id": "d2", "text": "mended"}')
+    # Corrected and evaluated again: no bad rows are reported.
+    damage(letters / "corpus.jsonl", 3, b'{"_id": "d2", "text": "corrected"}')
     assert run("evaluate", words) == 0
     assert "bad row" not in capsys.readouterr().out
     assert not (work / named).exists()

@@ -1,4 +1,4 @@
-"""The thread that a trainer or a tuner fits on: who waits hears how it ended, and need not wait for its end."""
+"""The thread on which a trainer or a tuner fits: a waiting caller gets its result, and may stop waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raytriever.interruption import interruptible
 
 
 @pytest.fixture
-def interruptions(heard_interrupts: None) -> Iterator[None]:
+def interruptions(handled_interrupts: None) -> Iterator[None]:
     with interruptible():
         yield
 
@@ -81,9 +81,9 @@ def test_who_was_interrupted_can_still_wait_for_the_end() -> None:
 @pytest.mark.usefixtures("interruptions")
 def test_an_interruption_that_python_lost_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[type[BaseException]] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda told: lost.append(told.exc_type))
+    monkeypatch.setattr(sys, "unraisablehook", lambda info: lost.append(info.exc_type))
 
-    def collected(phase: str, told: dict[str, int]) -> None:
+    def collected(phase: str, details: dict[str, int]) -> None:
         if phase == "stop":
             signal.raise_signal(signal.SIGINT)
 

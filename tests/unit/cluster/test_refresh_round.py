@@ -1,4 +1,4 @@
-"""A round in one process: what it mines, what it keeps of earlier rounds, what it removes and what it tells."""
+"""A round in one process: what it mines, what it keeps of earlier rounds, what it removes and what it logs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
     snapshot = take_snapshot(retriever, ALONE)
-    told = rounds().run(3, snapshot, Pool(snapshot)).metrics
+    logged = rounds().run(3, snapshot, Pool(snapshot)).metrics
     table = read_negatives(round_path(tmp_path / "negatives", 3), dataset)
     queries = encode_texts(retriever, dataset.queries.texts, "query")
     scores = queries @ encode_texts(retriever, list(dataset.passages()), "passage").T
@@ -96,17 +96,15 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
         ranking = [document for document in np.argsort(-scores[query]).tolist() if document not in positives.of(place)]
         assert table.documents[table.offsets[query] : table.offsets[query + 1]].tolist() == ranking[:4]
     assert set(table.rounds.tolist()) == {3}
-    assert told["refresh_encoded"] == ALL
-    assert told["refresh_queries_short"] == told["refresh_queries_without"] == 0
-    assert 0 < told["refresh_share_relevant"] < 1
-    assert told["refresh_share_relevant"] + told["refresh_share_kept"] == pytest.approx(1)
-    assert "refresh_true_positives" not in told  # nobody else judges these queries
+    assert logged["refresh_encoded"] == ALL
+    assert logged["refresh_queries_short"] == logged["refresh_queries_without"] == 0
+    assert 0 < logged["refresh_share_relevant"] < 1
+    assert logged["refresh_share_relevant"] + logged["refresh_share_kept"] == pytest.approx(1)
+    assert "refresh_true_positives" not in logged  # nobody else judges these queries
     assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
-def test_a_round_that_was_cut_short_does_the_rest_and_other_weights_all_anew(
-    rounds: Make, retriever: Retriever
-) -> None:
+def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Make, retriever: Retriever) -> None:
     one = take_snapshot(retriever, ALONE)
     two = other(one)
     with pytest.raises(KeyboardInterrupt):
@@ -177,8 +175,8 @@ def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
     mining._mining = dataclasses.replace(
         mining._mining, datasets=[dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
     )
-    told = mining.run(2, one, Pool(one)).metrics
+    logged = mining.run(2, one, Pool(one)).metrics
     after = read_negatives(round_path(tmp_path / "negatives", 2), dataset)
-    assert told["refresh_true_positives"] == 1 / len(before)
+    assert logged["refresh_true_positives"] == 1 / len(before)
     assert len(after) == len(before) - 1
     assert hardest not in after.documents[after.offsets[query] : after.offsets[query + 1]]

@@ -46,7 +46,7 @@ def own(tiny_dataset: Path) -> RetrievalDataset:
 
 
 def saved(config: Config, folder: Path, spoilt: bool = False) -> Path:
-    """A checkpoint of the encoder with weights of its own, with a loss's parameter beside them; and its model."""
+    """A checkpoint of the encoder with weights of its own, with a parameter of the loss; and its model."""
     torch.manual_seed(5)
     retriever = load_retriever(config.model)
     for parameter in retriever.parameters():
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_worth_what_its_model_is(config: Config, own: RetrievalD
     assert record.value == record.measured["dev/ndcg_at_5"]
     assert 0 < record.value < 1
     assert list(read_records(tmp_path / "evaluations")) == [record]
-    # What is recorded is not measured again, whoever asks.
+    # What is recorded is not measured again, for any caller.
     (checkpoint / "state.json").unlink()
     assert validations.run(4, checkpoint) == record
     with pytest.raises(StorageError):
@@ -131,7 +131,7 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
 
 
 @pytest.mark.parametrize(
-    ("settings", "validation", "error", "told"),
+    ("settings", "validation", "error", "message"),
     [
         ({"best_metric": "ndgc_at_10"}, {}, ConfigError, r"unknown metric 'ndgc_at_10'; did you mean 'ndcg'"),
         ({"best_metric": "auc_at_10"}, {}, ConfigError, r"'auc_at_10' has no such cutoff"),
@@ -143,14 +143,14 @@ def test_weights_that_are_not_finite_are_named(config: Config, own: RetrievalDat
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
-    config: Config, own: RetrievalDataset, settings: dict, validation: dict, error: type, told: str
+    config: Config, own: RetrievalDataset, settings: dict, validation: dict, error: type, message: str
 ) -> None:
     config = replace(
         config,
         training=replace(config.training, **settings),
         validation=ValidationConfig(**validation),
     )
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         checked(config, own)
 
 
@@ -165,12 +165,12 @@ def test_an_empty_dev_split_is_refused(config: Config, tiny_dataset: Path, tmp_p
         describe_datasets(config, open_dataset(tiny_dataset, ["dev"]))
 
 
-def test_choosing_by_what_is_measured_is_told(config: Config, own: RetrievalDataset) -> None:
-    heard: list[str] = []
+def test_choosing_by_the_measured_split_is_logged(config: Config, own: RetrievalDataset) -> None:
+    events: list[str] = []
     config = replace(config, validation=ValidationConfig(eval_datasets="own#test"))
-    open_dev_sets(config, own, in_this_process, heard.append)
-    assert [line for line in heard if "chosen on 'test', the test split" in line]
-    # Nothing is opened, nor told, where nothing is evaluated.
+    open_dev_sets(config, own, in_this_process, events.append)
+    assert [line for line in events if "chosen on 'test', the test split" in line]
+    # Nothing is opened or logged if nothing is validated.
     plain = replace(config, training=TrainingConfig(), validation=ValidationConfig())
-    assert open_dev_sets(plain, own, in_this_process, heard.append) == ()
+    assert open_dev_sets(plain, own, in_this_process, events.append) == ()
     assert json.dumps(digest_of((), plain)) == '""'

@@ -21,7 +21,7 @@ import programs
 from raytriever.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[3]
-# In Grafana's place where it cannot be had: keeps what it was given, and answers where it was told to.
+# In Grafana's place where it cannot be had: stores its settings, and answers at its port.
 GRAFANA = """#!{python}
 import http.server, json, os, sys
 with open({kept!r}, "w") as stream:
@@ -91,7 +91,7 @@ def watch(folder: Path, port: int, grafana_port: int, path: str) -> subprocess.P
 
 @pytest.mark.prometheus
 @pytest.mark.slow
-def test_they_run_until_they_are_told_to_end(tmp_path: Path, watching: list[subprocess.Popen[str]]) -> None:
+def test_they_run_until_they_are_ended(tmp_path: Path, watching: list[subprocess.Popen[str]]) -> None:
     program = shutil.which("prometheus")
     assert program, "no Prometheus is installed: apt-get install prometheus"
     given, served = tmp_path / "given.json", tmp_path / "served" / "api"

@@ -34,7 +34,7 @@ def beir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_they_stand_in_a_file_of_their_own_or_beside_the_query(beir: Path) -> None:
+def test_answers_are_in_their_own_file_or_in_the_rows_of_queries(beir: Path) -> None:
     rows = [("q3", ["c\u2028d", "e"]), ("other", ["x"]), ("q1", "alone"), ("q0", ["more"]), ("q2", [])]
     lines(beir / "answers.jsonl", [{"_id": name, "answers": answers} for name, answers in rows])
     dataset = open_dataset(beir, ["train"])

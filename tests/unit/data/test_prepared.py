@@ -264,7 +264,7 @@ def test_a_manifest_of_another_form_is_one_line(prepared: Path, change: dict[str
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"files": {}}', '{"files": 1, "meta": {}}', "[" * 9999])
-def test_a_torn_manifest_is_one_line(prepared: Path, content: str) -> None:
+def test_a_damaged_manifest_is_one_line(prepared: Path, content: str) -> None:
     (prepared / "manifest.json").write_text(content)
     with pytest.raises(StorageError, match=r"manifest\.json: is not a manifest: .*; make the directory again"):
         open_dataset(prepared, ["train"])

@@ -4,7 +4,7 @@ import pytest
 
 from raytriever.data.pydocs.docstrings import flat, normalised, question_and_answer
 
-REST = "It says enough about the matter at hand, " * 5
+REST = "It says enough about the matter at issue, " * 5
 
 
 def test_the_first_sentence_is_the_question() -> None:

@@ -15,7 +15,7 @@ from raytriever.storage import read_manifest
 
 REST = (
     "It tells at some length what the arguments are, what comes back, and when it fails, "
-    "so that whoever reads it knows as much as whoever wrote it."
+    "so that every reader knows as much as the author who wrote it."
 )
 
 
@@ -67,7 +67,7 @@ def test_is_built_once_and_again_when_a_package_changes(site: Path, monkeypatch:
     assert pydocs.pydocs_folder() != folder
 
 
-def test_a_torn_cache_is_built_again(site: Path) -> None:
+def test_a_damaged_cache_is_built_again(site: Path) -> None:
     folder = pydocs.pydocs_folder()
     content = (folder / "queries.jsonl").read_bytes()
     assert content.count(b"\n") == 201

@@ -133,14 +133,14 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
     assert line in format_results(results)
     assert about_lines(results.about)[0].endswith(line)
     assert f"letters: {line}" in (output / "table.md").read_text()
-    told = json.loads((output / "results.json").read_bytes())
-    about = told["about"]["letters"]
+    content = json.loads((output / "results.json").read_bytes())
+    about = content["about"]["letters"]
     assert (about["absent_relevant"], about["relevant"], about["unanswerable_queries"]) == (3, 34, 1)
     for model in ("bm25", "tiny"):
         theirs = by_trec_eval(folder, output / "runs" / f"{model}.letters.trec")
         [mteb] = json.loads((output / "mteb" / model / "letters.json").read_bytes())["scores"]["test"]
         for name in ("ndcg_at_10", "recall_at_100", "map_at_100"):
-            assert told["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
+            assert content["models"][model]["letters"][name] == pytest.approx(theirs[name], abs=1e-6)
             assert mteb[name] == pytest.approx(theirs[name], abs=1e-5)
     queries = json.loads((output / "per_query" / "letters.json").read_bytes())
     assert queries["relevant"][queries["queries"].index("q129")] == []

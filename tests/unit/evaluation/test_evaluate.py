@@ -88,7 +88,7 @@ def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
         measured(level=3)
 
 
-def test_accuracy_is_whether_an_answer_stands_among_the_best() -> None:
+def test_accuracy_is_whether_an_answer_is_among_the_best() -> None:
     dataset = dataset_of(["a", "b"], ["x", "y", "z"], [(0, 0, 1), (1, 1, 1)])
     ranks = np.array([[0.3, 0.2, 0.1], [0.1, 0.2, 0.3]], np.float32)
     answers = Answers(np.array([0, 0, 1]), ["text Y", "nothing", "of x"])

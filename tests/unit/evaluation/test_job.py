@@ -33,7 +33,7 @@ TREC = {"ndcg_at_10": "ndcg_cut_10", "recall_at_5": "recall_5", "map_at_100": "m
 
 @dataclass
 class Kept:
-    """A tracker that keeps what it is told."""
+    """Tracker that stores its points."""
 
     points: dict[str, float] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
@@ -119,9 +119,9 @@ def test_run_files_and_figures_are_trec_evals(done: Done, model: str) -> None:
             assert results[where][model][name][ours] == pytest.approx(mean, abs=1e-6)
     assert results["parts"]["tiny"]["forums-two"]["ndcg_at_10"] < 0.95
     # By query, and by MTEB's names and rounding.
-    told = json.loads((done.output / "per_query" / "letters.json").read_bytes())
+    content = json.loads((done.output / "per_query" / "letters.json").read_bytes())
     theirs = by_trec_eval(done, model, "letters")
-    for query, value in zip(told["queries"], told["models"][model]["metrics"]["map_at_100"], strict=True):
+    for query, value in zip(content["queries"], content["models"][model]["metrics"]["map_at_100"], strict=True):
         assert value == pytest.approx(theirs[query]["map"], abs=1e-6)
     mteb = json.loads((done.output / "mteb" / model / "letters.json").read_bytes())
     [scores] = mteb["scores"]["test"]
@@ -176,11 +176,11 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
         with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
             found = pooled_auc(pools["positives"], pools["negatives"])
         assert found == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
-    told = json.loads((done.output / "per_query" / "forums.json").read_bytes())
-    place = told["queries"].index("two/q128")
-    assert [row[0] for row in told["relevant"][place]] == ["d128", "d3"]
-    assert told["relevant"][place][0][3] == 2
-    top = told["models"]["bm25"]["top"][place]
+    content = json.loads((done.output / "per_query" / "forums.json").read_bytes())
+    place = content["queries"].index("two/q128")
+    assert [row[0] for row in content["relevant"][place]] == ["d128", "d3"]
+    assert content["relevant"][place][0][3] == 2
+    top = content["models"]["bm25"]["top"][place]
     assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
     assert done.tracker.status == "FINISHED"
     assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
@@ -279,7 +279,7 @@ def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -
     first = one["a"]
     assert one["a"] is first
     assert one["b"] is not both["b"]
-    assert one["a"] is not first  # it had to give way, and was loaded anew
+    assert one["a"] is not first  # it had to give way, and was loaded again
     assert list(one.systems) == ["bm25", "a", "b"]
     assert one.systems["b"]["width"] == 32
 
@@ -294,7 +294,7 @@ def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: 
     models = read_models([f"wide={tiny_encoder}", str(narrow)], ModelConfig())
     job = replace(done.job, models=models, baselines=["wide"], datasets=done.job.datasets[:1], aims=())
     results = run_evaluation(job, tmp_path / "out", False, Kept, lambda _: None)
-    # Each is searched by itself: that widths differ changes nobody's figures, and is told.
+    # Each is searched by itself: different widths change no figure, and are reported.
     assert results.models["wide"]["letters"] == read_results(done.output)["models"]["tiny"]["letters"]
     assert 0 < results.models["narrow"]["letters"]["ndcg_at_10"] < 1
     assert {row["model"] for row in results.significance} == {"narrow"}
@@ -304,7 +304,7 @@ def test_models_of_different_width_stand_side_by_side(done: Done, tiny_encoder: 
     assert "narrow: width 16" in text
 
 
-def test_embeddings_that_are_not_finite_are_told_in_a_line(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
+def test_embeddings_that_are_not_finite_are_one_error_line(done: Done, tiny_encoder: Path, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     broken = Path(shutil.copytree(tiny_encoder, tmp_path / "broken"))

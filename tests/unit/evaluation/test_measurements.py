@@ -92,9 +92,9 @@ def test_what_was_measured_before_an_interruption_is_used(
         evaluate(tiny_encoder, tiny_dataset, output, encode=fail)
     kept = tmp_path / "out.unfinished"
     assert {place.name for place in kept.iterdir()} == {"bm25.letters.test", "bm25.letters.dev"}
-    told = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
+    content = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
     found = json.loads((undisturbed / "results.json").read_bytes())["models"]["bm25"]["letters"]
-    assert told["metrics"] == found
+    assert content["metrics"] == found
     assert not output.exists()
     lines = evaluate(tiny_encoder, tiny_dataset, output)
     assert lines == [

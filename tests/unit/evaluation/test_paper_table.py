@@ -17,7 +17,7 @@ def rows_of(table: PaperTable) -> dict[str, list[tuple[str, int | None, str]]]:
     return {name: [(one.text, one.rank, one.mark) for one in figures] for name, figures in table.rows}
 
 
-def test_few_data_sets_stand_beside_each_other() -> None:
+def test_few_data_sets_are_columns_of_one_table() -> None:
     [table] = paper_tables(MODELS, MARKS, "test", ["one", "three"], BEST)
     assert table.groups == [("a", 2), ("b_c", 2), ("Average", 2)]
     assert table.columns == ["Model", *["nDCG@10", "AUC"] * 3]

@@ -113,14 +113,14 @@ def test_two_results_that_would_be_one_file_are_refused(
     if not line:
         check_file_names(models, named)
         return
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as message:
         run_evaluation(job, Path("out"), fresh=False, tracker=pytest.fail, log=pytest.fail)
     remedy = "give one of them another name, a model by NAME=MODEL, or evaluate them one by one"
-    assert str(told.value) == f"--model, --datasets: {line}; {remedy}"
+    assert str(message.value) == f"--model, --datasets: {line}; {remedy}"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("ncdg@10", "unknown metric 'ncdg@10'; did you mean 'ndcg'?"),
         ("p", "'p' has no such cutoff; write p@10"),
@@ -131,10 +131,10 @@ def test_two_results_that_would_be_one_file_are_refused(
         (" , ", "names no metric; give one or more"),
     ],
 )
-def test_a_mistake_in_a_metric(words: str, told: str) -> None:
+def test_a_mistake_in_a_metric(words: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         read_metrics(words)
-    assert str(error.value).startswith(f"--metrics: {told}")
+    assert str(error.value).startswith(f"--metrics: {message}")
 
 
 def test_models_and_their_names() -> None:
@@ -145,12 +145,12 @@ def test_models_and_their_names() -> None:
     assert models[4].config == ModelConfig("runs/one", query_prompt="query: ")
     assert choose_baselines([], models) == ["bm25"]
     assert choose_baselines(["CL", "runs/two/model"], models) == ["CL", "two"]
-    for wrong, told in (
+    for wrong, message in (
         (["Cl"], "did you mean 'CL'"),
         (["CL", "CL"], "one or two models"),
         (["a"], "none of the models"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             choose_baselines(wrong, models)
     with pytest.raises(ConfigError, match="two models are called 'minilm'; give one another name: OTHER="):
         read_models(["minilm", "minilm"], ModelConfig())
@@ -189,7 +189,7 @@ def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:
     )
 
 
-def test_of_the_suite_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
     for name in ("scifact", "msmarco", "nq"):
         (tmp_path / name).mkdir()
     tried = []

@@ -88,7 +88,7 @@ def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str |
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3"])
-def test_an_error_names_the_torn_metrics_file(tmp_path: Path, content: str) -> None:
+def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -> None:
     opened(tmp_path).begin(TEXT)
     (tmp_path / "metrics.json").write_text(content)
     with pytest.raises(StorageError, match=r"metrics\.json: .*; .*--fresh"):
@@ -121,7 +121,7 @@ def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("significance", {}, "'significance' is"),
         ("significance", [{"metric": "auc", "model": "after", "against": "before", "p": None}], "'significance.0"),
@@ -129,9 +129,9 @@ def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path)
         ("bm25_analyser", {"warning": 5}, "'bm25_analyser.warning' is"),
     ],
 )
-def test_the_notes_on_metrics_are_checked_too(tmp_path: Path, name: str, value: object, told: str) -> None:
+def test_the_notes_on_metrics_are_checked_too(tmp_path: Path, name: str, value: object, message: str) -> None:
     run = opened(tmp_path / "run")
     run.begin(TEXT)
     run.finish({"bm25": {}, "before": {}, "after": {}, name: value})
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=message):
         run.metrics()

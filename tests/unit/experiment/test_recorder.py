@@ -49,7 +49,7 @@ class Memory:
     def backlog(self) -> Backlog:
         return Backlog()
 
-    def told(self, name: str) -> list[tuple[int, float]]:
+    def logged(self, name: str) -> list[tuple[int, float]]:
         return [(point.step, point.value) for point in self.points if point.name == name]
 
 
@@ -73,8 +73,8 @@ def test_all_events_are_logged_in_one_request_and_stored(tmp_path: Path, capsys:
     items = [LogMessage("Resumed from checkpoint step-0"), step_event(1), step_event(2), validation_step(2)]
     recorder = record(memory, tmp_path, items)
     assert memory.requests == 1
-    assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5)]
-    assert memory.told("dev_loss") == recorder.curve("dev_loss") == [(2, 5.0)]
+    assert memory.logged("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5)]
+    assert memory.logged("dev_loss") == recorder.curve("dev_loss") == [(2, 5.0)]
     assert recorder.curve("unheard of") == []
     assert all(abs(point.milliseconds - memory.points[0].milliseconds) < 60_000 for point in memory.points)
     lines = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
@@ -86,12 +86,12 @@ def test_all_events_are_logged_in_one_request_and_stored(tmp_path: Path, capsys:
 def test_a_resumed_run_logs_no_step_twice(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     record(memory, tmp_path, [step_event(1), step_event(2), validation_step(2), step_event(3)])
-    # Killed after step 3, whose checkpoint is of step 2: step 3 is done and heard again.
+    # Killed after step 3, whose checkpoint is of step 2: step 3 is done and received again.
     again = Memory(tmp_path)
     recorder = record(again, tmp_path, [step_event(3, 99.0), step_event(4), validation_step(4)])
     assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
-    assert [*memory.told("loss"), *again.told("loss")] == recorder.curve("loss")
-    assert [*memory.told("dev_loss"), *again.told("dev_loss")] == recorder.curve("dev_loss") == [(2, 5.0), (4, 2.5)]
+    assert [*memory.logged("loss"), *again.logged("loss")] == recorder.curve("loss")
+    assert [*memory.logged("dev_loss"), *again.logged("dev_loss")] == recorder.curve("dev_loss") == [(2, 5.0), (4, 2.5)]
     assert again.steps.points == 2 * 4 + 2  # two figures a step, two looks
 
 
@@ -102,10 +102,10 @@ def test_a_restarted_group_logs_no_step_twice(tmp_path: Path) -> None:
         tmp_path,
         [step_event(1), step_event(2), validation_step(2), step_event(3), step_event(3, 99.0), step_event(4)],
     )
-    assert memory.told("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert memory.logged("loss") == recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
 
 
-def test_the_step_of_a_torn_last_line_is_logged_again(tmp_path: Path) -> None:
+def test_the_step_of_a_damaged_last_line_is_logged_again(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     record(memory, tmp_path, [step_event(1), step_event(2), step_event(3)])
     whole = (tmp_path / STEPS).read_bytes()
@@ -113,7 +113,7 @@ def test_the_step_of_a_torn_last_line_is_logged_again(tmp_path: Path) -> None:
     again = Memory(tmp_path)
     recorder = record(again, tmp_path, [step_event(3), step_event(4)])
     assert recorder.curve("loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
-    assert again.told("loss") == [(3, 1 / 3), (4, 0.25)]
+    assert again.logged("loss") == [(3, 1 / 3), (4, 0.25)]
     # What was written behind the damaged line can be read too.
     assert record(Memory(tmp_path), tmp_path, []).curve("loss") == recorder.curve("loss")
 
@@ -123,7 +123,7 @@ def test_steps_are_logged_during_training(tmp_path: Path, monkeypatch: pytest.Mo
     memory = Memory(tmp_path)
     with Recorder(memory, tmp_path, 10) as recorder:
         recorder.record(step_event(1))
-        assert memory.told("loss") == [(1, 1.0)]
+        assert memory.logged("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
 
 
@@ -131,9 +131,9 @@ def test_points_are_stored_before_their_checkpoint_is_committed(tmp_path: Path) 
     memory = Memory(tmp_path)
     with Recorder(memory, tmp_path, 10) as recorder:
         recorder.record(step_event(1))
-        assert memory.told("loss") == []
+        assert memory.logged("loss") == []
         recorder.record(CheckpointEvent(1))
-        assert memory.told("loss") == [(1, 1.0)]
+        assert memory.logged("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
 
 

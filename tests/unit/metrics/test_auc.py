@@ -34,7 +34,7 @@ def test_equals_its_definition_for_any_float_infinities_included(up: list[float]
     assert pooled_auc(ours, theirs) == pytest.approx(written_out(ours, theirs.astype(np.float64)), abs=1e-12)
 
 
-def test_scores_that_only_float64_tells_apart_are_told_apart() -> None:
+def test_scores_that_differ_only_in_float64_are_ordered() -> None:
     assert pooled_auc(np.array([1 + 1e-12]), np.array([1.0], np.float32)) == 1
 
 
@@ -47,7 +47,7 @@ def test_an_empty_pool_has_no_area() -> None:
     assert np.isnan(pooled_auc(np.array([]), np.array([1.0])))
 
 
-def test_nan_is_told() -> None:
+def test_nan_is_an_error() -> None:
     with pytest.raises(MetricInputError, match="scores of negatives: 1 scores are NaN, the first at index 1"):
         pooled_auc(np.array([1.0]), np.array([1.0, np.nan]))
 
@@ -64,7 +64,7 @@ def test_per_query_is_the_auc_of_each_querys_scores(seed: int) -> None:
 
 
 @pytest.mark.parametrize("queries", [[1], [-1], [0, 0]])
-def test_a_score_without_a_query_is_told(queries: list[int]) -> None:
+def test_a_score_without_a_query_is_an_error(queries: list[int]) -> None:
     one, zero = np.array([1.0]), np.array([0])
     with pytest.raises(MetricInputError, match="scores of negatives: some scores have no query"):
         auc_per_query(one, zero, one, np.array(queries), 1)

@@ -128,7 +128,7 @@ def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
 
 
 def test_one_answered_question_is_no_certain_precision() -> None:
-    # Thirty queries of which one has an answer, a right one: it was told to have precision 1, from 1 to 1.
+    # Thirty queries of which one has an answer, a right one: its precision was reported as 1, from 1 to 1.
     positives = np.array([0.9, *np.linspace(0.1, 0.3, 29)])
     pools = ScoredPools(positives, np.full(30, 0.2), np.arange(30), np.arange(30))
     found = achieve(pools, 0.8)

@@ -180,7 +180,7 @@ def test_perfect_is_one(name: str) -> None:
         ([[1], [2]], ([0], [1], [1]), "a row for each of the 1 queries"),
     ],
 )
-def test_contradictions_are_told(ranking: list, judgements: tuple, message: str) -> None:
+def test_contradictions_are_errors(ranking: list, judgements: tuple, message: str) -> None:
     relevance = Relevance(*(np.array(column) for column in judgements), 1)
     with pytest.raises(MetricInputError, match=message):
         measure_ranking(np.array(ranking), relevance)

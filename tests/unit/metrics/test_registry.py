@@ -25,6 +25,6 @@ def test_names_and_titles() -> None:
         ("ndcg_at_-1", "write it as 'ndcg_at_10'"),
     ],
 )
-def test_what_is_no_metric_is_told(name: str, message: str) -> None:
+def test_what_is_no_metric_is_an_error(name: str, message: str) -> None:
     with pytest.raises(MetricInputError, match=message):
         ranking_metric(name)

@@ -1,4 +1,4 @@
-"""Global thresholds: chosen by trying every score, told where out of reach."""
+"""Global thresholds: chosen by trying every score, and marked if out of reach."""
 
 from __future__ import annotations
 

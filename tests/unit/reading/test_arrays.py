@@ -101,7 +101,7 @@ def test_an_archive_of_other_arrays_is_one_line(tmp_path: Path, kinds: Any, says
         read_arrays(tmp_path / "a.npz", kinds, "")
 
 
-def test_a_torn_archive_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", rows=np.arange(300))
     whole = (tmp_path / "a.npz").read_bytes()
     kinds: dict[str, Any] = {"rows": (["int64"], (None,))}
@@ -214,7 +214,7 @@ def test_offsets_and_texts_are_validated_in_full(tmp_path: Path) -> None:
         read_arrow(file, TEXTS, "make it again", full=True)
 
 
-def test_a_torn_arrow_file_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_arrow_file_is_one_line(tmp_path: Path) -> None:
     file = write_arrow(tmp_path / "a.arrow", texts(40, 30))
     whole = file.read_bytes()
     footer = int.from_bytes(whole[-10:-6], "little")
@@ -239,7 +239,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
             read(tmp_path / "b.bin")
 
 
-def test_torn_parquet_is_one_line(tmp_path: Path) -> None:
+def test_damaged_parquet_is_one_line(tmp_path: Path) -> None:
     parquet.write_table(texts(), tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()
     for content in (b"", b"PAR1", whole[:-1], b"PAR1" + b"\xff" * 90 + struct.pack("<I", 90) + b"PAR1"):
@@ -248,7 +248,7 @@ def test_torn_parquet_is_one_line(tmp_path: Path) -> None:
             open_parquet(str(tmp_path / "a.parquet"), stream)
 
 
-def test_torn_tensors_are_one_line(tmp_path: Path) -> None:
+def test_damaged_tensors_are_one_line(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     save_file({"weight": torch.ones(4)}, file)
     whole = file.read_bytes()

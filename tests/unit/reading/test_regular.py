@@ -15,7 +15,7 @@ from raytriever.reading.regular import check_regular, open_regular
 from raytriever.reading.structured import read_json, read_yaml
 from raytriever.storage import sha256_of
 
-TOLD = "is a pipe, a socket or a device; give a regular file"
+MESSAGE = "is a pipe, a socket or a device; give a regular file"
 READERS = [
     check_regular,
     open_regular,
@@ -44,21 +44,21 @@ def irregular(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("read", READERS)
 def test_what_is_no_file_is_refused_at_once(read, irregular: Path) -> None:
-    with pytest.raises(StorageError, match=TOLD):
+    with pytest.raises(StorageError, match=MESSAGE):
         read(irregular)
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", [FILE, FOLDER, DATASET, SETTINGS, NEGATIVES])
 def test_a_flag_names_no_pipe(kind: PathKind, irregular: Path) -> None:
-    with pytest.raises(StorageError, match=TOLD):
+    with pytest.raises(StorageError, match=MESSAGE):
         kind.check(str(irregular), "--flag")
 
 
 @pytest.mark.timeout(20)
 def test_a_data_set_that_holds_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.jsonl")
-    with pytest.raises(StorageError, match=TOLD):
+    with pytest.raises(StorageError, match=MESSAGE):
         open_stream(Source.open(tmp_path).files[0].where)
 
 

@@ -81,7 +81,7 @@ def test_content_of_another_type_is_one_line(value: object, kind: Any, text: str
         ('{"a":' * 500 + "1" + "}" * 500, "it is nested more than 100 deep"),
     ],
 )
-def test_torn_and_deep_json_is_one_line(text: str | bytes, says: str) -> None:
+def test_damaged_and_deep_json_is_one_line(text: str | bytes, says: str) -> None:
     with pytest.raises(ConfigError, match=r"a\.json: is damaged or changed") as refused:
         parse_json(text, "a.json", Any, "make it again", error=ConfigError)
     assert says in str(refused.value)

@@ -69,7 +69,7 @@ def test_the_learning_rate_of_minilm_is_that_of_the_paper() -> None:
 def test_each_call_returns_a_new_config_and_the_docstring_has_the_command(name: str) -> None:
     assert RECIPES[name]() == RECIPES[name]()
     docstring = inspect.getmodule(RECIPES[name]).__doc__
-    assert "Command: `python jobs/train.py" in docstring
+    assert "Command: `raytriever train" in docstring
     if name != "pydocs":
         assert f"--recipe {name} " in docstring
 

@@ -111,7 +111,7 @@ def test_a_child_run(uri: str, client: MlflowClient) -> None:
     child = server.connect("whole/1-first", None, parent.run_id)
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == parent.run_id
     assert "mlflow.parentRunId" not in client.get_run(parent.run_id).data.tags
-    # Continued under a parent that was begun anew, it goes where its siblings will be.
+    # Continued under a parent that was started again, it goes where its siblings will be.
     assert server.connect("whole/1-first", child.run_id, other.run_id).run_id == child.run_id
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == other.run_id
 

@@ -15,7 +15,7 @@ from raytriever.progress import LINE_SECONDS, QUIET_SECONDS, Progress
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -126,7 +126,7 @@ def test_what_is_over_at_once_needs_no_line(clock: Clock) -> None:
     assert stream.getvalue() == ""
 
 
-def test_an_interruption_tells_how_far_it_came(clock: Clock) -> None:
+def test_an_interruption_reports_the_progress(clock: Clock) -> None:
     stream = io.StringIO()
 
     def interrupted() -> None:

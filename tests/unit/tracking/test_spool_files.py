@@ -86,7 +86,7 @@ def test_memory_does_not_grow_with_unsent_data(door: Door, tmp_path: Path, monke
     assert sum(sizes) >= 2000
 
 
-def test_only_a_torn_line_is_cut_off(tmp_path: Path) -> None:
+def test_only_a_damaged_line_is_cut_off(tmp_path: Path) -> None:
     steps = StepLog(tmp_path)
     assert steps.add(points(1, 3)) == 6
     whole = (tmp_path / STEPS).read_bytes()
@@ -110,7 +110,7 @@ def test_a_full_disk_is_a_user_error(full_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"sent": "many"}'])
-def test_an_error_names_the_torn_file(tmp_path: Path, content: str) -> None:
+def test_an_error_names_the_damaged_file(tmp_path: Path, content: str) -> None:
     (tmp_path / IDENTITY).write_text(content)
     with pytest.raises(StorageError, match=r"run\.json: is damaged or changed: .*; give --fresh"):
         Outbox(tmp_path)

@@ -23,7 +23,7 @@ from raytriever.training.training_data import tokenisation_of
 
 
 @dataclass
-class Heard:
+class LogRecorder:
     """What a run said."""
 
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Heard:
         return [self.steps[step]["loss"] for step in sorted(self.steps) if "loss" in self.steps[step]]
 
 
-Make = Callable[..., tuple[TrainingSetup, Heard]]
+Make = Callable[..., tuple[TrainingSetup, LogRecorder]]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         positives_per_query: int = 1,
         negatives_per_query: int = 1,
         **training: object,
-    ) -> tuple[TrainingSetup, Heard]:
+    ) -> tuple[TrainingSetup, LogRecorder]:
         settings = TrainingConfig(**{"batch_size": 16, "learning_rate": 1e-3, "eval_steps": 2, **training})
         retriever = load_retriever(model or ModelConfig(str(tiny_encoder)))
         dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(retriever))
@@ -64,7 +64,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
             order = Order(len(examples), settings.batch_size, settings.seed)
             return BatchSource(dataset.tokens, examples, order, positives_per_query, negatives_per_query)
 
-        heard = Heard()
+        recorder = LogRecorder()
         work = TrainingSetup(
             retriever=retriever,
             train=source("train"),
@@ -76,9 +76,9 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
             device=torch.device("cpu"),
             workers=workers,
             folder=folder or tmp_path / "checkpoints",
-            on_metrics=heard.step,
-            log=heard.notices.append,
+            on_metrics=recorder.step,
+            log=recorder.notices.append,
         )
-        return work, heard
+        return work, recorder
 
     return make

@@ -1,4 +1,4 @@
-"""What is saved at a step comes back to the bit, whoever wrote it, or not at all."""
+"""A checkpoint is restored to the bit, from any writer, or not at all."""
 
 from __future__ import annotations
 
@@ -133,17 +133,17 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"extra": True}, r"head.bias is absent in the checkpoint and \(1,\) in the model"),
         ({"width": 8}, r"query.bias is \(4,\) in the checkpoint and \(8,\) in the model"),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], told: str, workers: int) -> None:
+def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], message: str, workers: int) -> None:
     for worker in range(workers):
         write_slices(cut(replicated_state(*made(1)), worker, workers), tmp_path, worker, workers)
-    with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model: {told}; train again with --fresh$"):
+    with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model: {message}; train again with --fresh$"):
         check_model(tmp_path, made(2, **settings)[0])
 
 
@@ -163,7 +163,7 @@ def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
         (2, [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10]]),
     ],
 )
-def test_the_best_and_beside_it_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[list[int]]) -> None:
+def test_the_best_and_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[list[int]]) -> None:
     (tmp_path / "step-notes").mkdir()
     found = []
     for number, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
@@ -220,11 +220,11 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
 
 def test_the_progression_counts_looks_without_a_better_one() -> None:
     looks = Progression()
-    told = []
+    message = []
     for number, loss in enumerate([1.0, 0.5, 0.5, 0.7, 0.4, 0.6, 0.4, float("nan")], start=1):
         looks = looks.after_validation(number, loss, patience=3)
-        told.append((looks.best_step, looks.looks_without, looks.stopped))
-    assert told == [
+        message.append((looks.best_step, looks.looks_without, looks.stopped))
+    assert message == [
         (1, 0, False),
         (2, 0, False),
         (2, 1, False),

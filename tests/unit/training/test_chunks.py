@@ -26,7 +26,7 @@ def texts(padded_left: bool = False) -> Buckets:
     return Buckets(parts, torch.randperm(sum(map(len, LENGTHS)), generator=torch.Generator().manual_seed(0)))
 
 
-def told(buckets: Buckets) -> list[list[int]]:
+def logged(buckets: Buckets) -> list[list[int]]:
     """The tokens of every text, in order of the parts."""
     return [row[row > 0].tolist() for part in buckets.buckets for row in part["input_ids"]]
 
@@ -36,7 +36,7 @@ def told(buckets: Buckets) -> list[list[int]]:
 def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
     whole = texts(padded_left)
     found = cut(whole, chunk)
-    assert told(found) == told(whole)
+    assert logged(found) == logged(whole)
     assert torch.equal(found.indices, whole.indices)
     for part in found.buckets:
         rows, width = part["input_ids"].shape

@@ -79,8 +79,8 @@ def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
 
 
 def test_says_when_nothing_fits(tmp_path: Path) -> None:
-    told, _ = under_a_limit(3 << 20, tmp_path)
-    assert "not even one text fits" in str(told)
+    logged, _ = under_a_limit(3 << 20, tmp_path)
+    assert "not even one text fits" in str(logged)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_starts_from_the_memory_that_is_free(
     assert line[1] == [2, 4, 70]
 
 
-def test_a_torn_memory_remembers_nothing(line: tuple[nn.Linear, list[int]], tmp_path: Path) -> None:
+def test_a_damaged_memory_remembers_nothing(line: tuple[nn.Linear, list[int]], tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"model tiny')
     assert search(line, 10) is None
 

@@ -25,20 +25,20 @@ class Work:
         self.begun: list[int] = []
         self.broken = broken
         self.threads: set[int] = set()
-        self.news = threading.Condition()
+        self.events = threading.Condition()
 
     def __call__(self, step: int) -> int:
-        with self.news:
+        with self.events:
             self.begun.append(step)
             self.threads.add(threading.get_ident())
-            self.news.notify_all()
+            self.events.notify_all()
         if step == self.broken:
             raise ValueError(f"step {step}")
         return step**2
 
     def wait_for(self, count: int) -> None:
-        with self.news:
-            assert self.news.wait_for(lambda: len(self.begun) >= count, timeout=60)
+        with self.events:
+            assert self.events.wait_for(lambda: len(self.begun) >= count, timeout=60)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
@@ -76,7 +76,7 @@ def test_an_error_is_raised_at_its_own_step_and_ends_the_iteration() -> None:
         assert [next(batches) for _ in range(3)] == [0, 1, 4]
         with pytest.raises(ValueError, match="step 3") as raised:
             next(batches)
-        assert any(entry.name == "__call__" for entry in raised.traceback)  # where it happened is told
+        assert any(entry.name == "__call__" for entry in raised.traceback)  # the traceback shows where it happened
         assert list(batches) == []
     assert work.begun == [0, 1, 2, 3]
 
@@ -112,7 +112,7 @@ def test_leaving_waits_for_the_batch_being_made() -> None:
     assert "loader" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_leaving_by_an_error_of_the_step_tells_that_error() -> None:
+def test_an_error_of_the_step_is_raised() -> None:
     def train() -> None:
         with Prefetcher(Work(), range(100)) as batches:
             next(batches)
@@ -122,7 +122,7 @@ def test_leaving_by_an_error_of_the_step_tells_that_error() -> None:
         train()
 
 
-@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.usefixtures("handled_interrupts")
 def test_an_interrupt_wakes_a_step_that_waits() -> None:
     begun, go_on = threading.Event(), threading.Event()
     main = threading.get_ident()

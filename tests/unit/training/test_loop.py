@@ -32,7 +32,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize("loss", ["mw", "infonce"])
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> None:
-    work, heard = make_assignment(
+    work, recorder = make_assignment(
         total_steps=30,
         eval_steps=10,
         loss=LossConfig(loss=loss, temperature=0.05, distribution_weight=0.01),
@@ -41,14 +41,14 @@ def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> 
     before = parameters(work)
     train(work)
     after = parameters(work)
-    assert heard.losses[-1] < 0.8 * heard.losses[0]
+    assert recorder.losses[-1] < 0.8 * recorder.losses[0]
     unchanged = [name for name in before if torch.equal(before[name], after[name]) and "pooler" not in name]
     assert not unchanged
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_dataset: Path, name: str) -> None:
-    work, heard = make_assignment(
+    work, recorder = make_assignment(
         total_steps=12, eval_steps=12, positives_per_query=3, loss=LossConfig(loss=name, temperature=0.05)
     )
     # Every query gets a second relevant document, so that groups of two positives and of negatives mix.
@@ -63,14 +63,14 @@ def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_
     first = train_on.batch(0, work.retriever, ALONE)
     assert (first.ids.positives >= 0).sum(1).tolist() == [2] * 16
     learned = Objective(work.retriever, build_loss(work.loss), "fp32")(first, ALONE).value.item()
-    assert learned < heard.losses[0]  # of the same batch, before the first step
+    assert learned < recorder.losses[0]  # of the same batch, before the first step
 
 
 def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:
     # Recorded from this code. A refactoring reproduces them; a numerical change edits them in sight.
-    work, heard = make_assignment(total_steps=4, warmup_steps=0)
+    work, recorder = make_assignment(total_steps=4, warmup_steps=0)
     train(work)
-    assert heard.losses == pytest.approx(GOLDEN, rel=2e-4)
+    assert recorder.losses == pytest.approx(GOLDEN, rel=2e-4)
 
 
 GOLDEN = [0.392603, 0.322816, 0.234849, 0.193944]
@@ -78,11 +78,11 @@ GOLDEN = [0.392603, 0.322816, 0.234849, 0.193944]
 
 def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assignment, tmp_path: Path) -> None:
     # A learning rate far too high: the first look is the best.
-    work, heard = make_assignment(
+    work, recorder = make_assignment(
         total_steps=40, eval_steps=1, patience=3, learning_rate=1.0, warmup_steps=0, folder=tmp_path
     )
     progression = train(work)
-    looks = {step: measured["dev_loss"] for step, measured in heard.steps.items()}
+    looks = {step: measured["dev_loss"] for step, measured in recorder.steps.items()}
     assert progression.stopped
     assert progression.step == progression.best_step + 3 < 40
     assert min(looks, key=looks.__getitem__) == progression.best_step
@@ -94,11 +94,11 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
 
 
 def test_another_seed_is_another_run(make_assignment, tmp_path: Path) -> None:
-    one, heard_one = make_assignment(total_steps=1, folder=tmp_path / "a", seed=0)
-    two, heard_two = make_assignment(total_steps=1, folder=tmp_path / "b", seed=1)
+    one, recorder_one = make_assignment(total_steps=1, folder=tmp_path / "a", seed=0)
+    two, recorder_two = make_assignment(total_steps=1, folder=tmp_path / "b", seed=1)
     train(one)
     train(two)
-    assert heard_one.losses != heard_two.losses
+    assert recorder_one.losses != recorder_two.losses
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assignment) -> None:

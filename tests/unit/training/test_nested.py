@@ -45,18 +45,18 @@ def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, na
         torch.testing.assert_close(cached[key], whole[key], rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_tells_of_every_width(make_assignment: Make) -> None:
+def test_a_step_logs_every_width(make_assignment: Make) -> None:
     settings = LossConfig(temperature=0.05, matryoshka_dims="32,8")
-    work, heard = make_assignment(total_steps=2, loss=settings)
+    work, recorder = make_assignment(total_steps=2, loss=settings)
     # The encoder compares by cosine, so what is cut has length one.
     first = Objective(work.retriever, build_loss(settings, True), "fp32")
     expected = first(work.train.batch(0, work.retriever, ALONE), ALONE).value.item()
     train(work)
-    told = heard.steps[1]
-    assert told["loss"] == pytest.approx(expected, rel=1e-4)
-    assert told["loss"] == pytest.approx(told["loss_at_32"] + told["loss_at_8"], rel=1e-5)
-    assert 0 <= told["batch_auc_at_8"] <= 1
-    assert "batch_auc_at_32" not in told
+    logged = recorder.steps[1]
+    assert logged["loss"] == pytest.approx(expected, rel=1e-4)
+    assert logged["loss"] == pytest.approx(logged["loss_at_32"] + logged["loss_at_8"], rel=1e-5)
+    assert 0 <= logged["batch_auc_at_8"] <= 1
+    assert "batch_auc_at_32" not in logged
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ class Run:
 
     def __init__(self, make: Callable, dataset: RetrievalDataset, folder: Path) -> None:
         self.make, self.dataset, self.folder = make, dataset, folder
-        self.told: dict[int, dict[str, float]] = {}
+        self.logged: dict[int, dict[str, float]] = {}
         self.notices: list[str] = []
         self.pools: list[ScriptedPool] = []
 
@@ -65,16 +65,16 @@ class Run:
         late: bool = False,
         **script: object,
     ) -> TrainingSetup:
-        """One life, saved every `saved` steps, and killed when step `die_at` is told of, before it can be saved; the
+        """Run, saved every `saved` steps, and killed when step `die_at` is logged, before it can be saved; the
         run's end without it. A table is read by the next step, or `late`, when that may be."""
         pool = ScriptedPool(self.dataset, self.negatives, **script)
         self.pools.append(pool)
-        work, heard = self.make(folder=self.folder / "checkpoints", checkpoint_steps=saved, **SETTINGS)
-        told = max(self.told, default=0)
+        work, recorder = self.make(folder=self.folder / "checkpoints", checkpoint_steps=saved, **SETTINGS)
+        logged = max(self.logged, default=0)
 
         def listen(step: int, measured: Mapping[str, float]) -> None:
             for name, value in measured.items():
-                self.told.setdefault(step, {}).setdefault(name, value)  # as the recorder does
+                self.logged.setdefault(step, {}).setdefault(name, value)  # as the recorder does
             if "loss" in measured:  # nothing is used before it is on the disk
                 assert read_ledger(self.negatives).version(step - 1) == measured["negatives_round"]
             if not late:
@@ -83,20 +83,20 @@ class Run:
             if step == die_at and "loss" in measured:
                 raise Killed
 
-        work = dataclasses.replace(work, on_metrics=listen, refresh=plan(pool, every, waits, last_logged_step=told))
+        work = dataclasses.replace(work, on_metrics=listen, refresh=plan(pool, every, waits, last_logged_step=logged))
         if die_at:
             with pytest.raises(Killed):
                 train(work)
         else:
             train(work)
-        self.notices += heard.notices
+        self.notices += recorder.notices
         return work
 
     def losses(self) -> list[float]:
-        return [measured["loss"] for _, measured in sorted(self.told.items())]
+        return [measured["loss"] for _, measured in sorted(self.logged.items())]
 
     def rounds_of_steps(self) -> list[float]:
-        return [measured["negatives_round"] for _, measured in sorted(self.told.items())]
+        return [measured["negatives_round"] for _, measured in sorted(self.logged.items())]
 
 
 def readers() -> list[threading.Thread]:
@@ -122,7 +122,7 @@ def assert_same(one: TrainingSetup, other: TrainingSetup) -> None:
         assert torch.equal(value, parameters(other)[name]), name
 
 
-def test_a_table_is_used_from_the_recorded_step_on_and_told_of_there(begin: Callable[[str], Run]) -> None:
+def test_a_table_is_used_and_logged_from_the_recorded_step_on(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     run.live(patience=(2,))
     [first, second] = read_ledger(run.negatives).rounds
@@ -131,13 +131,13 @@ def test_a_table_is_used_from_the_recorded_step_on_and_told_of_there(begin: Call
     assert first.ended == 10
     assert first.used_from == first.ended + 2
     assert run.rounds_of_steps() == [0.0] * first.used_from + [1.0] * (STEPS - first.used_from)
-    told = run.told[first.used_from + 1]
-    assert told["refresh_staleness_steps"] == first.used_from - 5
-    assert told["refresh_mined"] == 1
-    assert told["refresh_rows"] > 100
-    assert 0 < told["refresh_seconds"] < 60
-    assert told["refresh_overlap"] == 0  # it began without a table
-    assert [step for step, measured in run.told.items() if "refresh_rows" in measured] == [first.used_from + 1]
+    logged = run.logged[first.used_from + 1]
+    assert logged["refresh_staleness_steps"] == first.used_from - 5
+    assert logged["refresh_mined"] == 1
+    assert logged["refresh_rows"] > 100
+    assert 0 < logged["refresh_seconds"] < 60
+    assert logged["refresh_overlap"] == 0  # it began without a table
+    assert [step for step, measured in run.logged.items() if "refresh_rows" in measured] == [first.used_from + 1]
     # At step 10 the first one had just ended; the run ended before the second one could.
     assert second.due == 10
     assert second.ended is None
@@ -157,15 +157,15 @@ def test_what_is_mined_is_learnt_from(begin: Callable[[str], Run]) -> None:
 @pytest.mark.parametrize(
     "deaths", [(6, 8, 12), *(pytest.param((step,), marks=pytest.mark.slow) for step in (4, 5, 6, 7, 8, 9, 10, 11, 14))]
 )
-def test_all_that_was_ever_told_is_what_the_record_says(
+def test_all_logged_steps_agree_with_the_record(
     begin: Callable[[str], Run], waits: bool, deaths: tuple[int, ...]
 ) -> None:
-    """A run without a pool that finds the record of a run that was killed again and again does as that one told."""
+    """A run without a pool that reads the record of a run that was killed repeatedly logs the same steps."""
     run = begin("killed")
     for number, step in enumerate(deaths):
         run.live(waits=waits, die_at=step, patience=(number % 2,))
     last = run.live(waits=waits, patience=(1, 0))
-    assert sorted(run.told) == list(range(1, STEPS + 1))
+    assert sorted(run.logged) == list(range(1, STEPS + 1))
 
     straight = begin("straight")
     shutil.copytree(run.negatives, straight.negatives)
@@ -190,14 +190,14 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     assert_same(found, expected)
     assert [(one.due, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 5), (10, 10)]
     assert whole.rounds_of_steps() == [0.0] * 5 + [1.0] * 5 + [2.0] * 4
-    assert whole.told[11]["refresh_staleness_steps"] == 0
+    assert whole.logged[11]["refresh_staleness_steps"] == 0
 
 
 def test_tables_that_no_checkpoint_leads_to_are_not_missed(begin: Callable[[str], Run]) -> None:
     whole, killed = begin("whole"), begin("killed")
     expected = whole.live(waits=True, every=3)
     killed.live(waits=True, every=3, die_at=14)
-    remove_tables(killed.negatives, killed.folder / "nowhere")  # it may still begin anew
+    remove_tables(killed.negatives, killed.folder / "nowhere")  # it may still begin again
     assert len(list(killed.negatives.glob("round-*"))) == 4
     oldest = min(int(path.name[5:]) for path in (killed.folder / "checkpoints").glob("step-*"))
     needed = read_ledger(killed.negatives).version(oldest)
@@ -231,7 +231,7 @@ def test_a_round_that_was_under_way_is_begun_again_when_it_was_due_or_else_with_
     first = read_ledger(run.negatives).rounds[0]
     assert (first.number, first.due, first.snapshot) == (1, 5, snapshot)
     assert first.digest == mined(dataset, 1, snapshots[0]).digest
-    # What was told of a step stays true: the table is used from none of those.
+    # A logged step stays true: the table is used from none of those.
     assert first.used_from is not None
     assert first.used_from >= die_at
 

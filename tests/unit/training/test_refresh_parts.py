@@ -70,9 +70,9 @@ def test_a_round_begun_again_keeps_its_number_and_a_new_one_counts_on() -> None:
 
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_ledger(tmp_path) == Ledger()
-    told = LEDGER.with_round_ended(ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
-    told.write(tmp_path)
-    assert read_ledger(tmp_path) == told
+    logged = LEDGER.with_round_ended(ended=40, used_from=43, digest="c", measured={"refresh_seconds": 1.25})
+    logged.write(tmp_path)
+    assert read_ledger(tmp_path) == logged
 
 
 class _Source:

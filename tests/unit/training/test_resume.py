@@ -36,7 +36,7 @@ class Whole:
     """What a run that was never interrupted left."""
 
     progression: Progression
-    told: dict[int, dict[str, float]]
+    message: dict[int, dict[str, float]]
     parameters: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
 
@@ -44,7 +44,7 @@ class Whole:
 KNOWN: dict[str, Whole] = {}
 
 
-class Heard(Protocol):
+class LogRecorder(Protocol):
     """See conftest."""
 
     steps: dict[int, dict[str, float]]
@@ -74,13 +74,13 @@ def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tenso
         assert torch.equal(value, other[name]), name
 
 
-def measured(told: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float | None, ...]]:
+def measured(message: Mapping[int, Mapping[str, float]]) -> dict[int, tuple[float | None, ...]]:
     """What does not depend on the clock."""
     names = ("loss", "learning_rate", "gradient_norm", "temperature", "batch_auc", "dev_loss")
-    return {step: tuple(values.get(name) for name in names) for step, values in told.items()}
+    return {step: tuple(values.get(name) for name in names) for step, values in message.items()}
 
 
-def die_at(work: TrainingSetup, heard: Heard, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
+def die_at(work: TrainingSetup, recorder: LogRecorder, monkeypatch: pytest.MonkeyPatch, at: int, where: str) -> None:
     """Train until step `at`, and die there.
 
     Args:
@@ -89,10 +89,10 @@ def die_at(work: TrainingSetup, heard: Heard, monkeypatch: pytest.MonkeyPatch, a
     """
     save = loop.CheckpointWriter.save
 
-    def listen(step: int, told: Mapping[str, float]) -> None:
-        if step == at and where == ("look" if "dev_loss" in told else "step"):
+    def listen(step: int, message: Mapping[str, float]) -> None:
+        if step == at and where == ("look" if "dev_loss" in message else "step"):
             raise Killed
-        heard.step(step, told)
+        recorder.step(step, message)
 
     def save_or_die(writer: loop.CheckpointWriter, slices: object, state: State) -> None:
         save(writer, slices, state)
@@ -112,29 +112,31 @@ def whole(make_assignment, tmp_path: Path) -> Callable[..., Whole]:
     def run(**settings: object) -> Whole:
         key = repr(sorted(settings.items(), key=lambda item: item[0]))
         if key not in KNOWN:
-            work, heard = make_assignment(folder=tmp_path / "whole", **settings)
+            work, recorder = make_assignment(folder=tmp_path / "whole", **settings)
             progression = train(work)
             KNOWN[key] = Whole(
-                progression, heard.steps, parameters(work), state_at(tmp_path / "whole", progression.step)
+                progression, recorder.steps, parameters(work), state_at(tmp_path / "whole", progression.step)
             )
         return KNOWN[key]
 
     return run
 
 
-def assert_ends_alike(work: TrainingSetup, heard: Heard, told: Mapping[int, dict[str, float]], whole: Whole) -> None:
+def assert_ends_alike(
+    work: TrainingSetup, recorder: LogRecorder, message: Mapping[int, dict[str, float]], whole: Whole
+) -> None:
     """Train on, to the end of the run that was never interrupted, saying all that it said and nothing else."""
     assert train(work) == whole.progression
     assert_same(parameters(work), whole.parameters)
     assert_same(state_at(work.folder, whole.progression.step), whole.state)
-    expected = measured(whole.told)
+    expected = measured(whole.message)
     assert len(expected) == whole.progression.step
-    # Nothing is told otherwise the second time, and all is told at least once.
-    both = {step: dict(values) for step, values in told.items()}
-    for step, values in heard.steps.items():
+    # Nothing is logged with another value the second time, and all is logged at least once.
+    both = {step: dict(values) for step, values in message.items()}
+    for step, values in recorder.steps.items():
         both.setdefault(step, {}).update(values)
     assert measured(both) == expected
-    assert measured({step: {**both[step], **values} for step, values in told.items()}).items() <= expected.items()
+    assert measured({step: {**both[step], **values} for step, values in message.items()}).items() <= expected.items()
 
 
 POINTS = [*((step, "step") for step in range(1, STEPS + 1)), (2, "save"), (2, "look"), (4, "save"), (6, "look")]
@@ -145,12 +147,12 @@ def test_interrupted_anywhere_it_ends_alike(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
 ) -> None:
     expected = whole(**SETTINGS)
-    work, heard = make_assignment(**SETTINGS)
-    die_at(work, heard, monkeypatch, at, where)
-    again, heard_again = make_assignment(**SETTINGS)
-    assert_ends_alike(again, heard_again, heard.steps, expected)
+    work, recorder = make_assignment(**SETTINGS)
+    die_at(work, recorder, monkeypatch, at, where)
+    again, second_recorder = make_assignment(**SETTINGS)
+    assert_ends_alike(again, second_recorder, recorder.steps, expected)
     saved = at if where == "save" else (at - 1) // 2 * 2
-    assert heard_again.notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
+    assert second_recorder.notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
@@ -160,16 +162,16 @@ def test_interrupted_again_and_again_it_ends_alike(
     """Saved at every step, also between looks, with gradients cached and not."""
     settings = {**SETTINGS, "checkpoint_steps": 1, "keep": 2, "grad_cache_chunk": chunk}
     expected = whole(**settings)
-    told: dict[int, dict[str, float]] = {}
+    message: dict[int, dict[str, float]] = {}
     for at in (1, 3, 4, 6):
-        work, heard = make_assignment(**settings)
-        die_at(work, heard, monkeypatch, at, "step")
-        for step, values in heard.steps.items():
-            told.setdefault(step, {}).update(values)
-    work, heard_again = make_assignment(**settings)
-    assert_ends_alike(work, heard_again, told, expected)
-    assert len(heard_again.notices) == 1
-    assert min(heard_again.steps) >= 4  # something was saved between looks
+        work, recorder = make_assignment(**settings)
+        die_at(work, recorder, monkeypatch, at, "step")
+        for step, values in recorder.steps.items():
+            message.setdefault(step, {}).update(values)
+    work, second_recorder = make_assignment(**settings)
+    assert_ends_alike(work, second_recorder, message, expected)
+    assert len(second_recorder.notices) == 1
+    assert min(second_recorder.steps) >= 4  # something was saved between looks
 
 
 @pytest.mark.parametrize(("minutes", "saved"), [(1e-6, True), (60.0, False)])
@@ -178,11 +180,11 @@ def test_time_asks_for_checkpoints_between_looks(
 ) -> None:
     settings = {**SETTINGS, "total_steps": 40, "eval_steps": 40, "checkpoint_minutes": minutes}
     expected = whole(**settings)
-    work, heard = make_assignment(**settings)
-    die_at(work, heard, monkeypatch, 35, "step")
-    again, heard_again = make_assignment(**settings)
-    assert_ends_alike(again, heard_again, heard.steps, expected)
-    assert bool(heard_again.notices) == saved
+    work, recorder = make_assignment(**settings)
+    die_at(work, recorder, monkeypatch, 35, "step")
+    again, second_recorder = make_assignment(**settings)
+    assert_ends_alike(again, second_recorder, recorder.steps, expected)
+    assert bool(second_recorder.notices) == saved
 
 
 @pytest.mark.parametrize(("at", "where"), [(2, "look"), (3, "step"), (4, "save"), (4, "look"), (5, "look")])
@@ -198,10 +200,10 @@ def test_early_stopping_remembers_how_long_it_waited(
     assert expected.progression.stopped
     assert expected.progression.step == expected.progression.best_step + 3 < 40
     at = min(at, expected.progression.step)
-    work, heard = make_assignment(**settings)
-    die_at(work, heard, monkeypatch, at, where)
-    again, heard_again = make_assignment(**settings)
-    assert_ends_alike(again, heard_again, heard.steps, expected)
+    work, recorder = make_assignment(**settings)
+    die_at(work, recorder, monkeypatch, at, where)
+    again, second_recorder = make_assignment(**settings)
+    assert_ends_alike(again, second_recorder, recorder.steps, expected)
 
 
 def test_a_finished_run_called_again_does_nothing_and_leaves_the_best(
@@ -210,15 +212,17 @@ def test_a_finished_run_called_again_does_nothing_and_leaves_the_best(
     expected = whole(**SETTINGS)
     work, _ = make_assignment(**SETTINGS)
     train(work)
-    again, heard = make_assignment(**SETTINGS)
+    again, recorder = make_assignment(**SETTINGS)
     assert train(again) == expected.progression
-    assert not heard.steps
+    assert not recorder.steps
     assert_same(parameters(again), expected.parameters)
 
 
-def test_a_torn_newest_is_named_once_and_the_one_before_is_used(make_assignment, whole: Callable[..., Whole]) -> None:
+def test_a_damaged_newest_is_named_once_and_the_one_before_is_used(
+    make_assignment, whole: Callable[..., Whole]
+) -> None:
     expected = whole(**SETTINGS)
-    work, heard_first = make_assignment(**SETTINGS)
+    work, recorder_first = make_assignment(**SETTINGS)
     train(work)
     newest, _ = newest_checkpoint(work.folder)
     assert newest == work.folder / f"step-{STEPS}"
@@ -226,11 +230,11 @@ def test_a_torn_newest_is_named_once_and_the_one_before_is_used(make_assignment,
     file.write_bytes(file.read_bytes()[:-1])
     before, _ = newest_checkpoint(work.folder)
     assert before is not None
-    again, heard = make_assignment(**SETTINGS)
-    assert_ends_alike(again, heard, heard_first.steps, expected)
-    assert len(heard.notices) == 2
-    assert heard.notices[0].startswith(f"{file}: incomplete")
-    assert heard.notices[1] == f"Resumed from checkpoint {before.name}."
+    again, recorder = make_assignment(**SETTINGS)
+    assert_ends_alike(again, recorder, recorder_first.steps, expected)
+    assert len(recorder.notices) == 2
+    assert recorder.notices[0].startswith(f"{file}: incomplete")
+    assert recorder.notices[1] == f"Resumed from checkpoint {before.name}."
 
 
 def written(writer: loop.CheckpointWriter) -> None:
@@ -238,33 +242,35 @@ def written(writer: loop.CheckpointWriter) -> None:
         writer._thread.join()
 
 
-def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_best_is_named_and_the_best_from_there_counts(
+    make_assignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {
         "total_steps": 12, "eval_steps": 1, "patience": 20, "learning_rate": 1.0, "warmup_steps": 0,
     }  # fmt: skip
-    work, heard = make_assignment(**settings)
+    work, recorder = make_assignment(**settings)
     with monkeypatch.context() as patient:
         # However slow the disk, every look is saved, not only those at which no checkpoint is being written.
         status = loop.CheckpointWriter.status
         patient.setattr(
             loop.CheckpointWriter, "status", lambda writer, *asked: (written(writer), status(writer, *asked))[1]
         )
-        die_at(work, heard, patient, 8, "step")
+        die_at(work, recorder, patient, 8, "step")
     newest, _ = newest_checkpoint(work.folder)
     progression = read_state(newest).progression
     assert progression.best_step < progression.step
     file = work.folder / f"step-{progression.best_step}" / "weights-0-of-1.safetensors"
     file.write_bytes(b"damaged")
-    again, heard_again = make_assignment(**settings)
+    again, second_recorder = make_assignment(**settings)
     found = train(again)
-    assert heard_again.notices[0].startswith(f"{file}: incomplete")
-    assert heard_again.notices[0].endswith("The best checkpoint is chosen from later ones.")
-    looks = {step: told["dev_loss"] for step, told in heard_again.steps.items()}
+    assert second_recorder.notices[0].startswith(f"{file}: incomplete")
+    assert second_recorder.notices[0].endswith("The best checkpoint is chosen from later ones.")
+    looks = {step: message["dev_loss"] for step, message in second_recorder.steps.items()}
     assert found.best_step == min(looks, key=looks.__getitem__) > progression.step
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"data_digest": "other"}, "was made with data 'one', but this run has 'other'"),
         ({"seed": 9}, "was made with training.seed 0, but this run has 9"),
@@ -274,33 +280,33 @@ def test_a_torn_best_is_named_and_the_best_from_there_counts(make_assignment, mo
     ],
 )
 def test_what_would_go_on_otherwise_is_refused_by_name(
-    make_assignment, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], told: str
+    make_assignment, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
 ) -> None:
-    work, heard = make_assignment(**SETTINGS)
-    die_at(dataclasses.replace(work, data_digest="one"), heard, monkeypatch, 5, "step")
+    work, recorder = make_assignment(**SETTINGS)
+    die_at(dataclasses.replace(work, data_digest="one"), recorder, monkeypatch, 5, "step")
     kept = sorted(path.name for path in work.folder.iterdir())
     changes = dict(changes)
     digest = changes.pop("data_digest", "one")
     model = ModelConfig(str(tiny_encoder), towers=changes.pop("towers", None))
-    again, heard_again = make_assignment(**{**SETTINGS, "model": model, **changes})
-    with pytest.raises(StorageError, match=rf"step-4: {told}.*--fresh") as caught:
+    again, second_recorder = make_assignment(**{**SETTINGS, "model": model, **changes})
+    with pytest.raises(StorageError, match=rf"step-4: {message}.*--fresh") as caught:
         train(dataclasses.replace(again, data_digest=digest))
     assert "\n" not in str(caught.value)
-    assert not heard_again.steps
+    assert not second_recorder.steps
     assert sorted(path.name for path in work.folder.iterdir()) == kept
 
 
 def test_how_a_run_is_carried_out_may_change(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, heard = make_assignment(**SETTINGS)
-    die_at(work, heard, monkeypatch, 5, "step")
-    again, heard_again = make_assignment(**SETTINGS, keep=3, checkpoint_steps=2, grad_cache_chunk=7)
+    work, recorder = make_assignment(**SETTINGS)
+    die_at(work, recorder, monkeypatch, 5, "step")
+    again, second_recorder = make_assignment(**SETTINGS, keep=3, checkpoint_steps=2, grad_cache_chunk=7)
     train(again)
-    assert heard_again.notices == ["Resumed from checkpoint step-4."]
+    assert second_recorder.notices == ["Resumed from checkpoint step-4."]
 
 
 def test_a_disk_that_fills_up_ends_the_run_in_one_line(make_assignment, small_disk: Path) -> None:
-    work, heard = make_assignment(**SETTINGS, folder=small_disk / "checkpoints")
+    work, recorder = make_assignment(**SETTINGS, folder=small_disk / "checkpoints")
     with pytest.raises(StorageError, match=r"checkpoints/step-2: no space left on the disk; free some space"):
         train(work)
-    assert 2 <= max(heard.steps) <= 4  # at the next step, or at the next save, which waits
+    assert 2 <= max(recorder.steps) <= 4  # at the next step, or at the next save, which waits
     assert newest_checkpoint(work.folder) == (None, [])

@@ -113,14 +113,14 @@ def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back:
     assert read_state(tmp_path / "step-2") == state(2)
 
 
-def test_a_checkpoint_is_committed_when_what_was_told_of_it_is_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_is_committed_when_its_events_are_stored(tmp_path: Path) -> None:
     kept = Event()
 
-    def heard(step: int) -> None:
+    def events(step: int) -> None:
         assert step == 4
         assert kept.wait(60)
 
-    with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, heard) as writer:
+    with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, events) as writer:
         writer.save(slices(1.0), state(4))
         time.sleep(0.2)
         assert writer.status().is_writing
@@ -130,11 +130,11 @@ def test_a_checkpoint_is_committed_when_what_was_told_of_it_is_kept(tmp_path: Pa
         assert saved_value(tmp_path / "step-4") == 1.0
 
 
-def test_a_checkpoint_of_which_nobody_keeps_what_was_told_does_not_stand(tmp_path: Path) -> None:
-    def heard(step: int) -> None:
+def test_a_checkpoint_whose_events_are_not_stored_is_not_committed(tmp_path: Path) -> None:
+    def events(step: int) -> None:
         raise RuntimeError("the driver listens no more")
 
-    with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, heard) as writer:
+    with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, events) as writer:
         writer.save(slices(1.0), state(4))
         with pytest.raises(RuntimeError, match="listens no more"):
             writer.wait()
@@ -159,7 +159,7 @@ def test_one_is_written_at_a_time(tmp_path: Path) -> None:
     assert saved_value(tmp_path / "step-7") == 7
 
 
-def test_the_clock_is_told_to_all() -> None:
+def test_all_workers_get_the_same_clock() -> None:
     def run(workers: Threads) -> list[bool]:
         with CheckpointWriter(Path("none"), workers, CPU, 1, has_state=True) as writer:
             return [writer.status(is_due=workers.rank == first).is_due for first in (0, 1, 2)]
@@ -186,7 +186,7 @@ def test_workers_write_one_checkpoint_together(tmp_path: Path, writers: tuple[bo
     assert len(list((tmp_path / "step-2").glob("weights-*"))) == len(places)
 
 
-def test_nothing_stands_before_every_part_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_committed_before_every_part_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, write = Event(), saving.write_slices
 
     def wait(mine: Iterable[Slice], folder: Path, rank: int, size: int) -> None:
@@ -229,9 +229,9 @@ def test_what_one_worker_could_not_write_ends_all_and_leaves_the_one_before(
                 writer.status()
                 time.sleep(0.01)
 
-    told = together(2, run)
-    assert [type(error) for error in told] == [StorageError] * 2
-    assert {str(error) for error in told} == {
+    logged = together(2, run)
+    assert [type(error) for error in logged] == [StorageError] * 2
+    assert {str(error) for error in logged} == {
         f"{tmp_path}/step-2: no space left on the disk; free some space or write to another disk"
     }
     assert saved_value(tmp_path / "step-1") == 1.0

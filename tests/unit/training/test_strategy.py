@@ -134,7 +134,7 @@ def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("damaged", "0.weight has 11 of its 12 values"),
         ("shape", r"0.weight is \(12,\) in the checkpoint and \(3, 4\) in the model"),
@@ -142,12 +142,12 @@ def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
         ("gone", r"0.weight is absent in the checkpoint and \(3, 4\) in the model"),
     ],
 )
-def test_a_state_of_another_model_is_refused(change: str, told: str) -> None:
+def test_a_state_of_another_model_is_refused(change: str, message: str) -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     optimizer = torch.optim.AdamW(model.parameters())
     slices = list(replicated_state(model, optimizer))
     restore_replicated(slices, model, optimizer)
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=message):
         restore_replicated(changed(slices, change), model, optimizer)
 
 

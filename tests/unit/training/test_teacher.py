@@ -44,14 +44,16 @@ def taught(make_assignment: Make, tiny_dataset: Path) -> Make:
     """Five hard negatives a training query, all scored but the last; three a group."""
 
     def make(**settings: object) -> tuple[TrainingSetup, object]:
-        work, heard = make_assignment(negatives_per_query=3, **settings)
+        work, recorder = make_assignment(negatives_per_query=3, **settings)
         dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(work.retriever))
         queries, shift = np.repeat(np.arange(96), 5), np.tile(np.arange(1, 6), 96)
         negatives = NegativesTable.of(dataset, queries, (queries + shift) % 160, "dense", shift)
         rows = np.concatenate([np.stack([queries, (queries + shift) % 160])[:, shift < 5], [np.arange(96)] * 2], axis=1)
         table = TeacherTable.of(dataset, *rows, score(*rows), "here")
         examples = Examples.of(dataset, "train", 0, negatives)
-        return dataclasses.replace(work, train=dataclasses.replace(work.train, examples=examples, teacher=table)), heard
+        return dataclasses.replace(
+            work, train=dataclasses.replace(work.train, examples=examples, teacher=table)
+        ), recorder
 
     return make
 
@@ -77,16 +79,16 @@ def test_a_batch_brings_the_scores_of_its_groups(taught: Make) -> None:
 
 @every_way
 def test_gradients_may_be_cached(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
-    told = []
+    logged = []
     for chunk in (None, 3):
-        work, heard = taught(loss=loss, grad_cache_chunk=chunk, folder=tmp_path / str(chunk))
+        work, recorder = taught(loss=loss, grad_cache_chunk=chunk, folder=tmp_path / str(chunk))
         train(work)
-        told.append(heard.losses)
-    assert told[0] == pytest.approx(told[1], rel=1e-4)
-    assert len(told[0]) == 6
-    assert min(told[0]) > 0
-    assert {"teacher_missing", "teacher_agreement"} <= heard.steps[1].keys()
-    assert heard.steps[2]["dev_loss"] > 0
+        logged.append(recorder.losses)
+    assert logged[0] == pytest.approx(logged[1], rel=1e-4)
+    assert len(logged[0]) == 6
+    assert min(logged[0]) > 0
+    assert {"teacher_missing", "teacher_agreement"} <= recorder.steps[1].keys()
+    assert recorder.steps[2]["dev_loss"] > 0
 
 
 class Killed(BaseException):
@@ -96,14 +98,14 @@ class Killed(BaseException):
 @every_way
 def test_an_interrupted_run_ends_as_one_that_was_not(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
     def run(folder: Path, stop: int | None = None) -> dict[str, torch.Tensor] | None:
-        work, heard = taught(loss=loss, folder=folder, checkpoint_steps=1, dropout=0.1)
+        work, recorder = taught(loss=loss, folder=folder, checkpoint_steps=1, dropout=0.1)
 
-        def hear(step: int, measured: Mapping[str, float]) -> None:
+        def on_event(step: int, measured: Mapping[str, float]) -> None:
             if step == stop:
                 raise Killed
-            heard.step(step, measured)
+            recorder.step(step, measured)
 
-        train(dataclasses.replace(work, on_metrics=hear))
+        train(dataclasses.replace(work, on_metrics=on_event))
         return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
 
     whole = run(tmp_path / "whole")
@@ -147,9 +149,9 @@ def test_material_reads_scores_and_answers_for_them(tiny_encoder: Path, tiny_dat
 
 def test_scores_of_several_data_sets(tiny_encoder: Path, tiny_dataset: Path, scores: Path) -> None:
     again = tiny_dataset.parent / tiny_dataset.name
-    for given, told in ((f"{scores}", 1), (f",{scores}", 1), (f"{scores},{scores}", 2)):
+    for given, logged in ((f"{scores}", 1), (f",{scores}", 1), (f"{scores},{scores}", 2)):
         training_data = open_material(tiny_encoder, tiny_dataset, extra_datasets=str(again), teacher=given)
-        assert len(training_data.teacher) == told * 320
+        assert len(training_data.teacher) == logged * 320
         first = np.isfinite(training_data.teacher.of_pairs(np.array([3, 163]), np.array([3, 163])))
         assert first.tolist() == [not given.startswith(","), given != f"{scores}"]
     with pytest.raises(DataError, match=r"a: there are no scores; give a directory that `raytriever score` wrote"):

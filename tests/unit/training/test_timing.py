@@ -1,4 +1,4 @@
-"""A step's time is told apart by what it does, and counted by what it works through."""
+"""The phases of a step are timed, and its tokens are counted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def timed() -> tuple[Stopwatch, Loss, nn.Parameter, torch.optim.Optimizer]:
     return Stopwatch(loss, optimizer, CPU), loss, weight, optimizer
 
 
-def test_each_phase_is_told_its_own_time(timed) -> None:
+def test_each_phase_has_its_own_time(timed) -> None:
     stopwatch, loss, weight, optimizer = timed
     stopwatch.start()
     time.sleep(0.1)
@@ -51,10 +51,10 @@ def test_each_phase_is_told_its_own_time(timed) -> None:
     optimizer.step()
     optimizer.step()  # a second group of parameters
     time.sleep(0.2)
-    told = stopwatch.stop()
-    assert list(told) == [f"{phase}_seconds" for phase in PHASES]
+    logged = stopwatch.stop()
+    assert list(logged) == [f"{phase}_seconds" for phase in PHASES]
     # Sleeping takes at least what was asked; what it takes at most is the machine's affair.
-    for seconds, least in zip(told.values(), (0.1, 0.05, 0.15, 0.2), strict=True):
+    for seconds, least in zip(logged.values(), (0.1, 0.05, 0.15, 0.2), strict=True):
         assert seconds >= least - 1e-3
 
 
@@ -66,8 +66,8 @@ def test_the_phases_are_the_step(timed) -> None:
     loss(weight).backward()
     optimizer.step()
     ended = time.perf_counter()
-    told = sum(stopwatch.stop().values())
-    assert ended - began <= told <= time.perf_counter() - before
+    logged = sum(stopwatch.stop().values())
+    assert ended - began <= logged <= time.perf_counter() - before
 
 
 def test_a_look_is_no_step(timed) -> None:
@@ -83,25 +83,25 @@ def test_a_look_is_no_step(timed) -> None:
     assert len(first) == len(PHASES)
 
 
-def test_every_step_of_training_tells_where_its_time_went(make_assignment) -> None:
-    work, heard = make_assignment(total_steps=3)
+def test_every_training_step_logs_its_times(make_assignment) -> None:
+    work, recorder = make_assignment(total_steps=3)
     train(work)
-    for told in heard.steps.values():
-        phases = [told[f"{phase}_seconds"] for phase in PHASES]
+    for logged in recorder.steps.values():
+        phases = [logged[f"{phase}_seconds"] for phase in PHASES]
         assert all(seconds > 0 for seconds in phases)
-        assert sum(phases) + told["data_wait_seconds"] <= told["step_seconds"]
-        assert told["queries_per_second"] == pytest.approx(16 / told["step_seconds"])
-        assert told["peak_memory_mb"] > 50
-        assert told.keys() >= {"batch_auc", "query_positive_distance", "query_positive_mmd", "gradient_norm"}
-        assert "model_flops_utilisation" not in told  # of a processor no peak is known
-    for step, told in heard.steps.items():
+        assert sum(phases) + logged["data_wait_seconds"] <= logged["step_seconds"]
+        assert logged["queries_per_second"] == pytest.approx(16 / logged["step_seconds"])
+        assert logged["peak_memory_mb"] > 50
+        assert logged.keys() >= {"batch_auc", "query_positive_distance", "query_positive_mmd", "gradient_norm"}
+        assert "model_flops_utilisation" not in logged  # of a processor no peak is known
+    for step, logged in recorder.steps.items():
         batch = work.train.batch(step - 1, work.retriever, ALONE)
         tokens = sum(
             int(part["attention_mask"].sum()) for side in (batch.queries, batch.passages) for part in side.buckets
         )
-        assert told["tokens_per_second"] == pytest.approx(tokens / told["step_seconds"])
-    assert heard.steps[1]["checkpoint_seconds"] == 0
-    assert heard.steps[3]["checkpoint_seconds"] > 0  # of the one at step 2
+        assert logged["tokens_per_second"] == pytest.approx(tokens / logged["step_seconds"])
+    assert recorder.steps[1]["checkpoint_seconds"] == 0
+    assert recorder.steps[3]["checkpoint_seconds"] > 0  # of the one at step 2
 
 
 def test_work_is_counted_as_the_layers_do_it(make_assignment, tiny_encoder: Path) -> None:

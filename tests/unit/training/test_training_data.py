@@ -1,4 +1,4 @@
-"""What a run learns from: one data set or several, the same for whoever opens it."""
+"""Training data: one data set or several, equal in every process."""
 
 from __future__ import annotations
 

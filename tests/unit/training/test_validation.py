@@ -1,4 +1,4 @@
-"""Checkpoints are evaluated beside the steps, and the best is the same however late verdicts come and whoever dies."""
+"""Checkpoints are validated during the steps; the best one does not depend on delays or deaths."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, make: Callable, folder: Path) -> None:
         self.make, self.folder = make, folder
-        self.told: dict[int, dict[str, float]] = {}
+        self.logged: dict[int, dict[str, float]] = {}
         self.notices: list[str] = []
         self.evaluators: list[ScriptedEvaluator] = []
         self.kept: list[set[str]] = []
@@ -73,23 +73,23 @@ class Run:
         steps: int = STEPS,
         **more: object,
     ) -> tuple[TrainingSetup, Progression | None]:
-        """One life, killed when a step or an evaluation is told of, before that is saved; the run's end without it."""
+        """Run until the end, or until a kill when a step or a validation is logged, before it is saved."""
         script = {name: more.pop(name) for name in ("values", "lag", "fails", "before") if name in more}
         evaluator = ScriptedEvaluator(self.evaluations, **script)
         self.evaluators.append(evaluator)
         settings = {"total_steps": steps, "eval_steps": 2, "dev_batches": 1, "warmup_steps": 1, "batch_size": 8}
-        work, heard = self.make(folder=self.folder / "checkpoints", **{**settings, "best_metric": metric, **more})
-        told = max(self.told, default=0)
+        work, recorder = self.make(folder=self.folder / "checkpoints", **{**settings, "best_metric": metric, **more})
+        logged = max(self.logged, default=0)
 
         def listen(step: int, measured: Mapping[str, float]) -> None:
             for name, value in measured.items():
-                self.told.setdefault(step, {}).setdefault(name, value)  # as the recorder does
+                self.logged.setdefault(step, {}).setdefault(name, value)  # as the recorder does
             self.kept.append(self.checkpoints)
             if (step == die_at and "loss" in measured) or (step == die_at_evaluation and "dev/weights" in measured):
                 raise Killed
 
         work = dataclasses.replace(
-            work, on_metrics=listen, validation=plan(evaluator, listen, behind, last_logged_step=told)
+            work, on_metrics=listen, validation=plan(evaluator, listen, behind, last_logged_step=logged)
         )
         progression = None
         if die_at or die_at_evaluation:
@@ -97,11 +97,11 @@ class Run:
                 train(work)
         else:
             progression = train(work)
-        self.notices += heard.notices
+        self.notices += recorder.notices
         return work, progression
 
     def curve(self, name: str) -> dict[int, float]:
-        return {step: measured[name] for step, measured in sorted(self.told.items()) if name in measured}
+        return {step: measured[name] for step, measured in sorted(self.logged.items()) if name in measured}
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_where_a_killed_run_was_to_stop_the_continued_one_stops(begin: Callable[
     assert not run.evaluators[1].begun
 
 
-def test_a_decision_that_was_not_written_down_ends_training_where_it_was_told_of(begin: Callable[[str], Run]) -> None:
+def test_a_decision_that_was_not_written_ends_training_at_its_logged_step(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     values = {2: 0.5, 4: 0.4, 6: 0.3}
     run.live(values=values, lag=(0, 0, 99), patience=2, die_at=7)  # the sixth is saved, and being evaluated
@@ -243,7 +243,7 @@ def test_a_decision_that_was_not_written_down_ends_training_where_it_was_told_of
     assert max(run.curve("loss")) == 7
 
 
-def test_a_failed_evaluation_is_told_and_ends_nothing(begin: Callable[[str], Run]) -> None:
+def test_a_failed_validation_is_logged_and_training_continues(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     _, progression = run.live(values=VALUES, fails=(4, 12))
     assert progression is not None
@@ -263,7 +263,7 @@ def test_where_every_evaluation_fails_the_last_weights_are_left(begin: Callable[
     assert_left(work, run, 4)
 
 
-def test_beside_the_dev_loss_evaluations_are_told_and_decide_nothing(begin: Callable[[str], Run]) -> None:
+def test_with_the_dev_loss_validations_are_logged_and_decide_nothing(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     _, progression = run.live(values=VALUES, metric="dev_loss", lag=(1,), patience=99)
     assert progression is not None
@@ -297,7 +297,7 @@ def test_a_broken_checkpoint_of_a_later_step_is_not_evaluated(begin: Callable[[s
     assert run.curve("dev/ndcg_at_10") == VALUES
 
 
-def test_other_dev_data_and_a_torn_record_are_refused(begin: Callable[[str], Run]) -> None:
+def test_other_dev_data_and_a_damaged_record_are_refused(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     work, _ = run.live(values=VALUES, steps=4)
     assert work.validation is not None

@@ -91,9 +91,9 @@ def test_a_space_is_read_as_written() -> None:
 )
 def test_an_error_names_the_file_and_the_key(written, text: str, key: str, said: str) -> None:
     file = written(text)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as logged:
         parse_search_space(file)
-    line = str(told.value)
+    line = str(logged.value)
     assert line.startswith(f"{file}{key}: "), line
     assert said in line
     assert "\n" not in line
@@ -106,9 +106,9 @@ def test_a_file_that_cannot_be_opened_is_reported_with_a_remedy(tmp_path: Path) 
         ("circle.yaml", "symbolic links lead in a circle; remove the link or give another path"),
         ("gone.yaml", "cannot be read (No such file or directory); give a YAML file"),
     ):
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as logged:
             parse_search_space(str(tmp_path / name))
-        assert str(told.value) == f"{tmp_path / name}: {line}"
+        assert str(logged.value) == f"{tmp_path / name}: {line}"
 
 
 @pytest.mark.parametrize(("given", "said"), [("los", "did you mean 'loss'"), ("loss,loss", "is listed twice")])

@@ -48,7 +48,7 @@ def test_the_best_trial_has_the_highest_metric_or_the_lowest_loss(trials: list[T
     assert find_best([nan], METRIC) is None
 
 
-def test_trials_are_read_as_written_and_a_torn_file_is_reported(trials: list[Trial], tmp_path: Path) -> None:
+def test_trials_are_read_as_written_and_a_damaged_file_is_reported(trials: list[Trial], tmp_path: Path) -> None:
     assert read_trials(tmp_path) == []
     write_trials(tmp_path, trials, METRIC)
     assert read_trials(tmp_path) == trials

@@ -65,7 +65,7 @@ def test_the_packs(data_packs: Path, read, pack: str, positives: dict[str, int],
 
 
 @pytest.mark.data
-def test_a_pack_without_splits_beside_another_format(data_packs: Path, read) -> None:
+def test_a_pack_without_splits_next_to_another_format(data_packs: Path, read) -> None:
     found = read(data_packs / "climate-fever-evidence", "pairs")
     assert (found.plan.splits, len(found.plan.parts)) == (("train",), 1)
     assert (len(found.records.judgements), len(found.records.negatives)) == (1943, 802)

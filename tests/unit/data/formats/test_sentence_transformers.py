@@ -26,7 +26,7 @@ def test_pairs_triplets_and_more(read, write) -> None:
     assert {row.origin for row in found.records.negatives} == {"dense"}
 
 
-def test_a_teachers_scores_beside_negatives(read, write) -> None:
+def test_a_teachers_scores_next_to_negatives(read, write) -> None:
     row = {"query": "a", "positive": "p", "negative_1": "n", "negative_2": "m"}
     found = read(write("train.jsonl", [row | {"label": [9.5, 1, -2.5]}, row | {"label": 3.0}, row | {"label": [1.0]}]))
     scores = [one.score for one in found.records.negatives]

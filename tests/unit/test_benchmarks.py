@@ -15,6 +15,6 @@ def test_large_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     large = importlib.import_module("train_large")
     found = large.measured(torch.device("cpu"), large.SIZES["tiny"], "bf16")
-    assert found["ours, examples a second"].value > 0
-    rate = found["ours, tokens a second"].value / found["ours, examples a second"].value
+    assert found["raytriever, examples a second"].value > 0
+    rate = found["raytriever, tokens a second"].value / found["raytriever, examples a second"].value
     assert rate == pytest.approx(32 + 6 * 128)

@@ -230,7 +230,10 @@ def test_user_errors(
             "--refresh-every: no teacher has scored refreshed negatives",
         ),
         ("--loss kl --teacher-temperature 0", "--teacher-temperature: 0.0 is out of range"),
-        ("--loss kl --teacher s --negatives-per-query 2", "s: there are no scores; give a directory that `raytriever score`"),
+        (
+            "--loss kl --teacher s --negatives-per-query 2",
+            "s: there are no scores; give a directory that `raytriever score`",
+        ),
         ("--loss kl --teacher s,t --negatives-per-query 2", "--teacher: 2 teachers for 1 data sets; give one teacher"),
     ],
 )

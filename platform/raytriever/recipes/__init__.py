@@ -1,4 +1,4 @@
-"""Recipes: functions that return the whole configuration of an experiment, one file each."""
+"""Recipes: functions that return the whole configuration of an experiment."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,8 @@ from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
-from raytriever.recipes.minilm import minilm
+from raytriever.recipes.auc_paper import minilm, xlmr_base, xlmr_large
 from raytriever.recipes.pydocs import pydocs
-from raytriever.recipes.xlmr_base import xlmr_base
-from raytriever.recipes.xlmr_large import xlmr_large
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "pydocs": pydocs,

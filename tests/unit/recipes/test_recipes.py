@@ -68,7 +68,7 @@ def test_the_learning_rate_of_minilm_is_that_of_the_paper() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_call_returns_a_new_config_and_the_docstring_has_the_command(name: str) -> None:
     assert RECIPES[name]() == RECIPES[name]()
-    docstring = inspect.getmodule(RECIPES[name]).__doc__
+    docstring = inspect.getdoc(RECIPES[name])
     assert "Command: `raytriever train" in docstring
     if name != "pydocs":
         assert f"--recipe {name} " in docstring
@@ -81,7 +81,7 @@ def test_the_encoder_has_the_size_in_the_docstring(name: str) -> None:
         model = AutoModel.from_config(published)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    docstring = inspect.getmodule(RECIPES[name]).__doc__
+    docstring = inspect.getdoc(RECIPES[name])
     assert f"{parameters:,} parameters" in docstring
 
 
@@ -89,7 +89,7 @@ def test_the_encoder_has_the_size_in_the_docstring(name: str) -> None:
 def test_the_memory_in_the_docstring_is_the_estimate(name: str) -> None:
     published, parameters = PUBLISHED[name]
     config = RECIPES[name]()
-    docstring = " ".join(inspect.getmodule(RECIPES[name]).__doc__.split())
+    docstring = " ".join(inspect.getdoc(RECIPES[name]).split())
     passages = config.data.positives_per_query + config.data.negatives_per_query
     tokens = config.training.batch_size * (config.model.query_length + passages * config.model.passage_length)
     shape = tokens, published.hidden_size, published.num_hidden_layers

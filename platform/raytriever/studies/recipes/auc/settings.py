@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raytriever.config import Config, Curriculum, override
-from raytriever.recipes.minilm import minilm
-from raytriever.recipes.xlmr_base import xlmr_base
-from raytriever.recipes.xlmr_large import xlmr_large
+from raytriever.recipes.auc_paper import minilm, xlmr_base, xlmr_large
 from raytriever.studies.datasets import LENGTHS, StudyDataset
 from raytriever.studies.definition import FULL, SMALL, SMOKE
 from raytriever.studies.recipes.auc.tables import SIZES

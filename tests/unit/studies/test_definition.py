@@ -83,7 +83,7 @@ def test_costs_add_up_over_stages_epochs_and_seeds() -> None:
 
 
 def test_the_rate_equals_the_benchmark() -> None:
-    rate = json.loads(RESULTS.read_text())["bf16: ours, examples a second"]["value"]
+    rate = json.loads(RESULTS.read_text())["bf16: raytriever, examples a second"]["value"]
     assert rate == MEASURED_RATE
 
 

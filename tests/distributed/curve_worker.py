@@ -16,6 +16,7 @@ from torch import distributed
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
@@ -23,7 +24,6 @@ from raytriever.training import loop
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.strategy import current_workers
-from raytriever.training.training_data import tokenisation_of
 
 STEPS = 6
 LOSSES = ("mw", "infonce")

@@ -20,6 +20,7 @@ from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.config import ModelConfig
@@ -30,7 +31,6 @@ from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, shape_of
 from raytriever.training.parallel.strategy import current_workers
 from raytriever.training.refresh.job import RefreshPlan
-from raytriever.training.training_data import tokenisation_of
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from scripted_pool import ScriptedPool

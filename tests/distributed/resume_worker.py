@@ -20,6 +20,7 @@ from torch import distributed
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
@@ -29,7 +30,6 @@ from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.strategy import current_workers
-from raytriever.training.training_data import tokenisation_of
 
 STEPS = 8
 

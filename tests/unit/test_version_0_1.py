@@ -21,6 +21,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import ignore_line
 from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.experiment.opening import open_run, open_run_directory
@@ -33,7 +34,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.report.finished_runs import read_directory
 from raytriever.tracking.steps import read_curve
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "version_0_1"
 SETTINGS = runpy.run_path(str(FOLDER / "make.py"))

@@ -22,7 +22,7 @@ from raytriever.annotation.config import BM25, DENSE
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.run_files import read_run
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
-from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact.search import tie_order
 from raytriever.mining.analyser import Analysis
@@ -111,6 +111,6 @@ def _by_encoder(
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None
     report(f"{dataset.name}: encoding with {model.model} ({dtype} on {device})")
     store = store or embed_corpus(model, retriever, dataset)
-    vectors = encode_texts(retriever, [dataset.queries.texts[query] for query in queries], "query", "queries")
+    vectors = encode_queries(retriever, dataset, queries)
     _, documents = search_store(store, vectors, depth, tie_order(dataset.documents.ids))
     return np.asarray(documents, dtype=np.int64)

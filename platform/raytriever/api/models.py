@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,6 +13,7 @@ from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import MODEL
+from raytriever.prompts import read_prompts
 
 if TYPE_CHECKING:
     from jaxtyping import Float32
@@ -139,6 +140,9 @@ def load_model(
     towers: str | None = None,
     query_prompt: str | None = None,
     passage_prompt: str | None = None,
+    query_prompt_name: str | None = None,
+    passage_prompt_name: str | None = None,
+    dataset_prompts: Mapping[str, str | Mapping[str, str]] | None = None,
     query_length: int | None = None,
     passage_length: int | None = None,
     truncate_dim: int | None = None,
@@ -157,13 +161,17 @@ def load_model(
         towers: `shared`, or `separate` for an encoder each (as DPR).
         query_prompt: text put before every query.
         passage_prompt: text put before every passage.
+        query_prompt_name: name of a prompt that the model stores, put before every query.
+        passage_prompt_name: name of a prompt that the model stores, put before every passage.
+        dataset_prompts: prompts of single data sets, such as `{"scifact": {"query": "Find evidence: "}}`, when a data
+            set of this name is measured, mined, encoded or searched; they precede the other prompts.
         query_length: longest query in tokens; longer ones are cut.
         passage_length: longest passage in tokens; longer ones are cut.
         truncate_dim: number of first components that are kept, for encoders of nested embeddings.
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded or trusted.
-        ConfigError: a setting is out of range.
+        ConfigError: a setting is out of range, or the model stores no prompt of a name.
 
     Examples:
         >>> model = rt.load_model(encoder, query_prompt="query: ")
@@ -178,6 +186,9 @@ def load_model(
         towers=towers,
         query_prompt=query_prompt,
         passage_prompt=passage_prompt,
+        query_prompt_name=query_prompt_name,
+        passage_prompt_name=passage_prompt_name,
+        dataset_prompts=None if dataset_prompts is None else _read_prompts(dataset_prompts),
         query_length=query_length,
         passage_length=passage_length,
         truncate_dim=truncate_dim,
@@ -189,6 +200,14 @@ def load_model(
     with working("load_model"):
         _ = model.retriever
     return model
+
+
+def _read_prompts(prompts: Mapping[str, str | Mapping[str, str]]) -> dict[str, str]:
+    """Return prompts by name; raises `ConfigError` for another form."""
+    try:
+        return read_prompts(prompts)
+    except ValueError as error:
+        raise ConfigError("has another form", "dataset_prompts", str(error)) from error
 
 
 def settings_of(model: ModelLike) -> ModelConfig:

@@ -10,7 +10,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.paths import OUTPUT, check_paths
 from raytriever.terminal import show, warn
 
-_MODEL = ("model", "revision", "query_prompt", "passage_prompt", "query_length", "passage_length")
+_PROMPTS = ("query_prompt", "passage_prompt", "query_prompt_name", "passage_prompt_name", "dataset_prompts")
+_MODEL = ("model", "revision", *_PROMPTS, "query_length", "passage_length")
 
 
 def main(words: list[str]) -> None:

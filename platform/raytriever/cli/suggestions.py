@@ -63,6 +63,8 @@ _FLAGS = {
     "--passage-max-length": "--passage-length",
     "--p-max-len": "--passage-length",
     "--query-instruction": "--query-prompt",
+    "--prompts": "--dataset-prompts",
+    "--prompt-name": "--query-prompt-name",
     "--query-instruction-for-retrieval": "--query-prompt",
     "--passage-instruction-for-retrieval": "--passage-prompt",
     "--document-prompt": "--passage-prompt",

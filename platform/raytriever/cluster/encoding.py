@@ -30,7 +30,7 @@ from raytriever.data.quarantine import QuarantineReport
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
 from raytriever.encoding.encode import TOKEN_BUDGET
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import StoreWriter
@@ -153,6 +153,7 @@ def run_encoding(
             run=choose_runner(num_workers=0),
             report=log,
         )
+        report_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
         tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]

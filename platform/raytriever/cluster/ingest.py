@@ -33,9 +33,11 @@ from raytriever.data.statistics import describe
 from raytriever.errors import DataError, ModelError, StorageError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe as describe_model
-from raytriever.models.description import tower_directory
+from raytriever.models.description import prompt_table, tower_directory
+from raytriever.models.retriever import SIDES
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.prompts import Prompts, check_length
 from raytriever.storage import check_writable, read_manifest
 
 # CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
@@ -176,11 +178,22 @@ def run_preparation(
     description = describe_model(directory, model)
     tokenizer = load_tokenizer(tower_directory(directory, "query"))
     template = Template.of(tokenizer)
-    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), description.query_prompt, description.passage_prompt)
+    table = prompt_table(description, model)
+    tokenisation = Tokenisation(content_tokenizer_json(tokenizer), table.query, table.passage, table)
+    lengths = {"passage": description.passage_length, "query": description.query_length}
+    special = len(template.before) + len(template.after)
+
+    def check_prompts(prompts: Prompts) -> None:
+        for side in SIDES:
+            [tokens] = tokenisation.encode([""], prompts[side])
+            check_length(prompts[side], len(tokens), lengths[side] - special, side)
+
+    check_prompts(table.of())
     request = Request(dataset, tokenisation, format, max_bad_rows)
     prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = read_prepared(prepared)
+    table.check([opened.name])
+    check_prompts(table.of(opened.name))
     sides = read_manifest(prepared, verify=False)["meta"]["sides"]
-    lengths = {"documents": description.passage_length, "queries": description.query_length}
-    lines = describe(opened, sides, lengths, around=len(template.before) + len(template.after))
+    lines = describe(opened, sides, {"documents": lengths["passage"], "queries": lengths["query"]}, around=special)
     return Prepared(prepared, lines, str(opened.quarantine) if opened.quarantine.total else None)

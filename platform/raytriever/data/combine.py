@@ -162,14 +162,16 @@ def _chained_ids(columns: Sequence[Sequence[str]], names: Sequence[str]) -> Chai
 
 
 def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
-    """Return the tokens of all data sets if one tokeniser made all of them, else None."""
+    """Return the tokens of all data sets if one tokenizer made all of them, else None. Their prompts may differ."""
     present = [each for each in tokens if each is not None]
-    if len(present) < len(tokens) or len({each.digest for each in present}) > 1:
+    digests, tokenizers = {each.digest for each in present}, {each.tokenizer for each in present}
+    if len(present) < len(tokens) or (len(digests) > 1 and (len(tokenizers) > 1 or "" in tokenizers)):
         return None
     return Tokens(
         _chained_column([each.queries for each in present]),
         _chained_column([each.documents for each in present]),
-        present[0].digest,
+        digests.pop() if len(digests) == 1 else _digest([each.digest for each in present], ()),
+        present[0].tokenizer,
     )
 
 

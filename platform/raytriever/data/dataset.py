@@ -6,7 +6,7 @@ Other modules refer to a query or a document by its position. Ids are for files 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import overload
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.answers import Answers
+from raytriever.data.answers import Answers, QueryPrompts
 from raytriever.data.columns import TokenColumn
 from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
@@ -62,11 +62,15 @@ class Queries:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of all texts, without special tokens and not truncated, and the digest of the tokeniser."""
+    """Token ids of all texts, without special tokens and not truncated.
+
+    `digest` is that of the tokenizer and the prompts, `tokenizer` that of the tokenizer alone, empty if it is unknown.
+    """
 
     queries: TokenColumn
     documents: TokenColumn
     digest: str
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,7 @@ class RetrievalDataset:
     tokens: Tokens | None = None
     negatives: NegativeRows | None = None
     answers: Answers | None = None
+    prompts: QueryPrompts | None = None
     location: str | None = None
     absent: Mapping[str, AbsentDocuments] = field(default_factory=dict)
 
@@ -245,6 +250,10 @@ class RetrievalDataset:
         rows = self.judgements[split]
         there = np.unique(rows.queries[rows.scores > 0])
         return np.union1d(there, self.absent[split].queries) if split in self.absent else there
+
+    def prompts_of(self, queries: Iterable[int], default: str) -> str | list[str]:
+        """Return the prompt of each query: its own, or the default; one text if no query has its own."""
+        return default if self.prompts is None else self.prompts.of(queries, default)
 
     def counts(self) -> dict[str, int]:
         """For tracking: documents, queries, and for each split its queries, judgements and positives."""

@@ -24,10 +24,11 @@ class Document(NamedTuple):
 
 
 class Query(NamedTuple):
-    """One query; the text is not empty."""
+    """One query; the text is not empty. The prompt is the one that its row has, "" if it has none."""
 
     id: str
     text: str
+    prompt: str = ""
 
 
 class Judgement(NamedTuple):

@@ -30,6 +30,7 @@ from raytriever.models.retriever import Retriever, Side
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.progress import Progress
+from raytriever.prompts import Prompts
 from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, sha256_of
 from raytriever.terminal import warn
 
@@ -39,7 +40,11 @@ Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
 
 def embed_corpus(
-    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, run: Runner = encode_in_process
+    config: ModelConfig,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    run: Runner = encode_in_process,
+    prompts: Prompts | None = None,
 ) -> EmbeddingStore:
     """Return the embeddings of all passages of a data set, from the cache if they are there.
 
@@ -48,12 +53,14 @@ def embed_corpus(
         retriever: loaded from this directory.
         dataset: data set whose documents are encoded, in their order.
         run: encodes the missing shards; `cluster.encoding` has a runner with actors.
+        prompts: prompts of the data set, if it has other names than its own.
 
     Raises:
-        ModelError: an embedding is not finite.
+        ModelError: an embedding is not finite, or a prompt leaves no token for the text.
     """
     folder = cache_folder() / "embeddings"
-    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32")
+    prompts = prompts or retriever.prompts_of(dataset.name)
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
     path = folder / plan.key[:32]
     store = _open_finished(plan, path)
     if store is None:
@@ -64,7 +71,7 @@ def embed_corpus(
                 shutil.rmtree(path)
             elif (path / MANIFEST).exists():
                 warn(f"{path}: is damaged or changed; encoding its damaged shards again")
-            store = encode_store(writer, config, retriever, dataset, run)
+            store = encode_store(writer, config, retriever, dataset, run, prompts)
     os.utime(path)
     _prune(folder, keep=path)
     return store
@@ -78,17 +85,15 @@ def plan_embeddings(
     side: Side,
     dtype: str,
     batch_tokens: int | None = None,
+    prompts: Prompts | None = None,
 ) -> EmbeddingPlan:
-    """Return the plan of a store of one side of a data set; see `EmbeddingPlan`."""
+    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
     directory = resolve_model(config.model, config.revision)
     files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
     description, side_texts = retriever.description, SideTexts(dataset, side)
-    prefix, length = (
-        (description.query_prompt, description.query_length)
-        if side == "query"
-        else (description.passage_prompt, description.passage_length)
-    )
+    prefix = (prompts or retriever.prompts_of(dataset.name))[side]
+    length = description.query_length if side == "query" else description.passage_length
     decides = [weights, content_tokenizer_json(retriever.tokenizer), description.towers]
     return EmbeddingPlan(
         model=config.model,
@@ -115,12 +120,13 @@ def encode_store(
     retriever: Retriever,
     dataset: RetrievalDataset,
     run: Runner = encode_in_process,
+    prompts: Prompts | None = None,
 ) -> EmbeddingStore:
     """Return the store of a plan: open it if it is finished, else encode the missing shards.
 
     Args:
         writer: writer of the store; no other process may write it.
-        config, retriever, dataset: from which the plan was made.
+        config, retriever, dataset, prompts: from which the plan was made.
         run: encodes the missing shards; `cluster.encoding` has a runner with actors.
 
     Raises:
@@ -132,11 +138,11 @@ def encode_store(
         return store
     writer.begin()
     plan = writer.plan
-    side_texts = SideTexts(dataset, plan.side)
+    side_texts = SideTexts(dataset, plan.side, prompts)
     missing = writer.missing()
     encoded = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
-    encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)))
+    encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)), prompts=prompts)
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
         run(encoder, missing, progress.advance)

@@ -7,7 +7,7 @@ in the order of the texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,20 +15,60 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ModelError
 from raytriever.models.encoder import TokenBatch
 from raytriever.models.retriever import Retriever, Side
 from raytriever.progress import Progress
+from raytriever.prompts import Prompts
 
 WINDOW = 8_192
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
 
 
+def encode_queries(
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    positions: Iterable[int],
+    title: str = "queries",
+    prompts: Prompts | None = None,
+) -> Float32[ndarray, "queries width"]:
+    """Return the embeddings of queries of a data set, each with its prompt.
+
+    Args:
+        retriever: the encoder.
+        dataset: data set of the queries.
+        positions: positions of the queries.
+        title: label of the progress line.
+        prompts: prompts of the data set, if it has other names than its own.
+
+    Raises:
+        ModelError: an embedding is not finite, or a prompt leaves no token for the text.
+    """
+    default = (prompts or retriever.prompts_of(dataset.name)).query
+    queries = [int(query) for query in positions]
+    prompt = dataset.prompts_of(queries, default)
+    for own in set() if isinstance(prompt, str) else set(prompt):
+        retriever.check_prompt(own, "query")
+    return encode_texts(retriever, [dataset.queries.texts[query] for query in queries], "query", title, prompt)
+
+
 def encode_texts(
-    retriever: Retriever, texts: Sequence[str], side: Side, title: str = "encode"
+    retriever: Retriever,
+    texts: Sequence[str],
+    side: Side,
+    title: str = "encode",
+    prompt: str | Sequence[str] | None = None,
 ) -> Float32[ndarray, "texts width"]:
     """Return the embeddings of texts of one side, in the arithmetic of the retriever's weights.
+
+    Args:
+        retriever: the encoder.
+        texts: the texts.
+        side: side of the texts.
+        title: label of the progress line.
+        prompt: text in front of all texts, or one for each; by default the prompt of the side.
 
     Raises:
         ModelError: an embedding is not finite.
@@ -37,7 +77,8 @@ def encode_texts(
     with Progress(title, len(texts), "text") as progress:
         for start in range(0, len(texts), WINDOW):
             window = texts[start : start + WINDOW]
-            contents = retriever.contents(window, side)
+            own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
+            contents = retriever.contents(window, side, own)
             embeddings[start : start + len(window)] = encode_contents(
                 retriever, contents, side, on_progress=progress.advance
             )

@@ -14,6 +14,7 @@ the first, 68 with both. sentence-transformers in fp32: 18. Models without such 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,19 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
     retriever = load_retriever(config).to(device)
     retriever = retriever.to(torch.bfloat16) if precision == "bf16" else retriever
     return speed_up(retriever) if device.type == "cpu" else retriever
+
+
+def report_prompts(retriever: Retriever, dataset: str, report: Callable[[str], None]) -> None:
+    """Report the prompts that a model has for one data set alone.
+
+    Raises:
+        ConfigError: the prompts of the user are of other data sets.
+        ModelError: a prompt leaves no token for the text.
+    """
+    retriever.prompts.check([dataset])
+    prompts = retriever.prompts_of(dataset)
+    if prompts.query_name or prompts.passage_name:
+        report(f"{dataset}: {prompts}")
 
 
 def speed_up(retriever: Retriever) -> Retriever:

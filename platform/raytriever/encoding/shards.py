@@ -11,7 +11,7 @@ A batch that kills `TRIES` processes although none of its texts does ends the jo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,15 +27,23 @@ from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.retriever import Retriever, Side
 from raytriever.models.tokenisation import content_tokenizer_json
+from raytriever.prompts import Prompts
 
 TRIES = 3
 
 
 class SideTexts:
-    """Texts and contents of one side of a data set, by position."""
+    """Texts and contents of one side of a data set, by position.
 
-    def __init__(self, dataset: RetrievalDataset, side: Side) -> None:
+    Args:
+        dataset: the data set.
+        side: side of the texts.
+        prompts: prompts of the data set; by default those that the retriever has for its name.
+    """
+
+    def __init__(self, dataset: RetrievalDataset, side: Side, prompts: Prompts | None = None) -> None:
         self.side = side
+        self._prompts, self._prompts_of = prompts, dataset.prompts_of
         self.name = dataset.name
         self.digest = dataset.documents.digest if side == "passage" else dataset.queries.digest
         self.texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
@@ -45,9 +53,17 @@ class SideTexts:
 
     def contents(self, retriever: Retriever, rows: range) -> list[ndarray]:
         """Return the token ids of some rows, prepared for this retriever if possible."""
-        if self._tokens is not None and self._token_digest == tokenisation_of(retriever).digest:
+        prompts = self._prompts or retriever.prompts_of(self.name)
+        if self._tokens is not None and self._token_digest == self._digest_for(retriever, prompts):
             return self._tokens.take(np.array(rows))
-        return retriever.contents(self.texts[rows.start : rows.stop], self.side)
+        prompt = prompts[self.side] if self.side == "passage" else self._prompts_of(rows, prompts.query)
+        return retriever.contents(self.texts[rows.start : rows.stop], self.side, prompt)
+
+    def _digest_for(self, retriever: Retriever, prompts: Prompts) -> str:
+        """Return the digest of the tokens of a retriever with these prompts."""
+        return replace(
+            tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
+        ).digest
 
 
 @dataclass
@@ -59,12 +75,14 @@ class ShardEncoder:
         load: loads the encoder onto the device of this process.
         dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
         on_progress: called with the number of encoded texts after each batch.
+        prompts: prompts of the data set; by default those that the encoder has for its name.
     """
 
     writer: StoreWriter
     load: Callable[[], Retriever]
     dataset_path: str
     on_progress: Callable[[int], None] | None = None
+    prompts: Prompts | None = None
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -74,7 +92,7 @@ class ShardEncoder:
     @cached_property
     def side_texts(self) -> SideTexts:
         """Texts of the side that is encoded, opened on first use."""
-        return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side)
+        return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side, self.prompts)
 
     def __call__(self, number: int) -> None:
         """Encode and commit one shard.
@@ -138,6 +156,6 @@ def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Ca
 
 
 def tokenisation_of(retriever: Retriever) -> Tokenisation:
-    """Return the settings with which a data set is tokenised for a retriever."""
-    prompts = retriever.description.query_prompt, retriever.description.passage_prompt
-    return Tokenisation(content_tokenizer_json(retriever.tokenizer), *prompts)
+    """Return the settings with which data sets are tokenised for a retriever: tokenizer and prompts, not lengths."""
+    table = retriever.prompts
+    return Tokenisation(content_tokenizer_json(retriever.tokenizer), table.query, table.passage, table)

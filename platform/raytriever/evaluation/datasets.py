@@ -47,6 +47,11 @@ class EvaluationDataset:
         """Return the name of a part in file names; that of an undivided data set is its own."""
         return f"{self.name}-{part}" if self.is_divided else self.name
 
+    def prompt_names(self, part: str) -> tuple[str, ...]:
+        """Return the names under which a model may store prompts of a part, the most specific one first."""
+        names = (part, self.name, self.task) if self.is_divided else (self.name, self.task)
+        return tuple(dict.fromkeys(name for name in names if name))
+
     @property
     def labels(self) -> list[str]:
         """Names of the parts in file names."""

@@ -44,6 +44,7 @@ from raytriever.evaluation.tables import metrics_table
 from raytriever.mining.analyser import Analysis, analyser_line
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.precision import choose_precision
+from raytriever.prompts import Prompts
 from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
@@ -85,6 +86,7 @@ def run_evaluation(
     check_writable(output)
     opened = [open_parts(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.datasets]
     encoders = Encoders(job.models, precision, device)
+    prompts = _dataset_prompts(job, encoders)
     results = Results(missing=list(job.missing), systems=encoders.systems)
     values: Values = {model.name: {} for model in job.models}
     store = MeasurementStore.of(output, log)
@@ -95,10 +97,12 @@ def run_evaluation(
             for one, parts in zip(job.datasets, opened, strict=True):
                 analyses = _analyse_bm25(one, parts) if job.has_bm25 else {}
                 _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
+                for model, chosen in prompts[one.name].items():
+                    log(f"{one.name}: {model}: {chosen}")
                 seconds: dict[str, float] = {}
                 measured = DatasetMeasurement(one, [measure(one, part, seconds=seconds) for part in parts])
                 write_dataset_files(folder, measured, job.protocol, seconds)
-                _collect(results, measured, values, analyses)
+                _collect(results, measured, values, analyses, prompts[one.name])
                 if on_result is not None:
                     for model in measured.models:
                         on_result(model, one.name, results.models[model][one.name])
@@ -163,13 +167,23 @@ class _System:
     part: OpenPart
     encoders: Encoders
     workers: Workers
+    names: tuple[str, ...]
+
+    @property
+    def prompts(self) -> Prompts:
+        """Prompts of the model on the part."""
+        return self.encoders[self.model.name].prompts_of(*self.names)
 
     def key(self, split: str, protocol: Protocol) -> dict[str, Any]:
         """Return all that decides the figures."""
         name, config, dataset = self.model.name, self.model.config, self.part.dataset
-        plan = config and plan_embeddings(config, self.encoders[name], dataset, "passage", "fp32").key
+        plan, own = None, {}
+        if config is not None:
+            prompts, encoder = self.prompts, self.encoders[name]
+            plan = plan_embeddings(config, encoder, dataset, "passage", "fp32", prompts=prompts).key
+            own = {} if prompts.query == encoder.description.query_prompt else {"query_prompt": prompts.query}
         return {
-            "system": self.encoders.systems[name],
+            "system": self.encoders.systems[name] | own,
             "device": self.encoders.device_type,
             "embeddings": plan,
             "dataset": [dataset.digest, dataset.location],
@@ -186,7 +200,8 @@ class _System:
     def _evaluate(self) -> Callable[[str, Protocol, JudgedQueries], Evaluation]:
         dataset, config = self.part.dataset, self.model.config
         if config is not None:
-            return DenseSystem(dataset, config, self.encoders[self.model.name], self.workers).evaluate
+            encoder = self.encoders[self.model.name]
+            return DenseSystem(dataset, config, encoder, self.workers, self.prompts).evaluate
         index = Bm25Index(dataset.passages())
         return lambda split, protocol, judged: evaluate_bm25(dataset, split, index, protocol, judged)
 
@@ -208,7 +223,7 @@ def _measure(
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {})
     label = source.label(opened.name)
     for model in job.models:
-        system = _System(model, opened, encoders, workers)
+        system = _System(model, opened, encoders, workers, source.prompt_names(opened.name))
         seconds.setdefault(model.name, 0.0)
         targets = [(source.split, job.protocol, part.evaluations)]
         if job.aims:
@@ -219,6 +234,27 @@ def _measure(
             )
             seconds[model.name] += took
     return part
+
+
+def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
+    """Return by data set and model a line with the prompts that the model has for this data set alone.
+
+    Raises:
+        ConfigError: the prompts of the user are of other data sets.
+        ModelError: a prompt leaves no token for the text.
+    """
+    names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
+    lines: dict[str, dict[str, str]] = {name: {} for name in names}
+    for model in job.models:
+        if model.config is None:
+            continue
+        encoder = encoders[model.name]
+        encoder.prompts.check(each for parts in names.values() for part in parts for each in part)
+        for name, parts in names.items():
+            prompts = dict.fromkeys(encoder.prompts_of(*part) for part in parts)
+            if any(one.query_name or one.passage_name for one in prompts):
+                lines[name][model.name] = "; ".join(map(str, prompts))
+    return lines
 
 
 def _analyse_bm25(source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
@@ -243,7 +279,13 @@ def _log_dataset(
             log(f"{label}: {analysis['warning']}")
 
 
-def _collect(results: Results, measured: DatasetMeasurement, values: Values, analyses: Mapping[str, Any]) -> None:
+def _collect(
+    results: Results,
+    measured: DatasetMeasurement,
+    values: Values,
+    analyses: Mapping[str, Any],
+    prompts: Mapping[str, str],
+) -> None:
     """Add the figures of a data set to the results, and its values per query to `values`."""
     source, name = measured.source, measured.source.name
     for model in measured.models:
@@ -260,6 +302,7 @@ def _collect(results: Results, measured: DatasetMeasurement, values: Values, ana
         **{count: sum(one[count] for one in counts) for count in counts[0]},
         **({"parts": source.labels} if source.is_divided else {}),
         **({"bm25": dict(analyses)} if analyses else {}),
+        **({"prompts": dict(prompts)} if prompts else {}),
     }
 
 

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import Runner, embed_corpus
-from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
@@ -30,6 +30,7 @@ from raytriever.mining.analyser import ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
+from raytriever.prompts import Prompts
 from raytriever.search.exact import search_store
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
@@ -97,16 +98,20 @@ def _bytes(retriever: Retriever) -> int:
 
 @dataclass(frozen=True)
 class DenseSystem:
-    """Dense retriever on one data set. The corpus is encoded once for all splits."""
+    """Dense retriever on one data set. The corpus is encoded once for all splits.
+
+    `prompts` are those of the data set, if it has other names than its own.
+    """
 
     dataset: RetrievalDataset
     config: ModelConfig
     retriever: Retriever
     workers: Workers = Workers()
+    prompts: Prompts | None = None
 
     @cached_property
     def _store(self) -> EmbeddingStore:
-        return embed_corpus(self.config, self.retriever, self.dataset, self.workers.encode)
+        return embed_corpus(self.config, self.retriever, self.dataset, self.workers.encode, self.prompts)
 
     @cached_property
     def _ties(self) -> Int64[ndarray, " documents"]:
@@ -125,7 +130,7 @@ class DenseSystem:
             DataError: as `evaluate.evaluate`.
         """
         positions = self.dataset.relevant_queries(split)
-        embeddings = encode_texts(self.retriever, self._texts(positions), "query", "queries")
+        embeddings = encode_queries(self.retriever, self.dataset, positions, prompts=self.prompts)
         row = np.full(len(self.dataset.queries), -1)
         row[positions] = np.arange(len(positions))
 
@@ -137,9 +142,6 @@ class DenseSystem:
             return pair_scores(embeddings, self._store.read(documents), row[of], index)
 
         return evaluate(self.dataset, split, search, score, protocol, judged)
-
-    def _texts(self, positions: ndarray) -> list[str]:
-        return [self.dataset.queries.texts[query] for query in positions]
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:

@@ -7,9 +7,9 @@ configuration."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,19 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
 from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.losses.nested import narrower_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.description import Description, describe, used_settings
+from raytriever.models.description import Description, describe, prompt_table, used_settings
 from raytriever.models.precision import choose_precision
-from raytriever.models.retriever import Retriever
+from raytriever.models.retriever import SIDES, Retriever
 from raytriever.models.source import commit_of, resolve_model
+from raytriever.prompts import Prompts, PromptTable, merge_prompts
 from raytriever.training.refresh.config import check_refresh
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 
 Log = Callable[[str], None]
 
@@ -82,10 +84,12 @@ class OpenStage:
 
     Args:
         stage: its name and settings.
-        description: prefixes and lengths of the encoder in this stage.
+        description: prompts and lengths of the encoder in this stage.
         training_data: its training data.
         total_steps: the stage ends after at most this many steps.
         dev_sets: data sets on which its checkpoints are evaluated.
+        prompts: prompts of the encoder in this stage.
+        named_prompts: prompts by name that the trained model must store for the data sets of the run.
     """
 
     stage: Stage
@@ -93,10 +97,18 @@ class OpenStage:
     training_data: TrainingData
     total_steps: int
     dev_sets: tuple[DevSet, ...] = ()
+    prompts: PromptTable = field(default_factory=PromptTable)
+    named_prompts: Mapping[str, str] = field(default_factory=dict)
+
+    def model(self, config: ModelConfig) -> ModelConfig:
+        """Return the model settings with which workers train: the trained model stores their prompts."""
+        prompts = merge_prompts(config.dataset_prompts or {}, self.named_prompts)
+        return replace(config, dataset_prompts=prompts or None)
 
     def model_after(self, previous: Path) -> ModelConfig:
-        """Return the model settings that load a previous stage's model with the prefixes and lengths of this stage."""
-        return replace(self.stage.config.model, model=str(previous), revision=None, **self.description.flags())
+        """Return the model settings that load a previous stage's model with the prompts and lengths of this stage."""
+        read = self.description.flags() | {"query_prompt_name": None, "passage_prompt_name": None}
+        return self.model(replace(self.stage.config.model, model=str(previous), revision=None, **read))
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,7 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 
     Args:
         config: the settings.
-        description: prefixes and lengths of the encoder.
+        description: prompts and lengths of the encoder.
     """
     settings = to_dict(config)
     settings["model"] = used_settings(config.model, description)
@@ -197,12 +209,54 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     for stage in stages:
         with stage_errors(stage.stage):
             _check_overlaps(stage, measured, base.data.test_split, log)
+    stages = _with_prompts(stages, measured.name, retriever, log)
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         log(line)
     return OpenRun(
         curriculum=curriculum, dataset=measured, stages=tuple(stages), precision=precision, device=device
     ), retriever
+
+
+def _with_prompts(stages: list[OpenStage], measured: str, retriever: Retriever, log: Log) -> list[OpenStage]:
+    """Check and log the prompts of the data sets of a run, and return the stages with the prompts to store.
+
+    Raises:
+        ConfigError: a prompt is of a data set that is not in the run.
+        ModelError: a prompt leaves no token for the text.
+    """
+    names = [
+        [*(each.name for each in stage.training_data.datasets), *(each.name for each in stage.dev_sets), measured]
+        for stage in stages
+    ]
+    lines, checked = [], []
+    for stage, own in zip(stages, names, strict=True):
+        with stage_errors(stage.stage):
+            stage.prompts.check([each for every in names for each in every], every=True)
+            lines += [line for name in own if (line := _check_prompts(stage.prompts.of(name), name, retriever))]
+            lines += [line for each in stage.training_data.datasets if (line := _check_rows(each, retriever))]
+        named = [stage.prompts.named(name) for name in own]
+        checked.append(replace(stage, named_prompts={key: text for each in named for key, text in each.items()}))
+    for line in dict.fromkeys(lines):
+        log(line)
+    return checked
+
+
+def _check_prompts(prompts: Prompts, name: str, retriever: Retriever) -> str:
+    """Check the prompts of a data set, and return a line about them if it has its own."""
+    for side in SIDES:
+        retriever.check_prompt(prompts[side], side)
+    return f"{name}: {prompts}" if prompts.query_name or prompts.passage_name else ""
+
+
+def _check_rows(dataset: RetrievalDataset, retriever: Retriever) -> str:
+    """Check the prompts of single queries, and return a line about them if there are any."""
+    if dataset.prompts is None:
+        return ""
+    for text in dataset.prompts.distinct():
+        retriever.check_prompt(text, "query")
+    count, total = len(dataset.prompts.queries), len(dataset.queries)
+    return f"{dataset.name}: {count:,} of {total:,} queries begin with the prompts of their rows"
 
 
 def _check_overlaps(stage: OpenStage, measured: RetrievalDataset, test_split: str, log: Log) -> None:
@@ -239,8 +293,9 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     config = stage.config
     data, training = config.data, config.training
     description = describe(resolve_model(config.model.model, config.model.revision), config.model)
+    prompts = prompt_table(description, config.model)
     tokenisation: Tokenisation = replace(
-        tokenisation_of(retriever), query_prompt=description.query_prompt, passage_prompt=description.passage_prompt
+        tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=prompts
     )
     training_data = TrainingData.open(
         data.datasets,
@@ -263,5 +318,10 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     check_refresh(config.refresh, data, total_steps)
     dev_sets = open_dev_sets(config, training_data.datasets[0], choose_runner(training.workers[1]), log)
     return OpenStage(
-        stage=stage, description=description, training_data=training_data, total_steps=total_steps, dev_sets=dev_sets
+        stage=stage,
+        description=description,
+        training_data=training_data,
+        total_steps=total_steps,
+        dev_sets=dev_sets,
+        prompts=prompts,
     )

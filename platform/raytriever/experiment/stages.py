@@ -213,7 +213,7 @@ class Stages:
 
     def _train(self, number: int, tracker: PersistentTracker, run_name: str) -> None:
         stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]
-        config = stage.stage.config
+        config = replace(stage.stage.config, model=stage.model(stage.stage.config.model))
         if run is self._run:
             train_into(run.path, stage, config, negatives, tracker, self._here)
             return

@@ -12,8 +12,8 @@ from raytriever.data.negatives import write_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.encode import encode_queries
+from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
@@ -84,12 +84,13 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     embeddings = documents = None
     if set(ENCODER_METHODS) & set(job.mining.methods):
         retriever = load_for_encoding(job.model, precision, device)
+        report_prompts(retriever, dataset.name, report)
         documents = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
         what = "queries" if documents else "queries and passages"
         report(f"{dataset.name}: encoding {what} with {job.model.model} ({precision} on {device})")
-        queries = [dataset.queries.texts[int(query)] for query in dataset.positives(job.split).queries]
+        queries = dataset.positives(job.split).queries
         documents = documents or embed_corpus(job.model, retriever, dataset)
-        embeddings = Embeddings(encode_texts(retriever, queries, "query", "queries"), documents)
+        embeddings = Embeddings(encode_queries(retriever, dataset, queries), documents)
     mined = mine(dataset, job.split, job.mining, embeddings=embeddings, judge=judge, seed=job.seed, round=job.round)
     if not len(mined.table):
         raise DataError(f"no negative is left; {_summary(mined)}", dataset.name, "loosen the filters that removed them")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raytriever.options import check_changed, option
+from raytriever.errors import ConfigError
+from raytriever.options import check_changed, flag_of, option
 from raytriever.paths import MODEL
+from raytriever.prompts import read_prompts
 
 POOLINGS = ("mean", "cls", "last")
 SIMILARITIES = ("cosine", "dot")
@@ -19,6 +22,9 @@ READING = (
     "towers",
     "query_prompt",
     "passage_prompt",
+    "query_prompt_name",
+    "passage_prompt_name",
+    "dataset_prompts",
     "query_length",
     "passage_length",
     "truncate_dim",
@@ -53,6 +59,14 @@ class ModelConfig:
     )
     query_prompt: str | None = option(None, "text in front of every query", formerly="query_prefix")
     passage_prompt: str | None = option(None, "text in front of every passage", formerly="passage_prefix")
+    query_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every query")
+    passage_prompt_name: str | None = option(None, "name of a prompt stored in the model, for every passage")
+    dataset_prompts: Mapping[str, str] | None = option(
+        None,
+        """prompts of single data sets, such as `{"scifact": {"query": "Find evidence: "}}`""",
+        reads=read_prompts,
+        form="JSON",
+    )
     query_length: int | None = option(None, "largest number of tokens of a query; longer queries are cut", minimum=3)
     passage_length: int | None = option(
         None, "largest number of tokens of a passage; longer passages are cut", minimum=3
@@ -86,3 +100,11 @@ class ModelConfig:
 def check_lora(config: ModelConfig) -> None:
     """Check that adapter settings are not used without adapters; raises `ConfigError`."""
     check_changed(config)
+
+
+def check_prompt_names(config: ModelConfig) -> None:
+    """Check that a prompt is not given by text and by name; raises `ConfigError`."""
+    for name in ("query_prompt", "passage_prompt"):
+        if getattr(config, name) is not None and getattr(config, f"{name}_name") is not None:
+            flag = flag_of(f"{name}_name")
+            raise ConfigError(f"and {flag_of(name)} contradict each other", flag, "give one of them")

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.models.config import ModelConfig
+from raytriever.models.config import ModelConfig, check_prompt_names
 from raytriever.models.files import check_config, check_modules, read_model_file
-from raytriever.options import check_options, with_current_names
+from raytriever.options import check_options, flag_of, with_current_names
+from raytriever.prompts import PromptTable, Side, merge_prompts, prompt_by_name
 from raytriever.reading.structured import conform
 
 OWN_FILE, MODULES = "raytriever.json", "modules.json"
@@ -80,7 +81,13 @@ class _Pooling(TypedDict, total=False):
 
 
 def describe(directory: Path, config: ModelConfig) -> Description:
-    """Read the description in a model directory, and override it by the user's settings."""
+    """Read the description in a model directory, and override it by the user's settings.
+
+    Raises:
+        ModelError: a file is missing, damaged or describes what raytriever does not support.
+        ConfigError: the settings name a prompt that the model does not store, or contradict each other.
+    """
+    check_prompt_names(config)
     if (directory / OWN_FILE).is_file():
         described = _check_ranges(_own_description(directory / OWN_FILE), directory / OWN_FILE)
     elif (directory / MODULES).is_file():
@@ -88,9 +95,42 @@ def describe(directory: Path, config: ModelConfig) -> Description:
     else:
         described = Description(query_length=_position_limit(directory), passage_length=_position_limit(directory))
     overrides = {name: value for name in described.flags() if (value := getattr(config, name)) is not None}
+    overrides |= _prompt_overrides(described, config)
     if "passage_length" in overrides and "query_length" not in overrides:
         overrides["query_length"] = overrides["passage_length"]
     return replace(described, **overrides)
+
+
+def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
+    """Return the prompts of any data set.
+
+    Args:
+        description: what `describe` returned for the settings.
+        config: settings of the user.
+    """
+    sides: tuple[Side, ...] = ("query", "passage")
+    fixed = [
+        side
+        for side in sides
+        if getattr(config, f"{side}_prompt") is not None or getattr(config, f"{side}_prompt_name") is not None
+    ]
+    return PromptTable(
+        description.query_prompt,
+        description.passage_prompt,
+        description.prompts,
+        config.dataset_prompts or {},
+        frozenset(fixed),
+    )
+
+
+def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, Any]:
+    """Return the prompts that the user's settings name or add."""
+    stored = {"query": described.query_prompt, "document": described.passage_prompt} | described.prompts
+    overrides: dict[str, Any] = {"prompts": merge_prompts(described.prompts, config.dataset_prompts or {})}
+    for name in ("query_prompt", "passage_prompt"):
+        if (chosen := getattr(config, f"{name}_name")) is not None:
+            overrides[name] = prompt_by_name(chosen, stored, flag_of(f"{name}_name"))
+    return overrides
 
 
 def tower_directory(directory: Path, side: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,14 @@ from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
-from raytriever.models.description import Description, describe, tower_directory
+from raytriever.models.description import Description, describe, prompt_table, tower_directory
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.weights import check_tokens
+from raytriever.prompts import Prompts, PromptTable, check_length
+from raytriever.prompts import Side as Side
 
-Side = Literal["query", "passage"]
 SIDES: tuple[Side, ...] = ("query", "passage")
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
 # 1.7 times as long in one bucket as in 4 or 8. A GPU has no limit, because large buckets keep it busy.
@@ -35,29 +36,72 @@ CPU_BUCKET_TOKENS = 4_096
 
 
 class Retriever(nn.Module):
-    """Two towers (the same module if shared) with their tokenizer."""
+    """Two towers (the same module if shared) with their tokenizer.
 
-    def __init__(self, query: Encoder, passage: Encoder, tokenizer: Any, description: Description) -> None:
+    Args:
+        query, passage: the towers.
+        tokenizer: of both.
+        description: how they read texts.
+        prompts: prompts by data set; by default those of the description.
+    """
+
+    def __init__(
+        self,
+        query: Encoder,
+        passage: Encoder,
+        tokenizer: Any,
+        description: Description,
+        prompts: PromptTable | None = None,
+    ) -> None:
         super().__init__()
         self.query = query
         self.passage = passage
         self.tokenizer = tokenizer
         self.template = Template.of(tokenizer)
         self.description = description
+        self.prompts = prompts or prompt_table(description, ModelConfig())
 
     @property
     def width(self) -> int:
         """Number of components of an embedding."""
         return self.description.truncate_dim or hidden_size(self.query.backbone)
 
-    def contents(self, texts: Sequence[str], side: Side) -> list[Int64[ndarray, " tokens"]]:
+    def prompts_of(self, *names: str) -> Prompts:
+        """Return the prompts of a data set with these names; see `raytriever.prompts`.
+
+        Raises:
+            ModelError: a prompt leaves no token for the text.
+        """
+        prompts = self.prompts.of(*names)
+        for side in SIDES:
+            self.check_prompt(prompts[side], side)
+        return prompts
+
+    def check_prompt(self, prompt: str, side: Side) -> None:
+        """Check that a prompt leaves tokens for the text; raises `ModelError`."""
+        if prompt:
+            [content] = self.contents([""], side, prompt)
+            length = self.description.query_length if side == "query" else self.description.passage_length
+            special = len(self.template.before) + len(self.template.after)
+            check_length(prompt, len(content), length - special, side)
+
+    def contents(
+        self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None
+    ) -> list[Int64[ndarray, " tokens"]]:
         """Return the token ids of each text of one side with its prompt, as prepared data sets store them.
 
         They have no special tokens and are not truncated.
+
+        Args:
+            texts: the texts.
+            side: side of the texts.
+            prompt: text in front of all texts, or one for each; by default the prompt of the side.
         """
-        prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
+        if prompt is None:
+            prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
+        prompts = [prompt] * len(texts) if isinstance(prompt, str) else prompt
         encodings = self._content_tokenizer.encode_batch_fast(
-            [prompt + text for text in texts], add_special_tokens=False
+            [one + text for one, text in zip(prompts, texts, strict=True)], add_special_tokens=False
         )
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
@@ -142,7 +186,9 @@ def load_retriever(config: ModelConfig) -> Retriever:
     check_tokens(tokenizer, query.backbone, directory)
     for each, length in ((query, description.query_length), (passage, description.passage_length)):
         _check_length(each.backbone, length, directory)
-    return Retriever(query, passage, tokenizer, description).eval()
+    retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
+    retriever.prompts_of()  # only for its checks
+    return retriever
 
 
 def hidden_size(backbone: nn.Module) -> int:

@@ -35,7 +35,7 @@ def write_model(retriever: Retriever, directory: Path) -> None:
         )
     else:
         _write_router(retriever, directory)
-    prompts = {"query": description.query_prompt, "document": description.passage_prompt}
+    prompts = description.prompts | {"query": description.query_prompt, "document": description.passage_prompt}
     _write_json(
         directory / "config_sentence_transformers.json",
         {

@@ -20,8 +20,8 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
-from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.encode import encode_queries, encode_texts
+from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate.build import DocumentVectors, build_index
@@ -83,7 +83,8 @@ class IndexResult:
         Raises:
             ModelError: the embedding of a query is not finite.
         """
-        embeddings = encode_texts(self.retriever, queries, "query", "queries")
+        prompt = self.retriever.prompts_of(self.dataset.name).query
+        embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
         return hits_of(self.dataset, *self.index.search(embeddings, top), threshold)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
@@ -116,6 +117,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
+    report_prompts(retriever, dataset.name, report)
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)
     meta = _meta(job, dataset, store, training_split)
@@ -149,8 +151,7 @@ def _queries(retriever: Retriever, dataset: RetrievalDataset, split: str) -> Flo
     positions = dataset.positives(split).queries
     if not len(positions):
         raise ConfigError(f"{dataset.name} has no judged query", split, "name another split")
-    texts = [dataset.queries.texts[int(position)] for position in positions]
-    return encode_texts(retriever, texts, "query", f"{split} queries")
+    return encode_queries(retriever, dataset, positions, f"{split} queries")
 
 
 def _meta(
@@ -176,7 +177,8 @@ def _meta(
 
 def format_answers(result: IndexResult, query: str, top: int) -> str:
     """Search for a query, and format the best passages with their scores as text."""
-    embedding = encode_texts(result.retriever, [query], "query", "query")
+    prompt = result.retriever.prompts_of(result.dataset.name).query
+    embedding = encode_texts(result.retriever, [query], "query", "query", prompt)
     scores, ranking = result.index.search(embedding, top)
     documents = result.dataset.documents
     lines = []

@@ -136,7 +136,13 @@ class ExactIndex:
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
-        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`."""
+        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`.
+
+        Raises:
+            ConfigError: the prompts of the user are of other data sets.
+            ModelError: an embedding is not finite.
+        """
+        retriever.prompts.check([dataset.name])
         return cls(dataset, retriever, embed_corpus(config, retriever, dataset).array())
 
     @cached_property
@@ -149,7 +155,8 @@ class ExactIndex:
         Raises:
             ModelError: the embedding of a query is not finite.
         """
-        embeddings = encode_texts(self.retriever, queries, "query", "queries")
+        prompt = self.retriever.prompts_of(self.dataset.name).query
+        embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
         scores, ranking = top_k(embeddings, self.passages, top, self._ties)
         return hits_of(self.dataset, scores, ranking, threshold)
 

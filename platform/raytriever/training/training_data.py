@@ -23,18 +23,7 @@ from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.origins import parse_mix
 from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
 from raytriever.errors import DataError
-from raytriever.models.retriever import Retriever
-from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.training.batches import BatchSource
-
-
-def tokenisation_of(retriever: Retriever) -> Tokenisation:
-    """Return the tokenisation of data sets for a retriever: its tokenizer and prompts. Lengths are not part of it."""
-    return Tokenisation(
-        content_tokenizer_json(retriever.tokenizer),
-        retriever.description.query_prompt,
-        retriever.description.passage_prompt,
-    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.shards import ShardEncoder
+from raytriever.encoding.shards import ShardEncoder, tokenisation_of
 from raytriever.encoding.writer import StoreWriter
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
@@ -27,7 +27,6 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
 from raytriever.training.refresh.ledger import round_path
-from raytriever.training.training_data import tokenisation_of
 
 ALL = 320  # documents and queries
 

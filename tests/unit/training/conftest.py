@@ -12,6 +12,7 @@ import torch
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
@@ -19,7 +20,6 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup
-from raytriever.training.training_data import tokenisation_of
 
 
 @dataclass

@@ -17,13 +17,13 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.tokenisation import flat
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.engine.batch import PAD
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import BatchSource
-from raytriever.training.training_data import tokenisation_of
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
 POSITIVES = {query: [10 * query + place for place in range(query + 1)] for query in range(6)}

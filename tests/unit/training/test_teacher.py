@@ -17,13 +17,14 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.teacher import TeacherTable
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 
 Make = Callable[..., tuple[TrainingSetup, object]]
 TAUGHT = (

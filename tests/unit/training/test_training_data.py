@@ -11,11 +11,12 @@ import pytest
 from raytriever.data.config import DataConfig
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ConfigError, DataError
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dat
     assert isinstance(made, Tokenisation)
     places = {
         TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].location
-        for tokens in (made, replace(made, query_prompt="query: "))
+        for tokens in (made, replace(made, query_prompt="query: ", table=None))
     }
     assert len(places) == 2
 

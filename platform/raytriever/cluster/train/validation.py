@@ -27,7 +27,7 @@ from raytriever.cluster.train.refresh import get_result
 from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
 from raytriever.evaluation.corpus_sample import sample_corpus
@@ -102,8 +102,9 @@ class Validations:
 
     def _measure(self, retriever: Retriever, one: DevSet, dataset: RetrievalDataset, split: str) -> dict[str, float]:
         positions = dataset.relevant_queries(split)
-        queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in positions], "query", one.name)
-        documents = encode_texts(retriever, dataset.passages(), "passage", one.name)
+        prompts = retriever.prompts_of(dataset.name)
+        queries = encode_queries(retriever, dataset, positions, one.name)
+        documents = encode_texts(retriever, dataset.passages(), "passage", one.name, prompts.passage)
         return evaluate_embeddings(dataset, split, queries, documents, self._protocol).metrics
 
     def _load(self, checkpoint: Path) -> Retriever:

@@ -32,6 +32,7 @@ from raytriever.config import Config
 from raytriever.data.negatives import read_negatives
 from raytriever.data.sampling.teacher import Coverage
 from raytriever.data.sources import is_uri
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.precision import choose_precision
@@ -43,7 +44,7 @@ from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.strategy import current_workers
 from raytriever.training.refresh.config import SYNC
 from raytriever.training.refresh.job import RefreshPlan
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 from raytriever.training.validation.job import ValidationPlan
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 

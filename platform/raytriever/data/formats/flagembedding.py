@@ -1,8 +1,9 @@
 """Parser of FlagEmbedding's training files (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [], "neg": []}`.
 
 `neg_scores` are a teacher's, one for each text of `neg`; they are kept. `pos_scores` are only checked: the grade of a
-positive is 1. `prompt` and `type` are not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense
-retriever. The order of the positives is their rank.
+positive is 1. `prompt` is the text in front of the query, which replaces the prompt of the data set. `type` is not
+read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever. The order of the positives is
+their rank.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from raytriever.data.formats.group import Group, score_list, text_list
 from raytriever.data.formats.plan import RowParser
-from raytriever.data.formats.rows import string_field
+from raytriever.data.formats.rows import optional_text, string_field
 from raytriever.data.records import Records
 
 NAME = "flagembedding"
@@ -33,7 +34,7 @@ class ListsRow:
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query, its texts, and their judgements."""
-        group = Group(self.split, string_field(row, "query"))
+        group = Group(self.split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
         positives, negatives = text_list(row, "pos"), text_list(row, "neg")
         score_list(row, "pos_scores", len(positives), "pos")
         for text in positives:

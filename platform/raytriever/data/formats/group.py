@@ -18,11 +18,12 @@ class Group:
         split: split of the judgements.
         text: text of the query.
         name: id of the query; None for an id from its content.
+        prompt: prompt of this query, which replaces that of its data set; "" for none.
     """
 
-    def __init__(self, split: str, text: str, name: str | None = None) -> None:
+    def __init__(self, split: str, text: str, name: str | None = None, prompt: str = "") -> None:
         self._split = split
-        self._query = Query(name if name is not None else content_id(text), text)
+        self._query = Query(name if name is not None else content_id(text), text, prompt)
         self._documents: list[Document] = []
         self._judged: dict[str, Judgement] = {}
         self._negatives: list[Negative] = []

@@ -93,7 +93,8 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, As
     _judgements(folder, reports, sides, bad)
     _negatives(folder, reports, sides, bad)
     stems = [report.stem for report in reports]
-    answers.gather(folder / WORK, stems, sides[QUERIES].positions, folder / answers.FILE)
+    for name in (answers.FILE, answers.PROMPTS):
+        answers.gather(folder / WORK, stems, sides[QUERIES].positions, folder / name)
     return sides, bad
 
 

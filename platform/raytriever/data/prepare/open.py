@@ -174,6 +174,8 @@ def _read_splits(folder: Path, splits: list[str], request: Request) -> Retrieval
     dataset = read_prepared(folder, [TRAIN, *requested] if lent else requested, vocabulary)
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
+    if request.tokenisation is not None and dataset.tokens is not None:
+        dataset = replace(dataset, tokens=replace(dataset.tokens, tokenizer=request.tokenisation.tokenizer_digest))
     judgements = {split: dataset.judgements[split] for split in requested}
     absent = {split: rows for split, rows in dataset.absent.items() if split in requested}
     return replace(dataset, judgements=judgements, absent=absent)
@@ -190,7 +192,8 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
     if meta is None:
         folder = prepare(request, run, report=report)
         return folder, str(folder)
-    if request.tokenisation is not None and meta["tokenisation"] != request.tokenisation.digest:
+    wanted = request.tokenisation and request.tokenisation.for_dataset(meta["name"])
+    if wanted is not None and meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if meta["tokenisation"] else "no tokenizer"
         raise DataError(
             f"was prepared with {tokens}", str(folder), "prepare it with --model as it is trained, or name its source"

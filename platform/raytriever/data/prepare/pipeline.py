@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -116,6 +116,8 @@ def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Se
 
 # Changes when more is read from the same files: the cache is made again, and older prepared data sets stay readable.
 _READS = "absent"
+# The same for single formats.
+_READS_OF_FORMAT = {"flagembedding": "prompts"}
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
 _REPORT_SECONDS = 10
 
@@ -168,7 +170,8 @@ class Request:
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        decides = [VERSION, _READS, plan.format, tokens, source.where, files, sorted(read)]
+        reads = [_READS, _READS_OF_FORMAT[plan.format]] if plan.format in _READS_OF_FORMAT else _READS
+        decides = [VERSION, reads, plan.format, tokens, source.where, files, sorted(read)]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -189,6 +192,8 @@ def prepare(
     """
     source = Source.open(str(pydocs_folder()) if request.dataset == PYDOCS else request.dataset)
     name = PYDOCS if request.dataset == PYDOCS else source.name
+    if request.tokenisation is not None:
+        request = replace(request, tokenisation=request.tokenisation.for_dataset(name))
     plan = recognise(source, request.format)
     key = request.key(source, plan)
     folder = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"

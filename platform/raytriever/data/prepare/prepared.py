@@ -16,7 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.answers import FILE, Answers, read_answers
+from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_answers, read_query_prompts
 from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
 from raytriever.data.dataset import (
     AbsentDocuments,
@@ -167,6 +167,7 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
     }
     negatives = [_negatives(file, len(query_ids), len(ids)) for file in files(f"{NEGATIVES}.npy")]
     answers = [_answers(file, len(query_ids), full) for file in files(FILE)]
+    prompts = [_prompts(file, len(query_ids), full) for file in files(PROMPTS)]
     other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
     return RetrievalDataset(
         name=meta["name"],
@@ -176,6 +177,7 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
         quarantine=QuarantineReport.read(folder).without(other),
         negatives=next(iter(negatives), None),
         answers=next(iter(answers), None),
+        prompts=next(iter(prompts), None),
         location=str(folder),
         absent=absent,
         tokens=Tokens(query_tokens, document_tokens, tokenised)
@@ -270,6 +272,13 @@ def _answers(file: Path, queries: int, full: bool) -> Answers:
     _check_range(file, "the position of a query", answers.queries, queries)
     _check_order(file, "queries", bool((np.diff(answers.queries) >= 0).all()))
     return answers
+
+
+def _prompts(file: Path, queries: int, full: bool) -> QueryPrompts:
+    prompts = read_query_prompts(file, full)
+    _check_range(file, "the position of a query", prompts.queries, queries)
+    _check_order(file, "queries", bool((np.diff(prompts.queries) > 0).all()))
+    return prompts
 
 
 def _check_pairs(file: Path, queries: ndarray, documents: ndarray, of_queries: int, of_documents: int) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.answers import write_some
+from raytriever.data.answers import FILE, PROMPTS, write_some
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import Chunk, Parsed, parse_chunk
 from raytriever.data.formats.plan import Part
@@ -75,16 +75,17 @@ class Side:
 
     @classmethod
     def of_queries(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
-        """Return the queries of a chunk."""
+        """Return the queries of a chunk; a prompt of the row replaces that of the data set."""
         rows = parsed.records.queries
-        ids, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [])
+        ids, texts, prompts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
+        default = tokenisation.query_prompt if tokenisation else ""
         return cls(
             {"id": ids, "text": texts},
-            texts if tokenisation else [],
-            tokenisation.query_prompt if tokenisation else "",
+            [(prompt or default) + text for prompt, text in zip(prompts, texts, strict=True)] if tokenisation else [],
+            "",
             parsed.rows_of("queries"),
             [key_of(name) for name in ids],
-            [key_of(text) for text in texts],
+            [key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)],
         )
 
     def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
@@ -236,7 +237,9 @@ class ShardWriter:
                 killers |= side.write(self.folder / name, report.stem, self.tokenisation, died_before)
                 side.write_keys(self.folder / WORK / f"{report.stem}.{name}.npz")
             write_pairs(self.folder / WORK, report.stem, parsed)
-            write_some(self.folder / WORK, report.stem, parsed.records.answers)
+            write_some(self.folder / WORK, report.stem, FILE, parsed.records.answers)
+            prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
+            write_some(self.folder / WORK, report.stem, PROMPTS, prompts)
             mark.unlink()
         bad = tuple(bad_entry(where, row, reason, b"") for row, reason in killers.items())
         return replace(report, bad=report.bad + bad)

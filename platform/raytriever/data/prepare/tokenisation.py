@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from multiprocessing.connection import Connection
@@ -21,6 +21,7 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.interruption import end_with_parent
+from raytriever.prompts import PromptTable
 
 Work = Callable[[Sequence[str]], Sequence[Any]]
 
@@ -96,11 +97,20 @@ class Tokenisation:
         tokenizer: serialised tokenizer of the library `tokenizers`, without truncation and padding.
         query_prompt: text in front of every query.
         passage_prompt: text in front of every passage.
+        table: prompts by data set, from which `for_dataset` chooses; None if the two prompts are for every data set.
     """
 
     tokenizer: str = field(repr=False)
     query_prompt: str = ""
     passage_prompt: str = ""
+    table: PromptTable | None = field(default=None, repr=False)
+
+    def for_dataset(self, name: str) -> Tokenisation:
+        """Return the tokenisation of a data set with its own prompts."""
+        if self.table is None:
+            return self
+        prompts = self.table.of(name)
+        return replace(self, query_prompt=prompts.query, passage_prompt=prompts.passage, table=None)
 
     @property
     def digest(self) -> str:
@@ -109,6 +119,11 @@ class Tokenisation:
         return hashlib.sha256(
             "\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()
         ).hexdigest()
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """SHA-256 over the tokenizer alone."""
+        return hashlib.sha256(self.tokenizer.encode()).hexdigest()
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -21,7 +21,7 @@ import torch
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
-from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.index.approximate.config import IndexConfig
@@ -197,20 +197,14 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
     if store.meta["left_out"]:
         raise DataError(f"{len(store.meta['left_out'])} passages could not be encoded", dataset.name, "remove them")
     embeddings, positives = store.array(), dataset.positives(job.split)
-    texts = dataset.queries.texts
     count = min(job.query_count, len(positives), len(embeddings) // 10)
     chosen = np.sort(np.random.default_rng(job.seed).choice(len(positives), count, replace=False))
-    queries = encode_texts(retriever, [texts[int(positives.queries[row])] for row in chosen], "query", "queries")
-    training = [texts[int(query)] for query in dataset.positives("train").queries]
+    queries = encode_queries(retriever, dataset, positives.queries[chosen])
+    training = encode_queries(retriever, dataset, dataset.positives("train").queries, "training queries")
     of = np.repeat(np.arange(count), [len(positives.of(int(row))) for row in chosen])
     to = np.concatenate([positives.of(int(row)) for row in chosen])
     remaining, held_out = hold_out(embeddings, count, job.seed)
-    data = GapEmbeddings(
-        embeddings[remaining],
-        embeddings[held_out],
-        queries,
-        encode_texts(retriever, training, "query", "training queries"),
-    )
+    data = GapEmbeddings(embeddings[remaining], embeddings[held_out], queries, training)
     key = _digest([*settings, store.meta["key"], dataset.digest])
     return data, key, query_positive_distance(queries, embeddings, of, to)
 

@@ -70,7 +70,7 @@ class SweepData:
         prepared = tuple(dataset.location for dataset in training_data.datasets if dataset.location)
         return TrialJob(
             number=number,
-            config=config,
+            config=replace(config, model=stage.model(config.model)),
             prepared=prepared,
             dev_sets=stage.dev_sets,
             negatives=table,
@@ -111,4 +111,4 @@ def _rows(config: Config) -> Sequence[Hashable]:
 
 
 def _key(config: Config) -> Hashable:
-    return (_rows(config), config.model)
+    return (_rows(config), repr(config.model))

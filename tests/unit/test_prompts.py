@@ -1,0 +1,115 @@
+"""Prompts by data set: the order of MTEB, the prompts of the user, and wrong input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raytriever.errors import ConfigError, ModelError
+from raytriever.prompts import (
+    MTEB_TASKS,
+    Prompts,
+    PromptTable,
+    check_length,
+    merge_prompts,
+    prompt_by_name,
+    read_prompts,
+)
+
+STORED = {
+    "SciFact-query": "1",
+    "SciFact": "2",
+    "Retrieval-query": "3",
+    "Retrieval": "4",
+    "Retrieval-document": "5",
+}
+
+
+def test_a_data_set_uses_the_most_specific_prompt() -> None:
+    names = list(STORED)
+    expected = {"query": ["1", "2", "3", "4"], "passage": ["2", "2", "5", "5"]}
+    for skipped in range(4):
+        table = PromptTable("q", "p", {name: STORED[name] for name in names[skipped:]})
+        found = table.of("scifact")
+        assert (found.query, found.passage) == (expected["query"][skipped], expected["passage"][skipped])
+    assert PromptTable("q", "p").of("scifact") == Prompts("q", "p")
+    assert PromptTable("q", "p", {"SciFact": "2"}).of("nfcorpus") == Prompts("q", "p")
+
+
+def test_a_data_set_of_beir_has_the_name_of_its_task() -> None:
+    from raytriever.evaluation.datasets import BEIR
+
+    for name, member in BEIR.items():
+        assert MTEB_TASKS.get(name, member.task) == member.task
+        assert PromptTable(stored={f"{member.task}-query": "x"}).of(name).query == "x", name
+    assert not MTEB_TASKS.keys() - BEIR.keys()
+
+
+def test_prompts_of_the_user_precede_those_of_the_model() -> None:
+    stored = {"scifact-query": "stored", "scifact-document": "stored too"}
+    assert PromptTable("q", "p", stored, fixed=frozenset({"query"})).of("scifact") == Prompts(
+        "q", "stored too", "", "scifact-document"
+    )
+    own = {"SciFact-query": "own"}
+    table = PromptTable("q", "p", merge_prompts(stored, own), own, frozenset({"query"}))
+    assert table.of("scifact").query == "own"
+    assert table.of("other").query == "q"
+
+
+def test_a_trained_model_stores_what_it_needs_to_choose_the_same() -> None:
+    stored = {"SciFact-query": "old", "nq-query": "kept"}
+    cases = [
+        PromptTable("new", "p", stored, fixed=frozenset({"query"})),  # --query-prompt
+        PromptTable("new", "p", stored, {"scifact": "own"}),  # a less specific name
+        PromptTable("new", "p", stored, {"scifact-query": "own"}),
+        PromptTable("new", "p", stored),
+    ]
+    for table in cases:
+        used = table.of("scifact")
+        kept = merge_prompts(merge_prompts(table.stored, table.own), table.named("scifact"))
+        later = PromptTable("new", "p", kept).of("scifact")
+        assert (later.query, later.passage) == (used.query, used.passage)
+        assert kept["nq-query"] == "kept"
+    assert cases[3].named("scifact") == {}
+    assert cases[0].named("scifact") == {"scifact-query": "new"}
+
+
+def test_forms_of_prompts_by_data_set() -> None:
+    nested = {"scifact": {"query": "a", "passage": "b"}, "nq": "c", "fiqa": {"document": "d"}}
+    flat = {"scifact-query": "a", "scifact-document": "b", "nq": "c", "fiqa-document": "d"}
+    assert read_prompts(nested) == read_prompts(json.dumps(nested)) == read_prompts(flat) == flat
+
+
+@pytest.mark.parametrize(
+    "value", ["Find: ", "[]", 3, {"scifact": 3}, {"scifact": {"anchors": "a"}}, {"": "a"}, {"query": "a"}, '{"a": {"b"']
+)
+def test_another_form_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="give"):
+        read_prompts(value)
+
+
+def test_an_unknown_name_suggests_another() -> None:
+    with pytest.raises(ConfigError, match=r"stores no prompt 's2p_qury'; did you mean 's2p_query'\?"):
+        prompt_by_name("s2p_qury", {"s2p_query": "x"}, "--query-prompt-name")
+    with pytest.raises(ConfigError, match="the model stores none; give --query-prompt"):
+        prompt_by_name("any", {}, "--query-prompt-name")
+
+
+def test_a_prompt_of_no_data_set_is_refused() -> None:
+    table = PromptTable(own={"scifat-query": "x", "nq-query": "y"})
+    with pytest.raises(
+        ConfigError, match="'scifat-query' is a prompt of no data set here; did you mean 'scifact-query'"
+    ):
+        table.check(["scifact", "nq"], every=True)
+    table.check(["scifact", "nq"])  # one of a file of prompts is enough to encode
+    with pytest.raises(ConfigError, match="no data set here; did you mean 'fiqa-query'"):
+        table.check(["fiqa"])
+    PromptTable(own={"FiQA2018-query": "x"}).check(["fiqa"], every=True)
+    PromptTable(stored={"anything": "x"}).check(["fiqa"], every=True)
+
+
+def test_a_prompt_leaves_tokens_for_the_text() -> None:
+    check_length("a b", 2, 3, "query")
+    with pytest.raises(ModelError, match=r"has 3 tokens, but only 3 fit.*--query-length"):
+        check_length("a b c", 3, 3, "query")

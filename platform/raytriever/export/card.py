@@ -6,6 +6,7 @@ The card is a README with the metadata that the hub reads. Its facts come only f
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,7 @@ def model_card(facts: CardFacts) -> str:
             length=", normalize_embeddings=True" if _is_cut_after_normalisation(facts.description) else "",
         ),
         USE.format(similarity=facts.description.similarity.replace("dot", "dot product"), length=_length(facts)),
+        *_named_prompts(facts.description),
         *_training(facts),
         *_results(facts),
     ]
@@ -113,6 +115,20 @@ def _description(facts: CardFacts) -> str:
         f" passages at {description.passage_length}{''.join(', ' + line for line in prompts)}.",
     ]
     return "\n".join(lines)
+
+
+def _named_prompts(description: Description) -> list[str]:
+    """Return the section of the prompts by name, besides those of all queries and all passages."""
+    rows = [
+        [name, json.dumps(text, ensure_ascii=False)]
+        for name, text in sorted(description.prompts.items())
+        if text and name not in ("query", "document")
+    ]
+    if not rows:
+        return []
+    table = markdown_table([["name", "text in front"], *rows])
+    use = 'Choose one with `model.encode(texts, prompt_name="NAME")`. Names ending in `-query` are for queries.'
+    return [f"## Prompts\n{use}\n\n{table}"]
 
 
 def _is_cut_after_normalisation(description: Description) -> bool:

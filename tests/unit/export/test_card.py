@@ -123,3 +123,13 @@ def test_the_card_omits_sections_without_facts(tmp_path: Path) -> None:
     ):
         assert word not in text
     assert "license" not in json.dumps(card().data.to_dict())
+
+
+def test_prompts_are_listed_by_name() -> None:
+    prompts = {"query": "q: ", "document": "", "scifact-query": "Instruct: find | it\nQuery: ", "empty": ""}
+    card = model_card(CardFacts("mine", Description(query_prompt="q: ", prompts=prompts), 32))
+    assert "queries begin with `q: `" in card
+    assert '| scifact-query | "Instruct: find \\| it\\\\nQuery: " |' in card
+    assert "| empty" not in card
+    assert "| query |" not in card
+    assert "## Prompts" not in model_card(CardFacts("mine", Description(prompts={"query": "q: "}), 32))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.open import open_all_splits, open_dataset
 from raytriever.errors import DataError
 
 HEADER = "query-id\tcorpus-id\tscore\n"
@@ -221,3 +221,22 @@ def test_a_truncated_pack_is_reported_by_file(data_packs: Path, tmp_path: Path) 
     (tmp_path / "qrels" / "test.tsv").write_text(HEADER + "q\t1\t1\n")
     with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row"):
         open_dataset(tmp_path, ["test"])
+
+
+def test_all_splits_are_opened(folder: Path) -> None:
+    assert sorted(open_all_splits(folder).judgements) == ["test", "train"]
+    assert open_all_splits(folder, ["train"]).digest == open_dataset(folder, ["test", "train"]).digest
+    with_dev = open_all_splits(folder, ["dev"])  # taken from train
+    assert with_dev.digest == open_dataset(folder, ["dev", "test", "train"]).digest
+    with pytest.raises(DataError, match="no split 'trian'; there are: test, train"):
+        open_all_splits(folder, ["trian"])
+
+
+def test_only_files_of_the_checked_splits_stop_the_opening_of_all(folder: Path) -> None:
+    edit(folder / "qrels" / "test.tsv", lambda lines: lines.extend([b"q0\td9999\t1"] * 20))
+    dataset = open_all_splits(folder, ["train"])
+    assert sorted(dataset.judgements) == ["test", "train"]
+    assert dataset.quarantine.total == 20
+    for checked in (None, ["test"]):
+        with pytest.raises(DataError, match=r"test\.tsv row \d+: unknown document"):
+            open_all_splits(folder, checked)

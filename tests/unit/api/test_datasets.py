@@ -146,7 +146,7 @@ SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
 ERRORS: list[tuple[Any, str]] = [
     (
         lambda: rt.load_dataset("no/such"),
-        "path='no/such': no data set of this name and no such folder; give 'pydocs' or the path of a folder",
+        "path='no/such': no data set of this name and no such folder; give 'pydocs', or the path or URI of a data set",
     ),
     (lambda: rt.load_dataset(" "), "the path is empty"),
     (

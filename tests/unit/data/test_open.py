@@ -114,7 +114,7 @@ def test_an_unknown_name_says_what_would_be_right(folder: Path, monkeypatch: pyt
         open_dataset("pydoc", ["test"])
     with pytest.raises(DataError, match=r"did you mean '.*/tiny'\?"):
         open_dataset(folder.parent / "tinny", ["test"])
-    with pytest.raises(DataError, match="give 'pydocs' or the path of a folder in BEIR layout"):
+    with pytest.raises(DataError, match="give 'pydocs', or the path or URI of a data set"):
         open_dataset("/nowhere/at/all", ["test"])
     (folder / "queries.jsonl").unlink()
     with pytest.raises(

@@ -28,6 +28,8 @@ ATTENTION = "raytriever_cpu"
 # Attention scores at a time: 1 MB in bf16, the second-level cache of a core.
 _SCORES = 1 << 19
 _MASKED = -1e30
+# Longer texts use torch's fused attention: the scores of 12 heads of one text of 8,192 tokens would take 3 GB.
+_LONGEST = 1_024
 
 
 def load_for_encoding(config: ModelConfig, precision: str, device: torch.device | None = None) -> Retriever:
@@ -126,6 +128,7 @@ def _attend(
         is_unsupported
         or getattr(module, "is_causal", False)
         or query.shape != key.shape
+        or query.shape[2] > _LONGEST
         or (mask is not None and mask.dtype != torch.bool)
     ):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward

@@ -63,8 +63,9 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
 
 def train_on_cpu(retriever: Retriever) -> None:
     """Replace attention and dropout of every tower by those that are fast on a CPU, in place; parameters are kept."""
+    longest = max(retriever.description.query_length, retriever.description.passage_length)
     for tower in {retriever.query, retriever.passage}:
-        use_cpu_attention(tower.backbone)
+        use_cpu_attention(tower.backbone, longest)
     for name, module in list(retriever.named_modules()):
         if type(module) is nn.Dropout:
             retriever.set_submodule(name, Dropout(module.p).train(module.training))

@@ -13,7 +13,7 @@ import torch
 from numpy import ndarray
 
 from raytriever.models import buckets
-from raytriever.models.buckets import BUCKET_COST, Buckets, cut_points, fill_buckets
+from raytriever.models.buckets import BUCKET_COST, Buckets, cut_points, fill_buckets, token_cost
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 
@@ -29,7 +29,7 @@ def make_buckets(lengths: list[int], most: int | None = None) -> Buckets:
 
 
 def cost(lengths: ndarray, cuts: list[int]) -> int:
-    return sum(int(part.max()) * len(part) + BUCKET_COST for part in np.split(lengths, cuts))
+    return sum(int(token_cost(part.max())) * len(part) + BUCKET_COST for part in np.split(lengths, cuts))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 40, 100])

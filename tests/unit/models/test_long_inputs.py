@@ -1,0 +1,119 @@
+"""Texts of 8,192 tokens: embeddings and training steps equal those of sentence-transformers, in memory that is linear
+in the length."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.models.buckets import ATTENTION, BUCKET_COST, SHORT, cut_points, token_cost
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import set_dropout
+from raytriever.models.prepare import train_on_cpu
+from raytriever.models.retriever import load_retriever
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from directories import written
+from tiny_models import text_of
+
+LONG = 8_192
+TEXTS = [text_of(7_000, seed=1), text_of(3_000, seed=2), text_of(5, seed=3)]
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "modernbert": written("modernbert", "cls", positions=LONG, max_length=LONG),
+    "qwen3": written("qwen3", "lasttoken", Normalize, positions=LONG, max_length=LONG),
+    "xlm-roberta": written("xlm-roberta", "mean", positions=LONG, max_length=LONG),
+}
+
+
+def config_of(directory: Path) -> ModelConfig:
+    return ModelConfig(str(directory), query_length=LONG, passage_length=LONG, similarity="cosine")
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    WRITERS[request.param](folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_library(directory: Path) -> np.ndarray:
+    model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+    return model.encode_document(TEXTS, batch_size=1, normalize_embeddings=True)
+
+
+@pytest.mark.parametrize(("precision", "least"), [("fp32", 0.99999), ("bf16", 0.98)])
+def test_embeddings_equal_those_of_the_library(
+    directory: Path, by_library: np.ndarray, precision: str, least: float
+) -> None:
+    retriever = load_for_encoding(config_of(directory), precision, torch.device("cpu"))
+    assert len(retriever.token_ids(TEXTS, "passage")[0]) == LONG
+    embeddings = encode_texts(retriever, TEXTS, "passage")
+    assert (embeddings * by_library).sum(1).min() > least
+
+
+def test_training_keeps_no_scores_and_has_the_gradient_of_plain_attention(directory: Path) -> None:
+    text = text_of(700, seed=1)
+    gradients = []
+    for on_cpu in (True, False):
+        retriever = load_retriever(config_of(directory)).train()
+        set_dropout(retriever, 0.0)
+        if on_cpu:
+            train_on_cpu(retriever)
+        else:
+            retriever.query.backbone.set_attn_implementation("eager")
+        [bucket] = retriever.tokenize([text], "passage").buckets
+        retriever.encode(bucket, "passage")[0, :8].sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in retriever.parameters() if p.grad is not None]))
+    assert (gradients[0] - gradients[1]).norm() < 1e-4 * gradients[1].norm()
+
+
+def test_training_a_long_text_keeps_memory_linear_in_its_length(directory: Path) -> None:
+    retriever = load_retriever(config_of(directory)).train()
+    set_dropout(retriever, 0.0)
+    train_on_cpu(retriever)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    def kept_by(length: int) -> int:
+        kept.clear()
+        [bucket] = retriever.batch_of([np.full(length, 200)], "passage").buckets
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = retriever.encode(bucket, "passage")
+        mask = max(kept.values()) if max(kept.values()) >= length**2 else 0
+        (output**2).sum().backward()
+        return sum(kept.values()) - mask
+
+    short, long = kept_by(LONG // 4), kept_by(LONG)
+    # Two heads' scores of one layer; a mask of the batch, which all layers share, is not counted.
+    assert long < 2 * LONG**2 * 4
+    assert long < 5 * short
+
+
+def test_costs_are_tokens_up_to_512_and_then_quadratic() -> None:
+    lengths = np.array([1, 100, SHORT, 2 * SHORT, LONG])
+    quadratic = (lengths.astype(float) ** 2 - SHORT**2).clip(min=0) / ATTENTION
+    np.testing.assert_allclose(token_cost(lengths), lengths + quadratic, atol=1)
+
+
+def test_long_texts_share_a_bucket_only_if_their_attention_stays_cheap() -> None:
+    def in_tokens(lengths: np.ndarray, cuts: list[int]) -> int:
+        return sum(int(part.max()) * len(part) + BUCKET_COST for part in np.split(lengths, cuts))
+
+    # 100 padded tokens cost less than a bucket, but their attention to 8,092 others costs more.
+    lengths = np.array([8_092, 8_192])
+    assert in_tokens(lengths, []) <= in_tokens(lengths, [1])
+    assert cut_points(lengths) == [1]
+    assert cut_points(np.array([412, 512])) == []

@@ -76,7 +76,7 @@ def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:
         Source.open(tmp_path / "tinny")
     with pytest.raises(DataError, match=r"--dataset pydoc: .*did you mean 'pydocs'\?"):
         Source.open("pydoc")
-    with pytest.raises(DataError, match="give 'pydocs' or the path of a folder in BEIR layout"):
+    with pytest.raises(DataError, match="give 'pydocs', or the path or URI of a data set"):
         Source.open("/nowhere/at/all")
     with pytest.raises(DataError, match="no file in it"):
         Source.open(tmp_path / "tiny")

@@ -24,7 +24,8 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import Encoder, TokenBatch
-from raytriever.models.retriever import Retriever, Side
+from raytriever.models.retriever import Retriever
+from raytriever.prompts import Side
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput

@@ -24,6 +24,7 @@ from raytriever.options import did_you_mean, flag_of
 from raytriever.reading.structured import parse_json
 
 Side = Literal["query", "passage"]
+SIDES: tuple[Side, ...] = ("query", "passage")
 # Ends of the names of a side's prompts. The first is written.
 KINDS: dict[Side, tuple[str, ...]] = {"query": ("query",), "passage": ("document", "passage")}
 TASK_TYPE = "Retrieval"

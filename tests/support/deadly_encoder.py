@@ -12,7 +12,8 @@ from torch import Tensor
 
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import TokenBatch
-from raytriever.models.retriever import Retriever, Side, load_retriever
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.prompts import Side
 
 
 class Deadly(Retriever):

@@ -38,8 +38,8 @@ from raytriever.errors import ConfigError, UserError
 from raytriever.locking import Claim, claims, join
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
-from raytriever.models.retriever import Side
 from raytriever.options import flag_of
+from raytriever.prompts import Side
 from raytriever.storage import check_writable
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.

@@ -33,11 +33,11 @@ from raytriever.data.statistics import describe
 from raytriever.errors import DataError, ModelError, StorageError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe as describe_model
-from raytriever.models.description import prompt_table, tower_directory
-from raytriever.models.retriever import SIDES
+from raytriever.models.description import prompt_table
+from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.prompts import Prompts, check_length
+from raytriever.prompts import SIDES, Prompts, check_length
 from raytriever.storage import check_writable, read_manifest
 
 # CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
@@ -176,7 +176,7 @@ def run_preparation(
     check_writable(output)
     directory = resolve_model(model.model, model.revision)
     description = describe_model(directory, model)
-    tokenizer = load_tokenizer(tower_directory(directory, "query"))
+    tokenizer = load_tokenizer(read_pipeline(directory, "query").transformer)
     template = Template.of(tokenizer)
     table = prompt_table(description, model)
     tokenisation = Tokenisation(content_tokenizer_json(tokenizer), table.query, table.passage, table)

@@ -26,11 +26,11 @@ from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
 from raytriever.locking import owner_of
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import Retriever, Side
+from raytriever.models.retriever import Retriever
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.progress import Progress
-from raytriever.prompts import Prompts
+from raytriever.prompts import Prompts, Side
 from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, sha256_of
 from raytriever.terminal import warn
 

@@ -21,7 +21,8 @@ from numpy import ndarray
 from raytriever.encoding.encode import encode_contents
 from raytriever.errors import ModelError, StorageError
 from raytriever.interruption import end_with_parent
-from raytriever.models.retriever import Retriever, Side
+from raytriever.models.retriever import Retriever
+from raytriever.prompts import Side
 from raytriever.reading.structured import read_json
 
 LOADING = -1  # batch number while the encoder is loading

@@ -18,9 +18,9 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ModelError
 from raytriever.models.encoder import TokenBatch
-from raytriever.models.retriever import Retriever, Side
+from raytriever.models.retriever import Retriever
 from raytriever.progress import Progress
-from raytriever.prompts import Prompts
+from raytriever.prompts import Prompts, Side
 
 WINDOW = 8_192
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.

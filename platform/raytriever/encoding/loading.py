@@ -44,7 +44,9 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     retriever = load_retriever(config).to(device)
-    retriever = retriever.to(torch.bfloat16) if precision == "bf16" else retriever
+    if precision == "bf16":
+        for backbone in _backbones(retriever):
+            backbone.to(torch.bfloat16)
     return speed_up(retriever) if device.type == "cpu" else retriever
 
 
@@ -68,14 +70,18 @@ def speed_up(retriever: Retriever) -> Retriever:
         return retriever
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return retriever
-    for tower in {id(each): each for each in (retriever.query, retriever.passage)}.values():
-        _pack(tower)
-        backbone: Any = tower.backbone
+    for backbone in _backbones(retriever):
+        _pack(backbone)
         supported = getattr(type(backbone), "_supports_attention_backend", False)
         if dtype == torch.bfloat16 and supported and backbone.config._attn_implementation == "sdpa":
             _register_attention()
             backbone.set_attn_implementation(ATTENTION)
     return retriever
+
+
+def _backbones(retriever: Retriever) -> list[Any]:
+    """Return the transformers of a retriever. Its heads stay float32, because they are small."""
+    return list({id(each): each for each in (retriever.query.backbone, retriever.passage.backbone)}.values())
 
 
 class PackedLinear(nn.Module):

@@ -25,9 +25,9 @@ from raytriever.encoding.crashes import LOADING, CrashRecord, find_fatal_texts
 from raytriever.encoding.encode import batches, check_finite, encode_contents, token_budget
 from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError
-from raytriever.models.retriever import Retriever, Side
+from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
-from raytriever.prompts import Prompts
+from raytriever.prompts import Prompts, Side
 
 TRIES = 3
 

@@ -32,7 +32,7 @@ from raytriever.encoding.store import (
     write_embeddings,
 )
 from raytriever.errors import StorageError
-from raytriever.models.retriever import Side
+from raytriever.prompts import Side
 from raytriever.reading.structured import conform
 from raytriever.storage import (
     MANIFEST,

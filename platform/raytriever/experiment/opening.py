@@ -35,9 +35,9 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
 from raytriever.models.precision import choose_precision
-from raytriever.models.retriever import SIDES, Retriever
+from raytriever.models.retriever import Retriever
 from raytriever.models.source import commit_of, resolve_model
-from raytriever.prompts import Prompts, PromptTable, merge_prompts
+from raytriever.prompts import SIDES, Prompts, PromptTable, merge_prompts
 from raytriever.training.refresh.config import check_refresh
 from raytriever.training.training_data import TrainingData
 

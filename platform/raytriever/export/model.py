@@ -26,10 +26,12 @@ from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, GraphRunner, check_packages, write_graph
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import TokenBatch
-from raytriever.models.retriever import Retriever, Side, load_retriever
+from raytriever.models.pipeline.modules import read_pipeline
+from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.source import MINILM
 from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
+from raytriever.prompts import SIDES, Side
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.storage import check_writable, committed_directory, disk_errors
 
@@ -93,10 +95,10 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
     with committed_directory(output) as folder:
         with quiet_transformers():
             write_model(retriever, folder)
-        for side, subfolder in _towers(folder):
+        for side, subfolder in _towers(retriever, folder):
             for form in settings.format_names:
                 report(f"{form}: writing the {side} tower")
-                parities.append(_write_and_compare(retriever, side, form, folder / subfolder))
+                parities.append(_write_and_compare(retriever, side, form, subfolder))
         facts = CardFacts(
             name=settings.push_to_hub.rsplit("/", 1)[-1] if settings.push_to_hub else _name(config, output),
             description=retriever.description,
@@ -108,15 +110,6 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
         )
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
     return parities
-
-
-class _Structure(TypedDict):
-    query: list[str]
-    document: list[str]
-
-
-class _Router(TypedDict):
-    structure: _Structure
 
 
 class _Model(TypedDict, total=False):
@@ -137,16 +130,11 @@ class _Trained(TypedDict):
     after: NotRequired[dict[str, float | None]]
 
 
-def _towers(folder: Path) -> list[tuple[Side, str]]:
-    """Return the side and the subfolder of each tower of a written model."""
-    router = folder / "router_config.json"
-    if not router.is_file():
-        return [("passage", "")]
-    with disk_errors(router, reading=True):
-        structure = read_json(router, _Router, "copy the model again", error=ModelError)["structure"]
-    if not structure["query"] or not structure["document"]:
-        raise ModelError("is damaged or changed: a tower has no module", str(router), "copy the model again")
-    return [("query", structure["query"][0]), ("passage", structure["document"][0])]
+def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
+    """Return the side and the directory of each tower of a written model."""
+    if retriever.query is retriever.passage:
+        return [("passage", folder)]
+    return [(side, read_pipeline(folder, side).transformer) for side in SIDES]
 
 
 @activity("writing a graph and comparing it with the encoder")

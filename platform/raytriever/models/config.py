@@ -10,7 +10,7 @@ from raytriever.options import check_changed, flag_of, option
 from raytriever.paths import MODEL
 from raytriever.prompts import read_prompts
 
-POOLINGS = ("mean", "cls", "last")
+POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 SIMILARITIES = ("cosine", "dot")
 TOWERS = ("shared", "separate")
 # Settings that decide how texts are read; the others decide how an encoder is trained.
@@ -46,13 +46,27 @@ def read_append_eos(value: str | bool) -> str:
     return str(name)
 
 
+def read_pooling(text: str) -> str:
+    """Return a pooling: one mode, or several joined by `+`, whose vectors are concatenated.
+
+    Raises:
+        ValueError: a mode is unknown or repeated.
+    """
+    modes = text.split("+")
+    if not set(modes) <= set(POOLINGS) or len(set(modes)) < len(modes):
+        raise ValueError(f"give {', '.join(POOLINGS)}, or several joined by +")
+    return text
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Settings of the encoder: the model, how it reads texts, and how it is trained. Defaults come from its files."""
 
     model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
-    pooling: str | None = option(None, "pooling of token states into one embedding", choices=POOLINGS)
+    pooling: str | None = option(
+        None, "pooling of token states into one embedding", reads=read_pooling, form="{" + ",".join(POOLINGS) + "}"
+    )
     similarity: str | None = option(None, "cosine normalises embeddings, dot does not", choices=SIMILARITIES)
     towers: str | None = option(
         None, "one encoder for queries and passages, or one encoder each (as in DPR)", choices=TOWERS

@@ -1,26 +1,30 @@
 """Description of an encoder in its model directory: pooling, similarity, towers, prompts and lengths.
 
 Three kinds of directories are read: those of raytriever (`raytriever.json`), those of sentence-transformers
-(`modules.json`), and plain transformers checkpoints, for which mean pooling and cosine similarity are assumed.
+(`modules.json`), and plain transformers checkpoints, for which cosine similarity is assumed, and the pooling that
+sentence-transformers assumes: the last token of a causal language model, else the mean.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.models.config import ModelConfig, check_prompt_names
-from raytriever.models.files import check_config, check_modules, read_model_file
+from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
+from raytriever.models.files import check_config, read_model_file
+from raytriever.models.pipeline.modules import MODULES, Pipeline, read_pipeline, read_pooling
+from raytriever.models.pipeline.transformer import lengths
 from raytriever.options import check_options, flag_of, with_current_names
-from raytriever.prompts import PromptTable, Side, merge_prompts, prompt_by_name
+from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
 from raytriever.reading.structured import conform
 
-OWN_FILE, MODULES = "raytriever.json", "modules.json"
-TOWERS = {"query": "query_0_Transformer", "passage": "document_0_Transformer"}  # of a Router with two routes
+log = logging.getLogger(__name__)
+OWN_FILE, LIBRARY_FILE = "raytriever.json", "config_sentence_transformers.json"
 DEFAULT_LENGTH = 512
-_SWITCHES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -51,54 +55,82 @@ class Description:
         known = {each.name for each in fields(ModelConfig)}
         return {name: value for name, value in asdict(self).items() if name in known}
 
+    def summary(self) -> str:
+        """Return the settings in one line, such as `mean pooling, cosine, 512 tokens, prompts query/document`."""
+        lengths = dict.fromkeys(f"{length:,}" for length in (self.query_length, self.passage_length))
+        sides = {"query": self.query_prompt, "document": self.passage_prompt}
+        names = [name for name, prompt in sides.items() if prompt]
+        parts = [
+            f"{self.pooling} pooling",
+            self.similarity,
+            *([f"first {self.truncate_dim:,} components"] if self.truncate_dim else []),
+            f"{' and '.join(lengths)} tokens",
+            *([f"prompt{'s' * (len(names) > 1)} {'/'.join(names)}"] if names else []),
+            *(["prompts not pooled"] if names and not self.pool_prompt else []),
+        ]
+        return ", ".join(parts)
+
 
 def used_settings(config: ModelConfig, description: Description) -> dict[str, object]:
     """Return the settings of an encoder as they are used, with missing ones from its description."""
     return {name: value for name, value in (asdict(config) | description.flags()).items() if value is not None}
 
 
-class _Settings(TypedDict, total=False):
-    """`sentence_bert_config.json` of a Transformer module."""
-
-    max_seq_length: int | None
-
-
-class _OwnSettings(TypedDict, total=False):
+class _Library(TypedDict, total=False):
     """`config_sentence_transformers.json`."""
 
+    model_type: str | None
     prompts: dict[str, str | None] | None
+    default_prompt_name: str | None
+    similarity_fn_name: str | None
     truncate_dim: int | None
-
-
-class _Pooling(TypedDict, total=False):
-    """`config.json` of a Pooling module."""
-
-    pooling_mode: str | None
-    pooling_mode_mean_tokens: bool
-    pooling_mode_cls_token: bool
-    pooling_mode_lasttoken: bool
-    word_embedding_dimension: int
 
 
 def describe(directory: Path, config: ModelConfig) -> Description:
     """Read the description in a model directory, and override it by the user's settings.
+
+    A setting that overrides another pooling or similarity is logged once, and so are prompts that do not apply.
 
     Raises:
         ModelError: a file is missing, damaged or describes what raytriever does not support.
         ConfigError: the settings name a prompt that the model does not store, or contradict each other.
     """
     check_prompt_names(config)
-    if (directory / OWN_FILE).is_file():
-        described = _check_ranges(_own_description(directory / OWN_FILE), directory / OWN_FILE)
-    elif (directory / MODULES).is_file():
-        described = _check_ranges(_sentence_transformers(directory), directory)
-    else:
-        described = Description(query_length=_position_limit(directory), passage_length=_position_limit(directory))
+    described = stored_description(directory, config)
     overrides = {name: value for name in described.flags() if (value := getattr(config, name)) is not None}
     overrides |= _prompt_overrides(described, config)
     if "passage_length" in overrides and "query_length" not in overrides:
         overrides["query_length"] = overrides["passage_length"]
+    if (directory / OWN_FILE).is_file() or (directory / MODULES).is_file():
+        for name in ("pooling", "similarity"):
+            value = getattr(described, name)
+            if overrides.get(name, value) != value:
+                _log_once(f"--{name} {overrides[name]}: is used for {directory}, whose files say {value}.")
     return replace(described, **overrides)
+
+
+def stored_description(directory: Path, config: ModelConfig) -> Description:
+    """Read the description in a model directory.
+
+    Args:
+        directory: directory of the model.
+        config: settings of the user; some of the files are not needed with them.
+
+    Raises:
+        ModelError: a file is missing or damaged, or names something that is not supported.
+    """
+    if (directory / OWN_FILE).is_file():
+        return _check_ranges(_own_description(directory / OWN_FILE), directory / OWN_FILE)
+    if (directory / MODULES).is_file():
+        return _check_ranges(_sentence_transformers(directory, config), directory)
+    sides = lengths(directory)
+    pooling = "last" if _is_causal_decoder(directory) else "mean"
+    return Description(pooling, query_length=sides["query"], passage_length=sides["passage"])
+
+
+def pipelines(directory: Path) -> dict[Side, Pipeline]:
+    """Return the modules of each side; see `read_pipeline`."""
+    return {side: read_pipeline(directory, side) for side in SIDES}
 
 
 def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
@@ -108,10 +140,9 @@ def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
         description: what `describe` returned for the settings.
         config: settings of the user.
     """
-    sides: tuple[Side, ...] = ("query", "passage")
     fixed = [
         side
-        for side in sides
+        for side in SIDES
         if getattr(config, f"{side}_prompt") is not None or getattr(config, f"{side}_prompt_name") is not None
     ]
     return PromptTable(
@@ -133,19 +164,11 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
     return overrides
 
 
-def tower_directory(directory: Path, side: str) -> Path:
-    """Return the transformers directory of one side's tower: the model directory, or a folder in it."""
-    own = directory / TOWERS[side]
-    if own.is_dir():
-        return own
-    if not (directory / OWN_FILE).is_file() and (directory / MODULES).is_file():
-        return check_modules(directory).get("Transformer", directory)
-    return directory
-
-
 def _own_description(file: Path) -> Description:
     """Read `raytriever.json`, of any version."""
     settings = with_current_names(read_model_file(file, dict[str, Any]), ModelConfig)
+    if "prompts" not in settings:  # before version 0.2
+        settings["prompts"] = _prompts(_library_settings(file.parent))
     return conform(settings, str(file), Description, "copy the model again", error=ModelError)
 
 
@@ -158,55 +181,85 @@ def _check_ranges(described: Description, where: Path) -> Description:
     return described
 
 
-def _sentence_transformers(directory: Path) -> Description:
-    modules = check_modules(directory)
-    unknown = sorted(modules.keys() - {"Transformer", "Pooling", "Normalize"})
-    if unknown:
-        raise ModelError(
-            f"has a {unknown[0]} module, which raytriever does not train",
-            str(directory / MODULES),
-            "use a model of Transformer, Pooling and Normalize modules",
-        )
-    if "Transformer" not in modules:
-        raise ModelError("does not name a Transformer module", str(directory / MODULES), "copy the model again")
-    length = _position_limit(modules["Transformer"])
-    settings = modules["Transformer"] / "sentence_bert_config.json"
-    if settings.is_file():
-        own_length = read_model_file(settings, _Settings).get("max_seq_length")
-        length = length if own_length is None else own_length
-    prompts: dict[str, str | None] = {}
-    truncate_dim = None
-    if (directory / "config_sentence_transformers.json").is_file():
-        own = read_model_file(directory / "config_sentence_transformers.json", _OwnSettings)
-        prompts, truncate_dim = own.get("prompts") or {}, own.get("truncate_dim")
+def _sentence_transformers(directory: Path, config: ModelConfig) -> Description:
+    sides = pipelines(directory)
+    poolings = {side: _pooling(pipeline, directory) for side, pipeline in sides.items()}
+    if poolings["query"] != poolings["passage"]:
+        names = " and ".join(mode for mode, _ in poolings.values())
+        raise ModelError(f"pools its two sides differently ({names})", str(directory), "use a model with one pooling")
+    pooling, pool_prompt = poolings["query"]
+    library = _library_settings(directory)
+    prompts = _prompts(library)
+    _log_prompts(library, prompts, directory, config)
     return Description(
-        prompts={name: prompt or "" for name, prompt in prompts.items()},
-        pooling=_pooling_mode(modules["Pooling"] / "config.json") if "Pooling" in modules else "mean",
-        similarity="cosine" if "Normalize" in modules else "dot",
-        query_prompt=prompts.get("query") or "",
-        passage_prompt=prompts.get("document") or prompts.get("passage") or "",
-        query_length=length,
-        passage_length=length,
-        truncate_dim=truncate_dim,
+        pooling=pooling,
+        similarity=_similarity(library, directory, config),
+        towers="shared" if sides["query"].transformer == sides["passage"].transformer else "separate",
+        query_prompt=prompts.get("query", ""),
+        passage_prompt=prompts.get("document", ""),
+        query_length=lengths(sides["query"].transformer)["query"],
+        passage_length=lengths(sides["passage"].transformer)["passage"],
+        truncate_dim=library.get("truncate_dim"),
+        prompts=prompts,
+        pool_prompt=pool_prompt,
     )
 
 
-def _pooling_mode(path: Path) -> str:
-    settings = read_model_file(path, _Pooling)
-    modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-    named = settings.get("pooling_mode")
-    if named is None:  # before sentence-transformers 6, files have one switch per mode
-        on = [mode for mode, switch in _SWITCHES.items() if settings.get(switch)]
-        named = on[0] if len(on) == 1 else None
-    if named not in modes:
-        raise ModelError(f"pooling mode {named!r} is not supported", str(path), "choose --pooling mean, cls or last")
-    return modes[named]
+def _library_settings(directory: Path) -> _Library:
+    file = directory / LIBRARY_FILE
+    library = read_model_file(file, _Library) if file.is_file() else _Library()
+    kind = library.get("model_type") or "SentenceTransformer"
+    if kind != "SentenceTransformer":
+        raise ModelError(f"is a {kind}", str(directory), "use a SentenceTransformer model, with one vector per text")
+    return library
 
 
-def _position_limit(directory: Path) -> int:
-    """Return the longest input of the weights; RoBERTa-like models do not use the positions up to the padding index."""
-    config = check_config(directory)
-    positions: int = config.get("max_position_embeddings") or DEFAULT_LENGTH
-    if config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        positions -= (config.get("pad_token_id") or 0) + 1
-    return min(positions, DEFAULT_LENGTH)
+def _prompts(library: _Library) -> dict[str, str]:
+    return {name: prompt or "" for name, prompt in (library.get("prompts") or {}).items()}
+
+
+def _similarity(library: _Library, directory: Path, config: ModelConfig) -> str:
+    """Return the similarity that a model is for, which sentence-transformers leaves out for cosine."""
+    similarity = library.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES and config.similarity is None:
+        raise ModelError(
+            f"similarity {similarity!r} is not supported",
+            str(directory / LIBRARY_FILE),
+            f"choose --similarity {' or '.join(SIMILARITIES)}",
+        )
+    return config.similarity or similarity if similarity not in SIMILARITIES else similarity
+
+
+def _log_prompts(library: _Library, prompts: dict[str, str], directory: Path, config: ModelConfig) -> None:
+    """Log prompts that `encode_query` and `encode_document` of sentence-transformers do not use."""
+    other = next((name for name in ("passage", "corpus") if prompts.get(name) and "document" not in prompts), None)
+    if other and config.passage_prompt is None:
+        _log_once(
+            f"{directory}: has no prompt named document, so passages get none; "
+            f"for its prompt {other} give --passage-prompt-name {other}"
+        )
+    default = library.get("default_prompt_name")
+    if default and not prompts.get("query") and not prompts.get("document") and config.query_prompt is None:
+        _log_once(
+            f"{directory}: its default prompt {default} is neither for queries nor for documents, so no text gets it; "
+            f"give --query-prompt-name {default} for queries"
+        )
+
+
+def _pooling(pipeline: Pipeline, directory: Path) -> tuple[str, bool]:
+    if pipeline.pooling is None:
+        raise ModelError("has no Pooling module", str(directory / MODULES), "use a model with a Pooling module")
+    return read_pooling(pipeline.pooling)
+
+
+def _is_causal_decoder(directory: Path) -> bool:
+    """Return true for a checkpoint of a causal language model, whose last token alone has read the whole text."""
+    settings = check_config(directory)
+    architectures = settings.get("architectures") or [""]
+    return str(architectures[0]).endswith("ForCausalLM") and settings.get("is_causal", True) is not False
+
+
+def _log_once(line: str) -> None:
+    if line not in _logged:
+        _logged.add(line)
+        log.warning(line)

@@ -1,54 +1,30 @@
-"""Encoder of one tower: a transformer, a pooling (mean, CLS or last token), optional truncation of the embeddings, and
+"""Encoder of one tower: a transformer, a pooling, a head of further modules, optional truncation of the embeddings, and
 normalisation for cosine similarity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
 from raytriever.models.decoder import disable_cache
 from raytriever.models.files import stored_tensors
 from raytriever.models.lora import DROPOUT
+from raytriever.models.pipeline.head import output_width
+from raytriever.models.pipeline.pooling import Mask, States, pool
+from raytriever.models.pipeline.transformer import config_settings
 from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
 
-States = Float[Tensor, "texts tokens width"]
-Mask = Int64[Tensor, "texts tokens"]
-Pooled = Float[Tensor, "texts width"]
 TokenBatch = dict[str, Tensor]
+# Models with a decoder whose encoder transformers loads alone.
+ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
 _REMEDY = "give a directory with config.json and model.safetensors"
-
-
-def mean_pooling(states: States, mask: Mask) -> Pooled:
-    """Return the mean over a text's own tokens, in float32 for states of any type."""
-    weights = mask.unsqueeze(-1).to(torch.float32)
-    return (states.to(torch.float32) * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def cls_pooling(states: States, mask: Mask) -> Pooled:
-    """Return the first token of the text, with padding on either side."""
-    first = mask.to(torch.int8).argmax(1)
-    return states[torch.arange(len(states), device=states.device), first].to(torch.float32)
-
-
-def last_pooling(states: States, mask: Mask) -> Pooled:
-    """Return the last token of the text, with padding on either side."""
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    last = (mask * positions).argmax(1)
-    return states[torch.arange(len(states), device=states.device), last].to(torch.float32)
-
-
-POOLING: dict[str, Callable[[States, Mask], Pooled]] = {
-    "mean": mean_pooling,
-    "cls": cls_pooling,
-    "last": last_pooling,
-}
 
 
 class Encoder(nn.Module):
@@ -56,14 +32,23 @@ class Encoder(nn.Module):
 
     Args:
         backbone: a transformers model that returns `last_hidden_state`.
-        pooling: `mean`, `cls` or `last`.
+        pooling: see `pipeline.pooling.pool`.
         normalise: scale every embedding to length one, so that a dot product is the cosine.
         truncate_dim: number of first components that are kept before normalisation; None for all.
+        head: modules between pooling and truncation.
     """
 
-    def __init__(self, backbone: nn.Module, pooling: str, normalise: bool, truncate_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        pooling: str,
+        normalise: bool,
+        truncate_dim: int | None = None,
+        head: Sequence[nn.Module] = (),
+    ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.head = nn.ModuleList(head)
         self.pooling = pooling
         self.normalise = normalise
         self.truncate_dim = truncate_dim
@@ -73,18 +58,43 @@ class Encoder(nn.Module):
         if isinstance(pooler, nn.Module):
             pooler.requires_grad_(False)
 
-    def forward(self, tokens: TokenBatch) -> Float[Tensor, "texts width"]:
-        """Encode one padded batch of `input_ids` and `attention_mask` (and `token_type_ids` where used)."""
-        return self.embed(self.backbone(**tokens).last_hidden_state, tokens["attention_mask"])
+    @property
+    def pooled_width(self) -> int:
+        """Number of components after pooling."""
+        return hidden_size(self.backbone) * len(self.pooling.split("+"))
 
-    def embed(
-        self, states: Float[Tensor, "texts tokens hidden"], mask: Int64[Tensor, "texts tokens"]
-    ) -> Float[Tensor, "texts width"]:
+    @property
+    def full_width(self) -> int:
+        """Number of components before truncation."""
+        return output_width(list(self.head), self.pooled_width)
+
+    @property
+    def width(self) -> int:
+        """Number of components of an embedding."""
+        return self.truncate_dim or self.full_width
+
+    def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
+        """Encode one padded batch of `input_ids` and `attention_mask` (and `token_type_ids` where used).
+
+        Args:
+            tokens: inputs of the backbone.
+            left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
+        """
+        return self.embed(self.backbone(**tokens).last_hidden_state, tokens["attention_mask"], left_out)
+
+    def embed(self, states: States, mask: Mask, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
         """Compute embeddings from the last states of the tokens."""
-        pooled = POOLING[self.pooling](states, mask)
+        pooled = pool(states, mask, self.pooling, left_out)
+        for module in self.head:
+            pooled = module(pooled)
         if self.truncate_dim is not None:
             pooled = pooled[:, : self.truncate_dim]
         return nn.functional.normalize(pooled, dim=-1) if self.normalise else pooled
+
+
+def hidden_size(backbone: nn.Module) -> int:
+    """Return the number of components of a transformer's states."""
+    return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
 def load_backbone(directory: Path) -> nn.Module:
@@ -95,16 +105,16 @@ def load_backbone(directory: Path) -> nn.Module:
     Raises:
         ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
     """
-    from transformers import AutoModel
-
-    config, stored = load_config(directory, _REMEDY), stored_tensors(directory)
+    config, stored = load_config(directory, _REMEDY, **config_settings(directory)), stored_tensors(directory)
     disable_cache(config)
+    _check_not_quantised(config, directory)
+    kind = _model_class(config, directory)
     with loading(directory, _REMEDY):
         with torch.device("meta"):
-            empty = AutoModel.from_config(config, trust_remote_code=False)
+            empty = kind.from_config(config, trust_remote_code=False)
         _check_text_encoder(empty, directory)
         check_sizes(empty, stored, directory)
-        model, report = AutoModel.from_pretrained(
+        model, report = kind.from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -123,13 +133,36 @@ def load_backbone(directory: Path) -> nn.Module:
     return backbone
 
 
+def _model_class(config: Any, directory: Path) -> Any:
+    """Return the class that loads a model: of a T5, only the encoder is loaded."""
+    from transformers import AutoModel, AutoModelForTextEncoding
+
+    if config.model_type in ENCODERS_WITH_DECODER:
+        return AutoModelForTextEncoding
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"is an encoder with a decoder ({config.model_type})", str(directory), "give a text encoder, such as a BERT"
+        )
+    return AutoModel
+
+
+def _check_not_quantised(config: Any, directory: Path) -> None:
+    """Check that a model has weights that can be trained; raises `ModelError`."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is not None:
+        method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+        method = getattr(method, "value", method) or "quantization_config"
+        raise ModelError(f"is quantised ({method})", str(directory), "give the model before quantisation")
+
+
 def _check_text_encoder(model: Any, directory: Path) -> None:
     """Check that a model reads tokens and returns a state for each of them; raises `ModelError`."""
     config = model.config
     reads_tokens = model.main_input_name == "input_ids" and isinstance(getattr(config, "hidden_size", None), int)
-    if config.is_encoder_decoder or not reads_tokens:
-        kind = "an encoder with a decoder" if config.is_encoder_decoder else "not a text encoder"
-        raise ModelError(f"is {kind} ({config.model_type})", str(directory), "give a text encoder, such as a BERT")
+    if not reads_tokens:
+        raise ModelError(
+            f"is not a text encoder ({config.model_type})", str(directory), "give a text encoder, such as a BERT"
+        )
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:

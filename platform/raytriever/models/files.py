@@ -38,13 +38,6 @@ _TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
 _REMEDY = "copy the model again"
 
 
-class Module(TypedDict):
-    """One entry of `modules.json`."""
-
-    type: str
-    path: str
-
-
 class _Config(TypedDict, total=False):
     """Settings of `config.json` whose types transformers takes for granted."""
 
@@ -170,28 +163,6 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def check_modules(directory: Path) -> dict[str, Path]:
-    """Return the directory of each module that `modules.json` names, by the last part of its class.
-
-    Raises:
-        ModelError: an entry has another form, a module is named twice, or a directory is missing or outside of the
-            model's directory.
-    """
-    file = directory / "modules.json"
-    folders: dict[str, Path] = {}
-    for module in read_model_file(file, list[Module]):
-        kind, path = module["type"].rsplit(".", 1)[-1], module["path"]
-        if kind in folders:
-            raise ModelError(f"names two {kind} modules", str(file), _REMEDY)
-        if Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
-            raise ModelError(f"path {path!r} leaves the model's directory", str(file), _REMEDY)
-        folders[kind] = directory / path
-        # A Normalize module has no files, and its empty directory may be lost in a copy.
-        if kind != "Normalize" and not _is_folder(folders[kind]):
-            raise ModelError(f"names the directory {path!r}, which is missing", str(file), _REMEDY)
-    return folders
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's error message."""
     lines = str(error).strip().splitlines()
@@ -224,10 +195,3 @@ def _weight_files(directory: Path) -> list[Path]:
         str(directory),
         "give a directory with config.json and model.safetensors",
     )
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # the name is not a valid file name
-        return False

@@ -30,7 +30,7 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
     """
     check_lora(config)
     backbones = [retriever.query.backbone]
-    if retriever.passage is not retriever.query:
+    if retriever.passage.backbone is not retriever.query.backbone:
         backbones.append(retriever.passage.backbone)
     if config.lora_rank:
         device = next(retriever.parameters()).device

@@ -21,15 +21,15 @@ from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
-from raytriever.models.description import Description, describe, prompt_table, tower_directory
+from raytriever.models.description import Description, describe, pipelines, prompt_table, stored_description
 from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
+from raytriever.models.pipeline.head import head_text, load_head
+from raytriever.models.pipeline.modules import NORMALIZE, Module, Pipeline
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.weights import check_tokens
-from raytriever.prompts import Prompts, PromptTable, check_length
-from raytriever.prompts import Side as Side
+from raytriever.prompts import SIDES, Prompts, PromptTable, Side, check_length
 
-SIDES: tuple[Side, ...] = ("query", "passage")
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
 # 1.7 times as long in one bucket as in 4 or 8. A GPU has no limit, because large buckets keep it busy.
 CPU_BUCKET_TOKENS = 4_096
@@ -64,7 +64,13 @@ class Retriever(nn.Module):
     @property
     def width(self) -> int:
         """Number of components of an embedding."""
-        return self.description.truncate_dim or hidden_size(self.query.backbone)
+        return self.query.width
+
+    def summary(self) -> str:
+        """Return the reading of the model in one line: pooling, head, similarity, lengths, prompts and type."""
+        first, *others = self.description.summary().split(", ")
+        dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[next(self.parameters()).dtype]
+        return ", ".join([first, *head_text(list(self.query.head)), *others, dtype])
 
     def prompts_of(self, *names: str) -> Prompts:
         """Return the prompts of a data set with these names; see `raytriever.prompts`.
@@ -142,7 +148,20 @@ class Retriever(nn.Module):
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Return the embeddings of one side, `[texts, width]`."""
         tower = self.query if side == "query" else self.passage
-        return tower(tokens)
+        return tower(tokens, self._left_out[side])
+
+    @cached_property
+    def _left_out(self) -> dict[Side, int]:
+        """Number of first tokens of each side that are not pooled: those of its prompt, if the model leaves it out."""
+        return {side: 0 if self.description.pool_prompt else self._prompt_tokens(side) for side in SIDES}
+
+    def _prompt_tokens(self, side: Side) -> int:
+        """Return the number of tokens of a side's prompt with the special tokens, except one at the end."""
+        prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
+        if not prompt:
+            return 0
+        (ids,) = self.token_ids([""], side)
+        return len(ids) - (int(ids[-1]) in self.tokenizer.all_special_ids)
 
     def forward(self, queries: Buckets, passages: Buckets) -> tuple[Tensor, Tensor]:
         """Encode both sides in one call, because data-parallel wrappers synchronise gradients per call."""
@@ -163,37 +182,79 @@ def load_retriever(config: ModelConfig) -> Retriever:
     """
     directory = resolve_model(config.model, config.revision)
     description = describe(directory, config)
-    folders = {side: tower_directory(directory, side) for side in SIDES}
+    sides = pipelines(directory)
+    folders = {side: pipeline.transformer for side, pipeline in sides.items()}
     if description.towers == "shared" and folders["query"] != folders["passage"]:
         raise ModelError("has two towers", str(directory), "remove --towers shared")
     tokenizer = load_tokenizer(folders["query"])
+    if folders["query"] != folders["passage"]:
+        _check_same_tokenizer(tokenizer, load_tokenizer(folders["passage"]), directory)
     append_end_token(tokenizer, description.append_eos, description.pooling, directory)
-
-    def tower(side: Side) -> Encoder:
-        backbone = load_backbone(folders[side])
-        set_bidirectional(backbone, description.bidirectional, directory)
-        width = hidden_size(backbone)
-        if description.truncate_dim is not None and not 1 <= description.truncate_dim <= width:
-            raise ConfigError(
-                f"{description.truncate_dim} is out of range, embeddings of {config.model} have {width} components",
-                "--truncate-dim",
-                f"give at most {width}",
-            )
-        return Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
-
-    query = tower("query")
-    passage = query if description.towers == "shared" else tower("passage")
-    check_tokens(tokenizer, query.backbone, directory)
+    # The module Normalize at the end is the cosine's own, except where vectors are cut after it and not scaled again.
+    is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
+    heads = {side: pipeline.head if is_exact else _without_last_scaling(pipeline) for side, pipeline in sides.items()}
+    query = _load_tower(folders["query"], description, heads["query"], {})
+    if description.towers == "separate":
+        modules = {} if folders["query"] == folders["passage"] else _loaded(heads["query"], query)
+        passage = _load_tower(folders["passage"], description, heads["passage"], modules)
+    elif heads["query"] == heads["passage"]:
+        passage = query
+    else:
+        passage = _load_tower(query.backbone, description, heads["passage"], _loaded(heads["query"], query))
+    if query.width != passage.width:
+        reason = f"embeds queries with {query.width} components, but passages with {passage.width}"
+        raise ModelError(reason, str(directory), "use a model with one width")
+    if description.truncate_dim is not None and description.truncate_dim > query.full_width:
+        raise ConfigError(
+            f"{description.truncate_dim} is out of range, "
+            f"embeddings of {config.model} have {query.full_width} components",
+            "--truncate-dim",
+            f"give at most {query.full_width}",
+        )
     for each, length in ((query, description.query_length), (passage, description.passage_length)):
+        check_tokens(tokenizer, each.backbone, directory)
         _check_length(each.backbone, length, directory)
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
     retriever.prompts_of()  # only for its checks
     return retriever
 
 
-def hidden_size(backbone: nn.Module) -> int:
-    """Return the number of components of a transformer's states."""
-    return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
+def _load_tower(
+    source: Path | nn.Module, description: Description, head: Sequence[Module], loaded: dict[Path, nn.Module]
+) -> Encoder:
+    """Load one tower.
+
+    Args:
+        source: directory of the transformer, or the loaded transformer of the other tower.
+        description: settings of the model.
+        head: modules after the pooling.
+        loaded: modules of the other tower by their folders, which this tower shares.
+    """
+    backbone = source if isinstance(source, nn.Module) else load_backbone(source)
+    if isinstance(source, Path):
+        set_bidirectional(backbone, description.bidirectional, source)
+    tower = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
+    tower.head = load_head(head, tower.pooled_width, loaded)
+    return tower
+
+
+def _loaded(modules: Sequence[Module], tower: Encoder) -> dict[Path, nn.Module]:
+    return {module.folder: loaded for module, loaded in zip(modules, tower.head, strict=True)}
+
+
+def _without_last_scaling(pipeline: Pipeline) -> tuple[Module, ...]:
+    modules = list(pipeline.head)
+    while modules and modules[-1].kind == NORMALIZE:
+        modules.pop()
+    return tuple(modules)
+
+
+def _check_same_tokenizer(query: Any, passage: Any, directory: Path) -> None:
+    """Check that both towers read the same tokens; raises `ModelError`."""
+    if content_tokenizer_json(query) != content_tokenizer_json(passage) or Template.of(query) != Template.of(passage):
+        raise ModelError(
+            "has two different tokenizers", str(directory), "use a model with one tokenizer for both sides"
+        )
 
 
 def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:

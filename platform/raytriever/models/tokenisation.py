@@ -6,6 +6,7 @@ a few array operations per batch."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from torch import Tensor
 
 from raytriever.errors import ModelError
 from raytriever.models.files import CONFIG, check_tokenizer_files, first_line
+from raytriever.models.pipeline.transformer import lowers_case, tokenizer_settings
 from raytriever.models.weights import load_config, quiet_transformers
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,10 +35,14 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",
 )
+_reported: set[Path] = set()
 
 
 def load_tokenizer(directory: Path) -> Any:
     """Load the transformers tokenizer of a model directory, without running code of the directory.
+
+    The settings of sentence-transformers for the tokenizer count. A tokenizer without a padding token pads with its end
+    token, or else its unknown token, which is logged once.
 
     Raises:
         ModelError: the files are missing or damaged.
@@ -47,12 +55,58 @@ def load_tokenizer(directory: Path) -> Any:
     check_tokenizer_files(directory)
     remedy = "give a directory with config.json and model.safetensors"
     config = load_config(directory, remedy) if (directory / CONFIG).is_file() else None
+    settings = tokenizer_settings(directory)
     with _tokenizer_errors(directory), quiet_transformers(warnings=False):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(
-            directory, config=config, local_files_only=True, use_fast=True, trust_remote_code=False
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, config=config, local_files_only=True, use_fast=True, trust_remote_code=False, **settings
         )
+    if lowers_case(directory):
+        _lower_case(tokenizer)
+    _choose_padding(tokenizer, directory)
+    return tokenizer
+
+
+def has_lowercase(tokenizer: Any) -> bool:
+    """Return true if a tokenizer has a step of its own that lowercases texts."""
+    from tokenizers.normalizers import Lowercase
+
+    return any(isinstance(each, Lowercase) for each in _normalizers(tokenizer))
+
+
+def _lower_case(tokenizer: Any) -> None:
+    """Lowercase texts before tokenisation, unless the tokenizer does."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    require_fast(tokenizer)
+    if not has_lowercase(tokenizer):
+        tokenizer.backend_tokenizer.normalizer = Sequence([Lowercase(), *_normalizers(tokenizer)])
+
+
+def _normalizers(tokenizer: Any) -> list[Any]:
+    from tokenizers.normalizers import Sequence
+
+    normalizer: Any = tokenizer.backend_tokenizer.normalizer
+    if normalizer is None:
+        return []
+    if not isinstance(normalizer, Sequence):
+        return [normalizer]
+    steps: Any = normalizer
+    return list(steps)
+
+
+def _choose_padding(tokenizer: Any, directory: Path) -> None:
+    """Set the padding token of a tokenizer that has none; pooling and attention ignore padding."""
+    if tokenizer.pad_token_id is not None:
+        return
+    for role, token in (("end", tokenizer.eos_token), ("unknown", tokenizer.unk_token)):
+        if token is not None:
+            tokenizer.pad_token = token
+            if directory not in _reported:
+                _reported.add(directory)
+                log.warning("%s: the tokenizer has no padding token; the %s token %r pads.", directory, role, token)
+            return
 
 
 @contextmanager

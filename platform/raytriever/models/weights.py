@@ -65,12 +65,13 @@ def loading(directory: Path, remedy: str) -> Iterator[None]:
         raise ModelError(f"cannot be loaded ({reason})", str(directory), remedy) from error
 
 
-def load_config(directory: Path, remedy: str) -> Any:
+def load_config(directory: Path, remedy: str, **settings: Any) -> Any:
     """Load the configuration of a transformers directory, without running code of the directory.
 
     Args:
         directory: directory of the model.
         remedy: action of the user that resolves an error.
+        settings: further settings of the configuration.
 
     Raises:
         ModelError: see `files.check_config`; or transformers does not support the model.
@@ -79,7 +80,7 @@ def load_config(directory: Path, remedy: str) -> Any:
     with loading(directory, remedy):
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **settings)
 
 
 def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:

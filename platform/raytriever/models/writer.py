@@ -1,45 +1,83 @@
 """Write a retriever as a model directory that other libraries can read.
 
-A shared tower is written as a plain sentence-transformers directory, which `AutoModel.from_pretrained` reads too. Two
-towers are written in sentence-transformers' Router layout, where each tower is a transformers directory. The settings
-of raytriever are in `raytriever.json`."""
+A retriever with one transformer is written as a plain sentence-transformers directory, which
+`AutoModel.from_pretrained` reads too. Two transformers are written in sentence-transformers' Router layout, where each
+has a directory. The settings of raytriever are in `raytriever.json`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from raytriever.models.description import OWN_FILE, Description
+from safetensors.torch import save_file
+from torch import nn
+
+from raytriever.models.description import LIBRARY_FILE, OWN_FILE
 from raytriever.models.encoder import Encoder
 from raytriever.models.lora import merged_weights
-from raytriever.models.retriever import Retriever, hidden_size
+from raytriever.models.pipeline.head import WEIGHTS, Dense, Normalize
+from raytriever.models.pipeline.modules import (
+    DENSE,
+    DROPOUT,
+    MODULES,
+    NORMALIZE,
+    POOLING,
+    ROUTER,
+    ROUTES,
+    TRANSFORMER,
+    pooling_settings,
+)
+from raytriever.models.retriever import Retriever
+from raytriever.models.tokenisation import has_lowercase
+from raytriever.prompts import SIDES, Side
 
-# The class paths of sentence-transformers' file format since 2.0; newer releases still read them.
-TRANSFORMER = "sentence_transformers.models.Transformer"
-POOLING = "sentence_transformers.models.Pooling"
-NORMALIZE = "sentence_transformers.models.Normalize"
-ROUTER = "sentence_transformers.models.Router"
+# The package of class paths in sentence-transformers' file format since 2.0; newer releases still read them.
+_PACKAGE = "sentence_transformers.models"
 
 
 def write_model(retriever: Retriever, directory: Path) -> None:
     """Write weights, tokenizer and settings into an existing, empty directory."""
     description = retriever.description
     _write_json(directory / OWN_FILE, asdict(description))
-    if description.towers == "shared":
-        modules = _write_tower(retriever, retriever.query, description.passage_length, directory, "")
-        _write_json(
-            directory / "modules.json",
-            [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(modules)],
-        )
+    query, passage = retriever.query, retriever.passage
+    towers: dict[Side, Encoder] = {"query": query, "passage": passage}
+    if query.backbone is not passage.backbone:
+        routes: dict[Side, list[tuple[str, str]]] = {}
+        written: dict[int, str] = {}
+        for side in SIDES:
+            tower, prefix = towers[side], f"{ROUTES[side]}_"
+            names = f"{prefix}0_{TRANSFORMER}", f"{prefix}1_{POOLING}"
+            start = _write_start(retriever, tower, [side], directory, *names)
+            routes[side] = start + _write_head(_whole_head(tower), directory, prefix, 2, written)
+        _write_router(routes, directory)
+        modules = [("", "Router")]
     else:
-        _write_router(retriever, directory)
-    prompts = description.prompts | {"query": description.query_prompt, "document": description.passage_prompt}
+        modules = _write_start(retriever, passage, ["query", "passage"], directory, "", f"1_{POOLING}")
+        if query is passage:
+            modules += _write_head(_whole_head(passage), directory, "", 2, {})
+        else:
+            modules.append(("2_Router", "Router"))
+            written = {}
+            routes = {
+                side: _write_head(_whole_head(tower), directory / "2_Router", f"{ROUTES[side]}_", 0, written)
+                for side, tower in towers.items()
+            }
+            _write_router(routes, directory / "2_Router")
     _write_json(
-        directory / "config_sentence_transformers.json",
+        directory / MODULES,
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"{_PACKAGE}.{kind}"}
+            for i, (path, kind) in enumerate(modules)
+        ],
+    )
+    _write_json(
+        directory / LIBRARY_FILE,
         {
-            "prompts": prompts,
+            "prompts": description.prompts
+            | {"query": description.query_prompt, "document": description.passage_prompt},
             "default_prompt_name": None,
             "similarity_fn_name": description.similarity,
             "model_type": "SentenceTransformer",
@@ -49,50 +87,73 @@ def write_model(retriever: Retriever, directory: Path) -> None:
     )
 
 
-def _write_router(retriever: Retriever, directory: Path) -> None:
-    description = retriever.description
-    query = _write_tower(retriever, retriever.query, description.query_length, directory, "query_")
-    passage = _write_tower(retriever, retriever.passage, description.passage_length, directory, "document_")
-    _write_json(
-        directory / "router_config.json",
-        {
-            "types": dict(query + passage),
-            "structure": {"query": [name for name, _ in query], "document": [name for name, _ in passage]},
-            "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
-        },
-    )
-    _write_json(directory / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": ROUTER}])
-
-
-def _write_tower(
-    retriever: Retriever, tower: Encoder, length: int, directory: Path, prefix: str
+def _write_start(
+    retriever: Retriever, tower: Encoder, sides: Sequence[Side], directory: Path, transformer: str, pooling: str
 ) -> list[tuple[str, str]]:
-    """Write the folders of one tower; return their names and sentence-transformers classes in order."""
-    names = [f"{prefix}{i}_{kind}" for i, kind in enumerate(("Transformer", "Pooling", "Normalize"))]
-    if not prefix:
-        names[0] = ""  # the top directory, which AutoModel reads
-    folder = directory / names[0]
+    """Write the transformer and the pooling of a tower; return their names and classes."""
+    description, tokenizer = retriever.description, retriever.tokenizer
+    folder = directory / transformer
     folder.mkdir(exist_ok=True)
     # Adapters are merged, so readers of the directory do not need them.
     tower.backbone.save_pretrained(folder, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
-    retriever.tokenizer.save_pretrained(folder)
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
-    pooling = _pooling_settings(hidden_size(tower.backbone), retriever.description)
-    _write_json(directory / names[1] / "config.json", pooling)
-    classes = [(names[0], TRANSFORMER), (names[1], POOLING)]
-    if not tower.normalise:
-        return classes
-    # The module has no settings, but empty directories may be lost in copies and archives.
-    _write_json(directory / names[2] / "config.json", {})
-    return [*classes, (names[2], NORMALIZE)]
+    lengths: dict[Side, int] = {"query": description.query_length, "passage": description.passage_length}
+    tokenizer.model_max_length = max(lengths[side] for side in sides)
+    tokenizer.save_pretrained(folder)
+    settings: dict[str, Any] = {"max_seq_length": lengths[sides[-1]], "do_lower_case": has_lowercase(tokenizer)}
+    if len({lengths[side] for side in sides}) > 1:  # releases before 6 have one length and refuse these names
+        settings |= {f"{ROUTES[side]}_length": lengths[side] for side in sides}
+    _write_json(folder / "sentence_bert_config.json", settings)
+    width = tower.pooled_width // len(tower.pooling.split("+"))
+    _write_json(directory / pooling / "config.json", pooling_settings(tower.pooling, width, description.pool_prompt))
+    return [(transformer, TRANSFORMER), (pooling, POOLING)]
 
 
-def _pooling_settings(width: int, description: Description) -> dict[str, Any]:
-    switches = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
-    modes = {f"pooling_mode_{switch}": mode == description.pooling for mode, switch in switches.items()}
-    return {"word_embedding_dimension": width, **modes}
+def _whole_head(tower: Encoder) -> list[nn.Module]:
+    """Return the modules of a tower after pooling, with the normalisation of the cosine."""
+    return [*tower.head, *([Normalize()] if tower.normalise else [])]
+
+
+def _write_head(
+    head: Sequence[nn.Module], directory: Path, prefix: str, first: int, written: dict[int, str]
+) -> list[tuple[str, str]]:
+    """Write modules after the pooling; return their names and classes.
+
+    Args:
+        head: modules in order.
+        directory: directory in which each gets a folder.
+        prefix: beginning of the names.
+        first: number of the first module.
+        written: names of the modules that the other tower shares and that were written, by identity.
+    """
+    modules = []
+    for number, module in enumerate(head, first):
+        kind = DENSE if isinstance(module, Dense) else DROPOUT if isinstance(module, nn.Dropout) else NORMALIZE
+        name = written.setdefault(id(module), f"{prefix}{number}_{kind}")
+        modules.append((name, kind))
+        # A Normalize module has no settings, but empty directories may be lost in copies and archives.
+        settings: dict[str, Any] = {}
+        if isinstance(module, Dense):
+            settings = module.settings()
+        elif isinstance(module, nn.Dropout):
+            settings = {"dropout": module.p}
+        _write_json(directory / name / "config.json", settings)
+        if isinstance(module, Dense):
+            tensors = {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+            save_file(tensors, directory / name / WEIGHTS, {"format": "pt"})
+    return modules
+
+
+def _write_router(routes: dict[Side, list[tuple[str, str]]], directory: Path) -> None:
+    _write_json(
+        directory / ROUTER,
+        {
+            "types": {name: f"{_PACKAGE}.{kind}" for modules in routes.values() for name, kind in modules},
+            "structure": {ROUTES[side]: [name for name, _ in modules] for side, modules in routes.items()},
+            "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
+        },
+    )
 
 
 def _write_json(path: Path, content: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -34,7 +34,8 @@ from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import Retriever, Side, load_retriever
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.prompts import Side
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
 from raytriever.training.refresh.config import ROLLING
 from raytriever.training.refresh.job import RoundResult

@@ -26,7 +26,7 @@ from raytriever.errors import ConfigError
 from raytriever.losses.loss import LossOutput
 from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import TokenBatch
-from raytriever.models.retriever import Side
+from raytriever.prompts import Side
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.buckets import Buckets
 from raytriever.models.encoder import TokenBatch
 from raytriever.models.precision import autocast
-from raytriever.models.retriever import Retriever, Side
+from raytriever.models.retriever import Retriever
+from raytriever.prompts import Side
 from raytriever.training.parallel.grad_cache import Chunk, Encode, cached_loss, cut
 
 

@@ -1,0 +1,228 @@
+"""Head of an encoder: the modules of sentence-transformers between pooling and truncation.
+
+A head is a sequence of Dense layers, normalisations and dropouts. Their weights are trained with the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from raytriever.errors import ModelError
+from raytriever.models.files import FLOATS, StoredTensor, read_model_file, stored_tensors
+from raytriever.models.pipeline.modules import DENSE, DROPOUT, NORMALIZE, Module
+from raytriever.reading.arrays import open_tensors
+from raytriever.storage import disk_errors
+
+# Activations of torch.nn that compute each component alone and need no argument.
+ACTIVATIONS = (
+    "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "ELU", "SELU", "CELU", "ReLU6", "Softplus",
+    "Softsign", "Hardtanh", "Hardswish", "Hardsigmoid", "Mish", "LogSigmoid", "Tanhshrink", "PReLU",
+)  # fmt: skip
+WEIGHTS = "model.safetensors"
+_POOLED = "sentence_embedding"
+_REMEDY = "copy the model again"
+_SAVE = "save the model again with sentence-transformers"
+Vectors = Float[Tensor, "texts width"]
+
+
+class _Dense(TypedDict, total=False):
+    """`config.json` of a Dense module."""
+
+    in_features: int
+    out_features: int
+    bias: bool | None
+    activation_function: str | None
+    module_input_name: str | None
+    module_output_name: str | None
+    use_residual: bool | None
+
+
+class _Dropout(TypedDict, total=False):
+    """`config.json` of a Dropout module."""
+
+    dropout: float
+
+
+class _Normalize(TypedDict, total=False):
+    """`config.json` of a Normalize module."""
+
+    module_input_name: str | None
+    module_output_name: str | None
+
+
+class Dense(nn.Module):
+    """Linear layer with an activation, and optionally the input added to its output; float32.
+
+    Names of submodules are those of sentence-transformers, so the stored tensors have the same names.
+
+    Args:
+        width: components of the input.
+        output: components of the output.
+        bias: add a bias to the linear layer.
+        activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
+        residual: add the input, projected by a second linear layer if the widths differ.
+    """
+
+    def __init__(self, width: int, output: int, bias: bool, activation: str, residual: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, output, bias=bias)
+        self.activation_function: nn.Module = getattr(nn, activation)()
+        self.use_residual = residual
+        if residual and width != output:
+            self.residual = nn.Linear(width, output, bias=False)
+
+    def forward(self, pooled: Vectors) -> Vectors:
+        """Return the transformed vectors."""
+        if torch.is_autocast_enabled(pooled.device.type):  # bf16 would round the embeddings
+            with torch.autocast(pooled.device.type, enabled=False):
+                return self._transform(pooled)
+        return self._transform(pooled)
+
+    def _transform(self, pooled: Vectors) -> Vectors:
+        pooled = pooled.to(self.linear.weight.dtype)
+        output: Tensor = self.activation_function(self.linear(pooled))
+        if not self.use_residual:
+            return output
+        return output + (self.residual(pooled) if hasattr(self, "residual") else pooled)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as sentence-transformers writes them."""
+        activation = type(self.activation_function)
+        return {
+            "in_features": self.linear.in_features,
+            "out_features": self.linear.out_features,
+            "bias": self.linear.bias is not None,
+            "activation_function": f"{activation.__module__}.{activation.__name__}",
+            "module_input_name": _POOLED,
+            "module_output_name": _POOLED,
+            **({"use_residual": True} if self.use_residual else {}),
+        }
+
+
+class Normalize(nn.Module):
+    """Scale every vector to length one."""
+
+    def forward(self, pooled: Vectors) -> Vectors:
+        """Return the scaled vectors."""
+        return nn.functional.normalize(pooled, dim=-1)
+
+
+def load_head(modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module]) -> nn.ModuleList:
+    """Load the modules of a head, in float32.
+
+    Args:
+        modules: modules after the pooling, in order.
+        width: components of a pooled vector.
+        loaded: modules by their folders that are used again, not loaded.
+
+    Raises:
+        ModelError: a file is missing or damaged, a width does not fit, or a setting is not supported.
+    """
+    head = nn.ModuleList()
+    for module in modules:
+        file = module.folder / "config.json"
+        if module.kind == DENSE:
+            known = loaded.get(module.folder)
+            dense = known if isinstance(known, Dense) else _load_dense(module.folder)
+            _check_width(dense, width, file)
+            width = dense.linear.out_features
+            head.append(dense)
+        elif module.kind == NORMALIZE:
+            settings = read_model_file(file, _Normalize) if file.is_file() else _Normalize()
+            _check_names(dict(settings), file)
+            head.append(Normalize())
+        elif module.kind == DROPOUT:
+            probability = read_model_file(file, _Dropout).get("dropout", 0.2) if file.is_file() else 0.2
+            if not 0 <= probability <= 1:
+                raise ModelError(f"dropout is {probability}, expected 0 to 1", str(file), _REMEDY)
+            head.append(nn.Dropout(probability))
+    return head.eval()
+
+
+def output_width(head: Sequence[nn.Module], width: int) -> int:
+    """Return the number of components after a head."""
+    return next((each.linear.out_features for each in reversed(head) if isinstance(each, Dense)), width)
+
+
+def head_text(head: Sequence[nn.Module]) -> list[str]:
+    """Return a text for each module of a head that decides embeddings, such as `Dense 384 to 128 (Tanh)`."""
+    texts = []
+    for each in head:
+        if isinstance(each, Dense):
+            added = ", residual" if each.use_residual else ""
+            sizes = f"{each.linear.in_features} to {each.linear.out_features}"
+            texts.append(f"Dense {sizes} ({type(each.activation_function).__name__}{added})")
+        elif isinstance(each, Normalize):
+            texts.append("Normalize")
+    return texts
+
+
+def _check_width(dense: Dense, width: int, file: Path) -> None:
+    if dense.linear.in_features != width:
+        raise ModelError(
+            f"expects vectors of {dense.linear.in_features} components, but the modules before it return {width}",
+            str(file),
+            "use the Dense module that belongs to this model",
+        )
+
+
+def _load_dense(folder: Path) -> Dense:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelError("is missing", str(file), _REMEDY)
+    settings = read_model_file(file, _Dense)
+    _check_names(dict(settings), file)
+    sizes = {name: settings.get(name) for name in ("in_features", "out_features")}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or not 1 <= size <= 1_000_000:
+            raise ModelError(f"{name} is {size}, expected a whole number from 1 to 1,000,000", str(file), _REMEDY)
+    path = settings.get("activation_function", "torch.nn.modules.activation.Tanh") or "Identity"
+    package, _, activation = path.rpartition(".")
+    if package.split(".")[:2] not in ([""], ["torch", "nn"]) or activation not in ACTIVATIONS:
+        raise ModelError(
+            f"activation function {path!r} is not supported", str(file), f"use one of {', '.join(ACTIVATIONS)}"
+        )
+    bias, residual = settings.get("bias", True), settings.get("use_residual", False)
+    dense = Dense(settings["in_features"], settings["out_features"], bias is not False, activation, residual is True)
+    dense.load_state_dict(_weights(dense, folder))
+    return dense
+
+
+def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a Dense module; raises `ModelError` if they do not fit."""
+    file = folder / WEIGHTS
+    if not file.is_file():
+        pickles = sorted(folder.glob("*.bin"))
+        reason = (
+            f"only {pickles[0].name}, a pickle, which may run code and is never read" if pickles else "no " + WEIGHTS
+        )
+        raise ModelError(f"cannot be loaded ({reason})", str(folder), _SAVE)
+    stored, own = stored_tensors(folder), dense.state_dict()
+    for name, tensor in own.items():
+        _check_tensor(name, tensor, stored.get(name), file)
+    with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
+        return {name: tensors.get_tensor(name).to(torch.float32) for name in own}
+
+
+def _check_tensor(name: str, own: Tensor, stored: StoredTensor | None, file: Path) -> None:
+    if stored is None:
+        raise ModelError(f"has no tensor {name}", str(file), _SAVE)
+    if stored.shape != tuple(own.shape):
+        reason = f"{name} has the shape {list(stored.shape)}, but its config.json asks for {list(own.shape)}"
+        raise ModelError(reason, str(file), _REMEDY)
+    if stored.kind not in FLOATS:
+        raise ModelError(f"{name} is stored as {stored.kind}, not as a float of 16 bits or more", str(file), _SAVE)
+
+
+def _check_names(settings: dict[str, Any], file: Path) -> None:
+    """Check that a module reads and writes the pooled vector; raises `ModelError`."""
+    for name in ("module_input_name", "module_output_name"):
+        value = settings.get(name) or _POOLED
+        if value != _POOLED:
+            raise ModelError(f"{name} {value!r} is not supported", str(file), f"use a module of the {_POOLED}")

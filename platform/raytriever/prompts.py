@@ -9,12 +9,14 @@ order of MTEB (Muennighoff et al., 2023), with names compared without case:
 4. type of task: `Retrieval`;
 5. side: `query`, `document`, the prompts of every other data set.
 
-The name of a data set is that of its folder or file. A data set of BEIR also has the name of its task in MTEB. Prompts
-that a user passes precede those of the model: first the prompts of a data set, then the prompt of a whole side.
+The name of a data set is that of its folder, or of its file without its ending. A data set of BEIR also has the name of
+its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then the
+prompt of a whole side.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -38,6 +40,7 @@ MTEB_TASKS = {
     "dbpedia-entity": "DBPedia",
     "climate-fever": "ClimateFEVER",
 }
+_ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
 _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
 
 
@@ -89,7 +92,7 @@ class PromptTable:
         used, later = self.of(*names), PromptTable(self.query, self.passage, merge_prompts(self.stored, self.own))
         kept = later.of(*names)
         sides: tuple[Side, ...] = ("query", "passage")
-        return {f"{names[0]}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
+        return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
 
     def check(self, names: Iterable[str], every: bool = False) -> None:
         """Check that the prompts of the user are those of data sets.
@@ -101,7 +104,7 @@ class PromptTable:
         Raises:
             ConfigError: names a prompt of another data set, and suggests a data set.
         """
-        known = list(dict.fromkeys(names))
+        known = list(dict.fromkeys(map(_stem, names)))
         possible = {one.casefold() for name in known for side in KINDS for one in _candidates(side, [name])}
         others = [name for name in self.own if name.casefold() not in possible]
         if others and (every or len(others) == len(self.own)):
@@ -191,11 +194,20 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
 
 
 def _candidates(side: Side, names: Iterable[str]) -> Iterator[str]:
-    tasks = [task for name in names for task in (name, MTEB_TASKS.get(name.casefold())) if task]
+    tasks = [task for name in names for task in dict.fromkeys((name, _stem(name), _task(name))) if task]
     for group in (tasks, [TASK_TYPE]):
         for task in group:
             yield from (f"{task}-{kind}" for kind in KINDS[side])
         yield from group
+
+
+def _stem(name: str) -> str:
+    """Return the name of a file without its ending."""
+    return _ENDING.sub("", name)
+
+
+def _task(name: str) -> str | None:
+    return MTEB_TASKS.get(_stem(name).casefold())
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -46,6 +46,16 @@ def test_a_data_set_of_beir_has_the_name_of_its_task() -> None:
     assert not MTEB_TASKS.keys() - BEIR.keys()
 
 
+def test_a_file_has_its_name_without_the_ending() -> None:
+    table = PromptTable("q", "p", {"Train.v2-query": "x"}, fixed=frozenset())
+    for name in ("train.v2", "train.v2.jsonl", "train.v2.jsonl.gz", "train.v2.parquet"):
+        assert table.of(name).query == "x", name
+    assert table.of("train").query == "q"
+    assert PromptTable("q", "p", {"train-query": "x"}, fixed=frozenset({"query"})).named("train.jsonl") == {
+        "train-query": "q"
+    }
+
+
 def test_prompts_of_the_user_precede_those_of_the_model() -> None:
     stored = {"scifact-query": "stored", "scifact-document": "stored too"}
     assert PromptTable("q", "p", stored, fixed=frozenset({"query"})).of("scifact") == Prompts(

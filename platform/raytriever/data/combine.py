@@ -16,7 +16,15 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Rows, TokenColumn
-from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Queries, RetrievalDataset, Tokens
+from raytriever.data.dataset import (
+    AbsentDocuments,
+    Documents,
+    Judgements,
+    Queries,
+    RetrievalDataset,
+    TextPrompts,
+    Tokens,
+)
 from raytriever.data.quarantine import QuarantineReport
 
 
@@ -172,6 +180,8 @@ def _chained_tokens(tokens: Sequence[Tokens | None]) -> Tokens | None:
         _chained_column([each.documents for each in present]),
         digests.pop() if len(digests) == 1 else _digest([each.digest for each in present], ()),
         present[0].tokenizer,
+        TextPrompts.chained([each.query_prompts for each in present]),
+        TextPrompts.chained([each.document_prompts for each in present]),
     )
 
 

@@ -61,16 +61,55 @@ class Queries:
 
 
 @dataclass(frozen=True)
+class TextPrompts:
+    """Prompts of the texts of a column, in runs of texts with one prompt.
+
+    Args:
+        runs: number of texts and prompt of each run.
+        own: prompts of single texts, which replace that of the run, by position in the column.
+    """
+
+    runs: tuple[tuple[int, str], ...]
+    own: QueryPrompts | None = None
+
+    @classmethod
+    def chained(cls, columns: Sequence[TextPrompts]) -> TextPrompts:
+        """Return the prompts of columns in a row."""
+        starts = np.cumsum([0, *(sum(size for size, _ in column.runs) for column in columns)])
+        own = [(start, column.own) for start, column in zip(starts, columns, strict=False) if column.own is not None]
+        return cls(
+            tuple(run for column in columns for run in column.runs),
+            QueryPrompts(
+                np.concatenate([start + each.queries for start, each in own]),
+                [str(text) for _, each in own for text in each.texts],
+            )
+            if own
+            else None,
+        )
+
+    def of(self, positions: ndarray) -> list[str]:
+        """Return the prompt of each text."""
+        ends = np.cumsum([size for size, _ in self.runs])
+        prompts = [self.runs[run][1] for run in np.searchsorted(ends, positions, side="right")]
+        if self.own is None:
+            return prompts
+        return [own or prompt for own, prompt in zip(self.own.of(positions.tolist(), ""), prompts, strict=True)]
+
+
+@dataclass(frozen=True)
 class Tokens:
     """Token ids of all texts, without special tokens and not truncated.
 
-    `digest` is that of the tokenizer and the prompts, `tokenizer` that of the tokenizer alone, empty if it is unknown.
+    `digest` is that of the tokenizer and the prompts, `tokenizer` that of the tokenizer alone. If a data set was opened
+    without a tokenisation, `tokenizer` is empty and the prompts are unknown.
     """
 
     queries: TokenColumn
     documents: TokenColumn
     digest: str
     tokenizer: str = ""
+    query_prompts: TextPrompts = field(default_factory=lambda: TextPrompts(()))
+    document_prompts: TextPrompts = field(default_factory=lambda: TextPrompts(()))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def encode_texts(
             own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
             contents = retriever.contents(window, side, own)
             embeddings[start : start + len(window)] = encode_contents(
-                retriever, contents, side, on_progress=progress.advance
+                retriever, contents, side, on_progress=progress.advance, prompt=own
             )
     check_finite(embeddings, side, lambda row: texts[row])
     return embeddings
@@ -94,6 +94,7 @@ def encode_contents(
     skipped: Collection[int] = (),
     before_batch: Callable[[int], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
+    prompt: str | Sequence[str] | None = None,
 ) -> Float32[ndarray, "texts width"]:
     """Return the embeddings of contents, finite or not, in the arithmetic of the retriever's weights.
 
@@ -105,6 +106,7 @@ def encode_contents(
         skipped: texts that are not encoded; their embeddings are 0, and the batches of the others do not change.
         before_batch: called with the number of a batch before it is encoded.
         on_progress: called with the number of encoded texts after each batch.
+        prompt: prompt in front of all contents, or of each; by default that of the side.
     """
     device = next(retriever.parameters()).device
     inputs = retriever.assemble(contents, side)
@@ -115,7 +117,8 @@ def encode_contents(
     embeddings = torch.zeros((len(inputs), retriever.width), device=device)
     retriever.eval()
     with torch.inference_mode():
-        for number, tokens in enumerate(_pad_ahead(retriever, inputs, rows)):
+        lengths = retriever.prompt_lengths(prompt, side, len(inputs))
+        for number, tokens in enumerate(_pad_ahead(retriever, inputs, rows, lengths)):
             if before_batch is not None:
                 before_batch(number)
             if rows[number]:
@@ -156,11 +159,13 @@ def check_finite(
         )
 
 
-def _pad_ahead(retriever: Retriever, inputs: Sequence[ndarray], batches: Sequence[list[int]]) -> Iterator[TokenBatch]:
+def _pad_ahead(
+    retriever: Retriever, inputs: Sequence[ndarray], batches: Sequence[list[int]], lengths: Sequence[int] | None
+) -> Iterator[TokenBatch]:
     """Yield padded batches; a thread pads the next batch while the caller encodes the current one."""
 
     def pad(rows: list[int]) -> TokenBatch:
-        return retriever.pad([inputs[row] for row in rows])
+        return retriever.pad([inputs[row] for row in rows], lengths and [lengths[row] for row in rows])
 
     with ThreadPoolExecutor(1) as thread:
         pending = [thread.submit(pad, rows) for rows in batches[:1]]

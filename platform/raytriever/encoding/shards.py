@@ -56,8 +56,12 @@ class SideTexts:
         prompts = self._prompts or retriever.prompts_of(self.name)
         if self._tokens is not None and self._token_digest == self._digest_for(retriever, prompts):
             return self._tokens.take(np.array(rows))
-        prompt = prompts[self.side] if self.side == "passage" else self._prompts_of(rows, prompts.query)
-        return retriever.contents(self.texts[rows.start : rows.stop], self.side, prompt)
+        return retriever.contents(self.texts[rows.start : rows.stop], self.side, self.prompts(retriever, rows))
+
+    def prompts(self, retriever: Retriever, rows: range) -> str | list[str]:
+        """Return the prompt of some rows: one for all, or one for each."""
+        prompts = self._prompts or retriever.prompts_of(self.name)
+        return prompts.passage if self.side == "passage" else self._prompts_of(rows, prompts.query)
 
     def _digest_for(self, retriever: Retriever, prompts: Prompts) -> str:
         """Return the digest of the tokens of a retriever with these prompts."""
@@ -120,6 +124,7 @@ class ShardEncoder:
                     skipped=record.killers,
                     before_batch=record.record,
                     on_progress=self.on_progress,
+                    prompt=self.side_texts.prompts(self.retriever, rows),
                 )
             except torch.OutOfMemoryError as error:
                 raise ModelError(

@@ -59,15 +59,20 @@ class Buckets:
 
 
 def fill_buckets(
-    token_ids: Sequence[ndarray], pad: Callable[[Sequence[ndarray]], TokenBatch], most: int | None = None
+    token_ids: Sequence[ndarray],
+    pad: Callable[..., TokenBatch],
+    most: int | None = None,
+    prompt_lengths: Sequence[int] | None = None,
 ) -> Buckets:
     """Sort the texts of a batch by length into padded buckets.
 
     Args:
         token_ids: inputs of the encoder.
-        pad: pads some of them to one batch.
+        pad: pads some of them to one batch, with their prompt lengths as a second argument if there are any.
         most: largest cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
+        prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.
     """
+    columns = [token_ids] if prompt_lengths is None else [token_ids, prompt_lengths]
     lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
     order = lengths.argsort(kind="stable")
     buckets = np.split(order, cut_points(lengths[order]))
@@ -79,7 +84,10 @@ def fill_buckets(
                 bucket, min(len(bucket), -(-len(bucket) * int(token_cost(lengths[bucket[-1]])) // most))
             )
         ]
-    return Buckets([pad([token_ids[row] for row in rows]) for rows in buckets], torch.from_numpy(order.argsort()))
+    return Buckets(
+        [pad(*([column[row] for row in rows] for column in columns)) for rows in buckets],
+        torch.from_numpy(order.argsort()),
+    )
 
 
 def token_cost(lengths: ndarray) -> ndarray:

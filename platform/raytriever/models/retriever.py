@@ -120,19 +120,44 @@ class Retriever(nn.Module):
         """Tokenise and truncate texts with their prompt of one side; no padding."""
         return self.assemble(self.contents(texts, side), side)
 
-    def pad(self, token_ids: Sequence[ndarray]) -> TokenBatch:
-        """Pad texts to the longest one: return `input_ids` and `attention_mask`, `[texts, tokens]` int64."""
-        return self.template.pad(token_ids)
+    def pad(self, token_ids: Sequence[ndarray], prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
+        """Pad texts to the longest one: return `input_ids` and `attention_mask`, `[texts, tokens]` int64.
 
-    def batch_of(self, contents: Sequence[ndarray], side: Side) -> Buckets:
+        With `prompt_lengths` there is also `prompt_mask`: 1 for the first tokens of a text, which are not pooled.
+        """
+        tokens = self.template.pad(token_ids)
+        if prompt_lengths is not None:
+            mask = tokens["attention_mask"].numpy()
+            tokens["prompt_mask"] = torch.from_numpy(mask * (mask.cumsum(1) <= np.array(prompt_lengths)[:, None]))
+        return tokens
+
+    def batch_of(self, contents: Sequence[ndarray], side: Side, prompt: str | Sequence[str] | None = None) -> Buckets:
         """Turn contents of one side into inputs of the encoder, in buckets of similar length.
 
         Args:
-            contents: token ids of each text with the side's prompt and without special tokens, of any integer type.
+            contents: token ids of each text with its prompt and without special tokens, of any integer type.
             side: side that decides the largest length.
+            prompt: prompt in front of all contents, or of each; by default that of the side.
         """
         on_cpu = next(self.parameters()).device.type == "cpu"
-        return fill_buckets(self.assemble(contents, side), self.pad, CPU_BUCKET_TOKENS if on_cpu else None)
+        inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
+        return fill_buckets(inputs, self.pad, CPU_BUCKET_TOKENS if on_cpu else None, lengths)
+
+    def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
+        """Return the number of first tokens of each text that are not pooled; None if prompts are pooled.
+
+        Args:
+            prompt: prompt of all texts, or of each; by default that of the side.
+            side: side of the texts.
+            texts: number of texts.
+        """
+        if self.description.pool_prompt:
+            return None
+        if prompt is None:
+            prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
+        prompts = [prompt] * texts if isinstance(prompt, str) else prompt
+        lengths = {each: self._prompt_tokens(each, side) for each in set(prompts)}
+        return [lengths[each] for each in prompts]
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Buckets:
         """Tokenise texts of one side, and return them as `batch_of` does."""
@@ -148,19 +173,20 @@ class Retriever(nn.Module):
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Return the embeddings of one side, `[texts, width]`."""
         tower = self.query if side == "query" else self.passage
-        return tower(tokens, self._left_out[side])
+        inputs = {name: tensor for name, tensor in tokens.items() if name != "prompt_mask"}
+        left_out = tokens["prompt_mask"].sum(1) if "prompt_mask" in tokens else self._left_out[side]
+        return tower(inputs, left_out)
 
     @cached_property
     def _left_out(self) -> dict[Side, int]:
         """Number of first tokens of each side that are not pooled: those of its prompt, if the model leaves it out."""
-        return {side: 0 if self.description.pool_prompt else self._prompt_tokens(side) for side in SIDES}
+        return {side: (self.prompt_lengths(None, side, 1) or [0])[0] for side in SIDES}
 
-    def _prompt_tokens(self, side: Side) -> int:
-        """Return the number of tokens of a side's prompt with the special tokens, except one at the end."""
-        prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
+    def _prompt_tokens(self, prompt: str, side: Side) -> int:
+        """Return the number of tokens of a prompt with the special tokens, except one at the end."""
         if not prompt:
             return 0
-        (ids,) = self.token_ids([""], side)
+        (ids,) = self.assemble(self.contents([""], side, prompt), side)
         return len(ids) - (int(ids[-1]) in self.tokenizer.all_special_ids)
 
     def forward(self, queries: Buckets, passages: Buckets) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from raytriever.losses.engine.batch import PAD, BatchIds, TeacherScores
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.models.retriever import Retriever
+from raytriever.prompts import Side
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
@@ -109,11 +110,19 @@ class BatchSource:
             teacher=self._scored(queries, groups),
         )
         return Batch(
-            retriever.batch_of(self.tokens.queries.take(queries), "query"),
-            retriever.batch_of(self.tokens.documents.take(passages), "passage"),
+            retriever.batch_of(self.tokens.queries.take(queries), "query", self._prompts(queries, "query", retriever)),
+            retriever.batch_of(
+                self.tokens.documents.take(passages), "passage", self._prompts(passages, "passage", retriever)
+            ),
             ids,
             self.version,
         )
+
+    def _prompts(self, positions: ndarray, side: Side, retriever: Retriever) -> list[str] | None:
+        """Return the prompts of texts for a model that does not pool them; None for other models."""
+        if retriever.description.pool_prompt:
+            return None
+        return (self.tokens.query_prompts if side == "query" else self.tokens.document_prompts).of(positions)
 
     def _scored(self, queries: ndarray, groups: ndarray) -> TeacherScores | None:
         if self.teacher is None:

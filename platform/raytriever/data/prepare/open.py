@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.dataset import Judgements, RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
@@ -175,10 +175,21 @@ def _read_splits(folder: Path, splits: list[str], request: Request) -> Retrieval
     if lent:
         dataset = with_lent_dev(dataset, request.dataset)
     if request.tokenisation is not None and dataset.tokens is not None:
-        dataset = replace(dataset, tokens=replace(dataset.tokens, tokenizer=request.tokenisation.tokenizer_digest))
+        dataset = replace(dataset, tokens=_with_prompts(dataset.tokens, dataset, request.tokenisation))
     judgements = {split: dataset.judgements[split] for split in requested}
     absent = {split: rows for split, rows in dataset.absent.items() if split in requested}
     return replace(dataset, judgements=judgements, absent=absent)
+
+
+def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Tokenisation) -> Tokens:
+    """Return the tokens of a data set with the prompts that the tokenisation has put in front of its texts."""
+    prompts = tokenisation.for_dataset(dataset.name)
+    return replace(
+        tokens,
+        tokenizer=tokenisation.tokenizer_digest,
+        query_prompts=TextPrompts(((len(dataset.queries), prompts.query_prompt),), dataset.prompts),
+        document_prompts=TextPrompts(((len(dataset.documents), prompts.passage_prompt),)),
+    )
 
 
 def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:

@@ -1,0 +1,138 @@
+"""Prompts that are not pooled (`include_prompt: false`), when texts of one batch have different prompts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from raytriever.data.answers import QueryPrompts
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import TextPrompts
+from raytriever.data.prepare.open import open_dataset
+from raytriever.encoding.corpus import embed_corpus
+from raytriever.encoding.encode import encode_queries, encode_texts
+from raytriever.encoding.shards import tokenisation_of
+from raytriever.losses.engine.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.models.writer import write_model
+from raytriever.training.parallel.grad_cache import Chunk, cut
+from raytriever.training.training_data import TrainingData
+
+PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}
+OWN = "One more instruction: "
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = load_retriever(ModelConfig(str(tiny_encoder), similarity="dot"))
+    made.description = replace(made.description, pool_prompt=False, prompts=PROMPTS, query_prompt="Q: ")
+    path = tmp_path_factory.mktemp("unpooled") / "model"
+    path.mkdir()
+    write_model(made, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def retriever(folder: Path) -> Retriever:
+    return load_retriever(ModelConfig(str(folder)))
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of FlagEmbedding, every second one with its own prompt."""
+    path = tmp_path_factory.mktemp("flag") / "rows.jsonl"
+    lines = [
+        {"query": f"what is {n:03d}", "pos": [f"{n:03d} is it"], "neg": []} | ({"prompt": OWN} if n % 2 else {})
+        for n in range(30)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+
+
+def expected(library: SentenceTransformer, prompts: list[str], texts: list[str]) -> np.ndarray:
+    """Return the embeddings of sentence-transformers, text by text."""
+    return np.stack([library.encode(text, prompt=prompt) for prompt, text in zip(prompts, texts, strict=True)])
+
+
+def test_each_text_leaves_its_own_prompt_out(retriever: Retriever, library: SentenceTransformer) -> None:
+    prompts = ["Ask: ", "", "Ask me this: ", OWN, "Q: "] * 3
+    texts = [f"what is {'x' * n}" for n in range(15)]
+    found = encode_texts(retriever, texts, "query", prompt=prompts)
+    np.testing.assert_allclose(found, expected(library, prompts, texts), rtol=0, atol=2e-6)
+    pooled = load_retriever(ModelConfig(str(retriever.tokenizer.name_or_path)))
+    pooled.description = replace(pooled.description, pool_prompt=True)
+    assert np.abs(encode_texts(pooled, texts, "query", prompt=prompts) - found).max() > 1e-2
+
+
+def test_the_prompt_of_a_side_is_left_out(retriever: Retriever, library: SentenceTransformer) -> None:
+    found = encode_texts(retriever, ["what is ab"], "query")
+    np.testing.assert_allclose(found, library.encode_query(["what is ab"]), rtol=0, atol=2e-6)
+
+
+def test_a_corpus_and_its_queries(
+    folder: Path, retriever: Retriever, library: SentenceTransformer, tiny_dataset: Path, rows: Path
+) -> None:
+    dataset = open_dataset(tiny_dataset, ["train"])
+    found = embed_corpus(ModelConfig(str(folder)), retriever, dataset).array()[:20]
+    texts = list(dataset.passages())[:20]
+    np.testing.assert_allclose(found, expected(library, ["Here it is: "] * 20, texts), rtol=0, atol=2e-6)
+    flag = open_dataset(rows, ["train"])
+    found = encode_queries(retriever, flag, range(30))
+    prompts = [OWN if n % 2 else "Ask me this: " for n in range(30)]
+    np.testing.assert_allclose(found, expected(library, prompts, list(flag.queries.texts)), rtol=0, atol=2e-6)
+
+
+def test_a_training_batch_of_two_data_sets(
+    retriever: Retriever, library: SentenceTransformer, tiny_dataset: Path, rows: Path
+) -> None:
+    config = DataConfig(dataset=str(tiny_dataset), extra_datasets=str(rows))
+    data = TrainingData.open(config.datasets, config, tokenisation_of(retriever), 32, 0)
+    source = data.train(None)
+    texts = [*data.datasets[0].queries.texts, *data.datasets[1].queries.texts]
+    first = len(data.datasets[0].queries)
+    seen = set()
+    for step in range(2):
+        batch = source.batch(step, retriever, ALONE)
+        with torch.no_grad():
+            queries, _ = retriever.eval()(batch.queries, batch.passages)
+        positions = batch.ids.queries.tolist()
+        prompts = ["Ask: " if n < first else OWN if (n - first) % 2 else "Ask me this: " for n in positions]
+        seen |= set(prompts)
+        wanted = expected(library, prompts, [str(texts[n]) for n in positions])
+        np.testing.assert_allclose(queries.numpy(), wanted, rtol=0, atol=2e-6)
+        # The chunks of gradient caching keep the prompts of their rows.
+        parts = cut(batch.queries, Chunk(3, None))
+        with torch.no_grad():
+            chunked = torch.cat([retriever.encode(part, "query") for part in parts.buckets])[parts.indices]
+        np.testing.assert_allclose(chunked.numpy(), wanted, rtol=0, atol=2e-6)
+    assert len(seen) == 3
+
+
+def test_a_model_that_pools_prompts_has_no_masks(tiny_encoder: Path, tiny_dataset: Path) -> None:
+    pooled = load_retriever(ModelConfig(str(tiny_encoder), query_prompt="Q: "))
+    assert set(pooled.tokenize(["a"], "query").buckets[0]) == {"input_ids", "attention_mask"}
+
+
+def test_prompts_of_columns_in_a_row() -> None:
+    one = TextPrompts(((3, "a"),), QueryPrompts(np.array([1]), ["own"]))
+    two = TextPrompts(((2, "b"),), QueryPrompts(np.array([0]), ["other"]))
+    chained = TextPrompts.chained([one, TextPrompts(((1, "c"),)), two])
+    assert chained.of(np.arange(6)) == ["a", "own", "a", "c", "other", "b"]
+    assert TextPrompts(((2, "a"), (2, "b"))).of(np.array([3, 0])) == ["b", "a"]

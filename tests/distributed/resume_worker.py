@@ -1,8 +1,8 @@
 """One worker of a real gloo group that trains a tiny encoder until it is stopped, from where others left it.
 
 Run as `resume_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY DROPOUT STOP FOLDER MODEL`: the run's
-checkpoints lie in FOLDER, batch STOP cannot be made (-1: all can), MODEL is settings of the encoder in JSON, and the
-weights that are left in the end go to OUTPUT.
+checkpoints lie in FOLDER, batch STOP cannot be made (-1: all can), MODEL is settings of the encoder and the precision
+in JSON, and the weights that are left in the end go to OUTPUT.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
+from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch, BatchSource
@@ -72,8 +73,10 @@ def main(arguments: list[str]) -> None:
         strategy=strategy,
         checkpoint_steps=1,
     )
-    config = ModelConfig(encoder, **json.loads(model))
-    retriever = load_retriever(config)
+    chosen = json.loads(model)
+    precision = chosen.pop("precision", "fp32")
+    config = ModelConfig(encoder, **chosen)
+    retriever = load_retriever(config, base_type(config.lora_rank, precision))
     prepare_for_training(retriever, config, settings.seed)
     dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
@@ -96,7 +99,7 @@ def main(arguments: list[str]) -> None:
         loss=LossConfig("mw", temperature=0.05, learn_temperature=True),
         training=settings,
         total_steps=STEPS,
-        precision="fp32",
+        precision=precision,
         device=torch.device("cpu"),
         workers=current_workers(),
         folder=Path(folder),

@@ -129,15 +129,19 @@ def test_from_strategy_to_strategy(run: Callable[..., list[Values]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-def test_adapters_go_on_to_the_bit(run: Callable[..., list[Values]], strategy: str) -> None:
-    lora = {"lora_rank": 2, "lora_dropout": 0.1}
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero0", "zero1", "zero2", "zero3"])
+def test_adapters_go_on_to_the_bit(run: Callable[..., list[Values]], strategy: str, precision: str) -> None:
+    lora = {"lora_rank": 2, "lora_dropout": 0.1, "precision": precision}
     (expected,) = run("whole", Leg(strategy, 2, model=lora), dropout=0.1)
     found = run("chain", Leg(strategy, 2, 4, lora), Leg(strategy, 2, model=lora), dropout=0.1)
     assert_close(found, expected, 0)
     assert 0 < continued(found)[0] <= 4
     trained = [name for name in expected if "lora_B" in name]
     assert trained
+    types = {name: value.dtype for name, value in expected.items() if name.startswith("parameter/")}
+    held = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert all(kind == (torch.float32 if ".lora_" in name else held) for name, kind in types.items())
     assert all(expected[name].abs().max() > 0 for name in trained)
 
 

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from raytriever.models.config import ModelConfig
+from raytriever.models.precision import type_of
 from raytriever.models.retriever import Retriever, load_retriever
 
 ATTENTION = "raytriever_cpu"
@@ -43,10 +44,8 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
         device: device of the retriever; by default the GPU if there is one, else the CPU.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    retriever = load_retriever(config).to(device)
-    if precision == "bf16":
-        for backbone in _backbones(retriever):
-            backbone.to(torch.bfloat16)
+    # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
+    retriever = load_retriever(config, type_of(precision)).to(device)
     return speed_up(retriever) if device.type == "cpu" else retriever
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from raytriever.models.dropout import draw_key, drop, drops_by_key
 
-NAME = "raytriever_cpu"
+NAME = "raytriever_training"
 # Models with plain attention: no position bias, no soft cap, no sinks, as many keys as queries.
 MODELS = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
 # Largest number of tokens whose scores are stored. For 8,192 tokens the scores of 12 heads take 3 GB in every layer.

@@ -97,10 +97,14 @@ def hidden_size(backbone: nn.Module) -> int:
     return int(backbone.config.hidden_size)  # type: ignore[union-attr,arg-type]
 
 
-def load_backbone(directory: Path) -> nn.Module:
+def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Load a transformers model from the safetensors of a local directory, without running code of the directory.
 
     A pooler without weights in the files is removed, as in a model without a pooler.
+
+    Args:
+        directory: transformers directory.
+        dtype: type of the weights; stored weights of another type are converted one at a time.
 
     Raises:
         ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
@@ -120,7 +124,7 @@ def load_backbone(directory: Path) -> nn.Module:
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
-            dtype=torch.float32,
+            dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )

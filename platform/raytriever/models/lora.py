@@ -3,7 +3,7 @@
 A linear layer W x becomes W x + (alpha / rank) B A x, where A has `rank` rows and B has `rank` columns and is initially
 zero. W and all other weights are frozen, so only A and B have gradients and optimiser moments. Adapters are inside the
 encoder, whose class and settings do not change. The written weights are W + (alpha / rank) B A, so reading them does
-not need `peft`.
+not need `peft`. If W is bf16, A and B are float32, and W + (alpha / rank) B A is added in float32 and then rounded.
 
 By default every linear layer of the blocks gets adapters, because Dettmers et al. (2023, arXiv:2305.14314, figure 2)
 found this more important than the rank. The pooler gets none, because embeddings do not depend on it.
@@ -46,6 +46,9 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
         target_modules=_targets(backbone, config.lora_targets),
     )
     inject_adapter_in_model(settings, backbone)
+    for parameter in backbone.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # peft gives adapters the type of their layer
 
 
 def share_frozen(one: nn.Module, other: nn.Module) -> None:
@@ -75,7 +78,7 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
         layer, is_adapted, parameter = name.rpartition(f".{_BASE}.")
         if is_adapted and parameter == "weight":
             (adapter,) = layers[layer].active_adapters
-            value = value + layers[layer].get_delta_weight(adapter)
+            value = (value.float() + layers[layer].get_delta_weight(adapter).float()).to(value.dtype)
         if f".{_PART}" not in name:
             merged[f"{layer}.{parameter}" if is_adapted else name] = value
     return merged

@@ -1,4 +1,7 @@
-"""Arithmetic of the encoder: bf16 on hardware that multiplies it faster, else fp32."""
+"""Arithmetic of the encoder: bf16 on hardware that multiplies it faster, else fp32.
+
+Trained weights are float32, and `bf16` is autocast. The frozen weights under LoRA adapters are never updated, so they
+are held once, in the precision of the arithmetic."""
 
 from __future__ import annotations
 
@@ -17,5 +20,15 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """Return the autocast context of the encoder; weights and losses stay float32."""
+    """Return the autocast context of the encoder; trained weights and losses stay float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def type_of(precision: str) -> torch.dtype:
+    """Return the type of weights that are only read, in a precision."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def base_type(lora_rank: int, precision: str) -> torch.dtype:
+    """Return the type in which training loads an encoder: that of the arithmetic if adapters are trained instead."""
+    return type_of(precision) if lora_rank else torch.float32

@@ -199,8 +199,12 @@ class Retriever(nn.Module):
 
 
 @activity("loading the encoder")
-def load_retriever(config: ModelConfig) -> Retriever:
-    """Load the model a configuration names, in float32 and evaluation mode.
+def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Retriever:
+    """Load the model a configuration names, in evaluation mode.
+
+    Args:
+        config: names the model and how it reads texts.
+        dtype: type of the weights of its transformers.
 
     Raises:
         ModelError: the model cannot be found, trusted or read.
@@ -219,14 +223,14 @@ def load_retriever(config: ModelConfig) -> Retriever:
     # The module Normalize at the end is the cosine's own, except where vectors are cut after it and not scaled again.
     is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
     heads = {side: pipeline.head if is_exact else _without_last_scaling(pipeline) for side, pipeline in sides.items()}
-    query = _load_tower(folders["query"], description, heads["query"], {})
+    query = _load_tower(folders["query"], description, heads["query"], {}, dtype)
     if description.towers == "separate":
         modules = {} if folders["query"] == folders["passage"] else _loaded(heads["query"], query)
-        passage = _load_tower(folders["passage"], description, heads["passage"], modules)
+        passage = _load_tower(folders["passage"], description, heads["passage"], modules, dtype)
     elif heads["query"] == heads["passage"]:
         passage = query
     else:
-        passage = _load_tower(query.backbone, description, heads["passage"], _loaded(heads["query"], query))
+        passage = _load_tower(query.backbone, description, heads["passage"], _loaded(heads["query"], query), dtype)
     if query.width != passage.width:
         reason = f"embeds queries with {query.width} components, but passages with {passage.width}"
         raise ModelError(reason, str(directory), "use a model with one width")
@@ -246,7 +250,11 @@ def load_retriever(config: ModelConfig) -> Retriever:
 
 
 def _load_tower(
-    source: Path | nn.Module, description: Description, head: Sequence[Module], loaded: dict[Path, nn.Module]
+    source: Path | nn.Module,
+    description: Description,
+    head: Sequence[Module],
+    loaded: dict[Path, nn.Module],
+    dtype: torch.dtype,
 ) -> Encoder:
     """Load one tower.
 
@@ -255,8 +263,9 @@ def _load_tower(
         description: settings of the model.
         head: modules after the pooling.
         loaded: modules of the other tower by their folders, which this tower shares.
+        dtype: type of the weights of the transformer; modules after the pooling are float32.
     """
-    backbone = source if isinstance(source, nn.Module) else load_backbone(source)
+    backbone = source if isinstance(source, nn.Module) else load_backbone(source, dtype)
     if isinstance(source, Path):
         set_bidirectional(backbone, description.bidirectional, source)
     tower = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)

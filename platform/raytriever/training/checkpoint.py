@@ -1,8 +1,9 @@
 """Checkpoint: the whole state of a run at a step, in safetensors and JSON, committed by one rename.
 
-A directory `checkpoints/step-N` holds every worker's slices of the weights and of AdamW's moments, one file of each per
-worker that has any, and `state.json`. Data order, learning rate and random draws are functions of N and are not stored.
-A checkpoint without a valid manifest is ignored. All digests are checked before any tensor is read."""
+A directory `checkpoints/step-N` holds every worker's slices of the trained weights and of AdamW's moments, one file of
+each per worker that has any, and `state.json`. Frozen weights are those of the model that the run trains: `state.json`
+has a digest of them. Data order, learning rate and random draws are functions of N and are not stored. A checkpoint
+without a valid manifest is ignored. All digests are checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def check_model(path: Path, module: nn.Module) -> None:
     """Raise `StorageError` with the first weight in which a checkpoint differs from a module."""
     saved = _saved_shapes(path)
     own = {name: shape_of(parameter) for name, parameter in module.named_parameters()}
-    for name in sorted(saved.keys() | own.keys()):
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    for name in sorted(saved.keys() | own.keys() - frozen):
         there, here = saved.get(name), own.get(name)
         if there != here:
             raise StorageError(f"is of another model: {shape_difference(name, there, here)}", str(path), TRAIN_AGAIN)

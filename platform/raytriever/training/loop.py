@@ -32,7 +32,7 @@ from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.chunk_size import chunk_of
-from raytriever.training.parallel.model_state import take_snapshot
+from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Update, build_strategy
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
@@ -117,6 +117,7 @@ class _Trainer:
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
+        frozen = frozen_digest(self.objective)
         self.stopwatch = Stopwatch(loss, optimizer, setup.device)
         self.straggler_watch = StragglerWatch(host_names(self.workers, setup.device), self._log)
         self.own_seconds, self.straggler_metrics = 0.0, dict[str, float]()
@@ -133,6 +134,8 @@ class _Trainer:
         self.callbacks = self._build_callbacks()
         self.is_dev_loss_deciding = settings.best_metric == DEV_LOSS or setup.validation is None
         self.origin = origin_of(setup.loss, settings, setup.total_steps, setup.data_digest)
+        if frozen:
+            self.origin["frozen weights"] = frozen
         if setup.validation:
             self.origin["dev data"] = setup.validation.digest
         self.progression = resume(

@@ -27,7 +27,7 @@ from raytriever.training.checkpoint import (
     sweep,
 )
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
-from raytriever.training.parallel.model_state import shape_of, whole_tensors
+from raytriever.training.parallel.model_state import gathered, shape_of, whole_tensors
 from raytriever.training.parallel.strategy import Strategy
 
 
@@ -71,8 +71,8 @@ def resume(
         return Progression()
     path = checkpoint_path(folder, step)
     state = read_state(path)
-    check_origin(path, state.origin, origin)
     check_model(path, objective)
+    check_origin(path, state.origin, origin)
     strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
     if workers.rank == 0:
         log(f"Resumed from checkpoint step-{step}.")
@@ -98,8 +98,13 @@ def load_best(
         read_manifest(path)
     workers.sum(torch.zeros(1, device=device))  # no worker reads before the digests are checked
     own = dict(objective.named_parameters())
+    for parameter in own.values():
+        if not parameter.requires_grad and parameter.shape != shape_of(parameter):
+            with gathered(parameter):
+                whole = parameter.detach().clone()
+            parameter.data = whole
     for name, values in whole_tensors(read_slices(path, WEIGHTS)):
-        own[name].data = values.to(device)
+        own[name].data = values.to(device, own[name].dtype)
 
 
 def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:

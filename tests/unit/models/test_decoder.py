@@ -175,3 +175,23 @@ def test_nothing_builds_a_cache(tmp_path: Path, architecture: str) -> None:
     for mode in (True, False):
         output = retriever.train(mode).query.backbone(**tokens)
         assert output.past_key_values is None
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+@pytest.mark.parametrize("bidirectional", [None, True])
+def test_padding_on_either_side_gives_the_same_embeddings(
+    tmp_path: Path, architecture: str, bidirectional: bool | None
+) -> None:
+    found = []
+    for side in ("left", "right"):
+        base = write_transformer(tmp_path / side, architecture, padding_side=side)
+        retriever = load(base, bidirectional=bidirectional)
+        alone = torch.cat(
+            [retriever.encode(retriever.pad([ids]), "query") for ids in retriever.token_ids(TEXTS, "query")]
+        )
+        tokens = retriever.pad(retriever.token_ids(TEXTS, "query"))
+        assert (tokens["attention_mask"][:, 0] == 0).any() == (side == "left")
+        together = retriever.encode(tokens, "query")
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+        found.append(together)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
@@ -18,6 +19,10 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from tiny_models import write_transformer
+
+ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
 
 
@@ -59,6 +64,29 @@ def test_a_step_changes_only_adapters(tiny_encoder: Path, towers: str) -> None:
     assert not any("pooler" in name for name in changed)
 
 
+DECODER = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
+LAYERS = {
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), DECODER),
+    **dict.fromkeys(("bert", "xlm-roberta"), "query key value attention.output.dense intermediate.dense output.dense"),
+    "mpnet": "attn.q attn.k attn.v attn.o intermediate.dense output.dense",
+    "distilbert": "q_lin k_lin v_lin out_lin lin1 lin2",
+    "modernbert": "attn.Wqkv attn.Wo mlp.Wi mlp.Wo",
+}
+
+
+@pytest.mark.parametrize("architecture", LAYERS)
+def test_every_linear_layer_of_the_blocks_is_adapted(tmp_path: Path, architecture: str) -> None:
+    encoder = write_transformer(tmp_path / "encoder", architecture)
+    retriever = adapted(encoder)
+    layers = {name.partition(".lora_A.")[0] for name in values(retriever) if ".lora_A." in name}
+    assert len(layers) == 2 * len(LAYERS[architecture].split())
+    assert all(any(layer.endswith(f".{each}") for each in LAYERS[architecture].split()) for layer in layers)
+    step(retriever)  # a gradient for each of them
+    first, second = LAYERS[architecture].split()[:2]
+    some = values(adapted(encoder, lora_targets=f"{first},{second}"))
+    assert sum(".lora_A." in name for name in some) == 4
+
+
 @pytest.mark.parametrize("towers", ["shared", "separate"])
 def test_new_adapters_do_not_change_the_embeddings(tiny_encoder: Path, towers: str) -> None:
     plain = load_retriever(ModelConfig(str(tiny_encoder), towers=towers))
@@ -88,6 +116,32 @@ def test_a_written_model_encodes_like_the_trained_one(
         assert abs(encode(TEXTS) - ours).max() < 1e-5
     # Training may go on from where it was.
     assert all(torch.equal(value, trained[name]) for name, value in values(retriever).items())
+
+
+def test_adapters_are_merged_in_float32_and_written_in_the_type_of_the_base(tiny_encoder: Path, tmp_path: Path) -> None:
+    config = ModelConfig(str(tiny_encoder), lora_rank=4)
+    retriever = load_retriever(config, torch.bfloat16)
+    prepare_for_training(retriever, config, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            step(retriever)
+    trained = values(retriever)
+    write_model(retriever, tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+    layers = [name.removesuffix(".base_layer.weight") for name in trained if name.endswith(".base_layer.weight")]
+    for layer in layers:
+        base, a, b = (trained[f"{layer}.{part}"] for part in ("base_layer.weight", *ADAPTER))
+        expected = base.double() + 2 * b.double() @ a.double()
+        merged = written[f"{layer.removeprefix('query.backbone.')}.weight"].double()
+        # Half of the distance of two bf16 numbers, and the rounding of float32.
+        assert ((merged - expected).abs() <= (2**-8 + 2**-20) * expected.abs() + 1e-9).all(), layer
+        assert not torch.equal(merged, base.double())
+    read, theirs = load_retriever(ModelConfig(str(tmp_path))), SentenceTransformer(str(tmp_path), device="cpu")
+    assert next(read.parameters()).dtype == torch.float32
+    ours = encode_texts(read, TEXTS, "passage")
+    assert abs(theirs.float().encode_document(TEXTS) - ours).max() < 1e-5
+    assert abs(encode_texts(retriever, TEXTS, "passage") - ours).max() < 0.05
 
 
 def test_transformers_reads_the_merged_encoder_without_a_warning(

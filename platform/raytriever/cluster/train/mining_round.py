@@ -32,7 +32,7 @@ from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, type_of
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
@@ -61,10 +61,8 @@ class SnapshotLoader:
     def __call__(self, snapshot: Snapshot) -> Retriever:
         """Load the encoder on the GPU of this process, if it has one."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        retriever = load_retriever(self.model).to(device)
+        retriever = load_retriever(self.model, type_of(choose_precision(self.precision, device))).to(device)
         prepare_for_training(retriever, self.model, self.seed)
-        if choose_precision(self.precision, device) == "bf16":
-            retriever.to(torch.bfloat16)
         load_snapshot(retriever, snapshot)
         retriever.eval()
         return speed_up(retriever) if device.type == "cpu" and not self.model.lora_rank else retriever

@@ -35,7 +35,7 @@ from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError
 from raytriever.losses.engine.workers import Workers
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import base_type, choose_precision
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
@@ -135,7 +135,8 @@ def _train(job: WorkerJob, device: torch.device) -> None:
             queue.send(StatusMessage(text))
 
     report_status("loading the encoder in the workers")
-    retriever = load_retriever(config.model).to(device)
+    precision = choose_precision(settings.precision, device)
+    retriever = load_retriever(config.model, base_type(config.model.lora_rank, precision)).to(device)
     prepare_for_training(retriever, config.model, settings.seed)
     report_status("opening the data in the workers")
     for path in job.datasets:
@@ -155,7 +156,7 @@ def _train(job: WorkerJob, device: torch.device) -> None:
             loss=config.loss,
             training=settings,
             total_steps=job.total_steps,
-            precision=choose_precision(settings.precision, device),
+            precision=precision,
             device=device,
             workers=workers,
             folder=job.folder / "checkpoints",

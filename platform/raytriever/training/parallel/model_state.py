@@ -3,13 +3,17 @@
 A slice is a range of values of one flattened tensor. Weights have the names of the module, AdamW's moments are
 `NAME:exp_avg` and `NAME:exp_avg_sq`, its step count is `NAME:step`. Slices do not depend on the layout of a strategy or
 the number of workers, so any strategy reads the state of any other. A snapshot is a copy of all weights on rank 0, for
-processes that do not train."""
+processes that do not train.
+
+Frozen weights are in neither: they do not change, so a run reads them again from the model that it trains. Checkpoints
+hold a digest of them. Checkpoints of raytriever 0.2 and earlier have the frozen weights too, and are still read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import groupby
 from math import prod
 
@@ -68,18 +72,20 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
             _refuse(weight, tuple(values.shape), shapes.get(weight))
         kinds_of.setdefault(weight, set()).add(kind)
         put(weight, own[weight], kind, values)
-    for name in own:
+    for name, parameter in own.items():
         kinds = kinds_of.get(name, set())
-        if "" not in kinds:
+        if "" not in kinds and parameter.requires_grad:
             _refuse(name, None, shapes[name])
-        if kinds not in ({""}, {"", STEP, *MOMENTS}):
+        if kinds not in (set(), {""}, {"", STEP, *MOMENTS}):
             moments = ", ".join(sorted(kinds - {""}))
             raise StorageError(f"{name} has the moments {moments}, expected all or none", "the checkpoint", TRAIN_AGAIN)
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
-    """Yield the state of a model that is whole in this process."""
+    """Yield the state of a model that is whole in this process, without its frozen weights."""
     for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         shape = tuple(parameter.shape)
         yield Slice(name, parameter.detach().flatten(), 0, shape)
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -142,13 +148,13 @@ Snapshot = Mapping[str, ndarray]
 
 @torch.no_grad()
 def take_snapshot(module: nn.Module, workers: Workers) -> Snapshot:
-    """Return a float32 copy of every parameter by name on the first worker, nothing on the others; all workers call it.
+    """Return a float32 copy of every trained parameter on the first worker, nothing on the others; all workers call it.
 
     Parameters that ZeRO-3 has sharded are gathered one at a time, so no worker needs memory for the whole model.
     """
     snapshot = {}
-    for name, parameter in module.named_parameters():
-        with _gathered(parameter):
+    for name, parameter in _trained(module).items():
+        with gathered(parameter):
             if workers.rank == 0:
                 snapshot[name] = parameter.detach().to("cpu", torch.float32, copy=True).numpy()
     return snapshot
@@ -157,15 +163,38 @@ def take_snapshot(module: nn.Module, workers: Workers) -> Snapshot:
 @torch.no_grad()
 def load_snapshot(module: nn.Module, snapshot: Snapshot) -> None:
     """Load a snapshot into a module of the same architecture, in the precision of its parameters."""
-    own = dict(module.named_parameters())
-    if own.keys() != snapshot.keys():
-        raise ValueError(f"the snapshot is of another model: {sorted(own.keys() ^ snapshot.keys())[:3]}")
+    own, trained = dict(module.named_parameters()), _trained(module)
+    if not trained.keys() <= snapshot.keys() <= own.keys():
+        raise ValueError(f"the snapshot is of another model: {sorted(trained.keys() ^ snapshot.keys())[:3]}")
     for name, values in snapshot.items():
         own[name].copy_(torch.from_numpy(np.array(values)))
 
 
+@torch.no_grad()
+def frozen_digest(module: nn.Module) -> str | None:
+    """Return 16 digits of the SHA-256 of all frozen weights, rounded to bf16 and so independent of their type.
+
+    Args:
+        module: with parameters that are whole in this process.
+
+    Returns:
+        The digest; None without frozen weights.
+    """
+    digest = sha256()
+    frozen = [item for item in module.named_parameters() if not item[1].requires_grad]
+    for name, parameter in frozen:
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.to(torch.bfloat16).cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16] if frozen else None
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 @contextmanager
-def _gathered(parameter: nn.Parameter) -> Iterator[None]:
+def gathered(parameter: nn.Parameter) -> Iterator[None]:
+    """Hold a parameter whole that ZeRO-3 has sharded; all workers call it."""
     if parameter.shape == shape_of(parameter):
         yield
         return

@@ -41,7 +41,7 @@ class Objective(nn.Module):
     Args:
         retriever: encodes queries and passages.
         loss: reduces the score matrix of the global batch.
-        precision: `fp32` or `bf16`, of the encoder; weights, embeddings and loss are float32.
+        precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
         chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the
             whole batch.
     """

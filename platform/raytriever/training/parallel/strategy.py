@@ -2,7 +2,7 @@
 
 DDP keeps a whole copy of the model on each worker and averages gradients. ZeRO shards the optimizer state (1), also
 the gradients (2), also the weights (3) over the workers (Rajbhandari et al., 2020, arXiv:1910.02054); stage 0 shards
-nothing. Weights stay float32 at every stage and `bf16` is autocast, so every strategy trains the same model.
+nothing. Trained weights stay float32 at every stage and `bf16` is autocast, so every strategy trains the same model.
 
 Stage 3: the model is loaded whole into the memory of each worker, then sharded. From then on a worker holds its shard
 between steps and the whole model within one step (`_gathered`), because each chunk of a batch would gather it again."""

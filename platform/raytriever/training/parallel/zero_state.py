@@ -40,12 +40,10 @@ class _Position:
 
 
 def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> Iterator[Slice]:
-    """Yield this worker's slices."""
+    """Yield this worker's slices of the trained weights and of their moments."""
     for name, parameter in module.named_parameters():
         shape = shape_of(parameter)
         position = _position_of(stage, parameter, optimizer, rank)
-        if not parameter.requires_grad:
-            yield from _frozen(stage, name, parameter, rank)
         if position is None:
             continue
         yield Slice(name, position.of(position.flat), position.start, shape)
@@ -99,17 +97,6 @@ def _share(parameter: Any, padded: int, rank: int) -> tuple[int, int]:
     """Return start and length of a worker's slice of a stage 3 parameter, without padding."""
     start = rank * padded
     return start, max(0, min(padded, parameter.ds_numel - start))
-
-
-def _frozen(stage: int, name: str, parameter: Any, rank: int) -> Iterator[Slice]:
-    """Yield the slice of a parameter that is not trained: whole on every worker, sharded only at stage 3."""
-    if stage < 3:
-        if rank == 0:
-            yield Slice(name, parameter.detach().flatten(), 0, shape_of(parameter))
-        return
-    start, length = _share(parameter, parameter.ds_tensor.ds_numel, rank)
-    if length:
-        yield Slice(name, parameter.ds_tensor.detach()[:length], start, shape_of(parameter))
 
 
 def _put_weights(stage: int, parameter: Any, values: Tensor) -> None:

@@ -1,0 +1,188 @@
+"""Memory of LoRA over a frozen bf16 base: a decoder of the shape of Qwen3-Embedding-0.6B, with random weights.
+
+Run: `python benchmarks/lora_memory.py [--json PATH] [--layers 28] [--width 1024]`. A process of its own loads the model
+as a training worker does, makes steps with cached gradients in bf16 on the CPU and writes the slices of a checkpoint. A
+thread samples the resident memory of the process, which has the pages of mapped files too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+
+import torch
+from torch import Tensor
+
+from ends import End, parser, report
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.models.buckets import Buckets
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import autocast, base_type
+from raytriever.models.prepare import prepare_for_training, train_on_cpu
+from raytriever.models.retriever import load_retriever
+from raytriever.training.checkpoint import write_slices
+from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import build_strategy
+
+RANK, TEXTS, CHUNK, TOKENS, STEPS = 16, 4, 2, 128, 2
+CPU = torch.device("cpu")
+MOST = 1.1  # of base, states of the adapters and activations
+
+
+def write_base(directory: Path, layers: int, width: int) -> None:
+    """Write a model in bf16; runs in a process of its own."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from tiny_models import write_transformer
+
+    torch.set_default_dtype(torch.bfloat16)
+    sizes = {"num_attention_heads": width // 64, "num_key_value_heads": width // 128, "head_dim": 128}
+    sizes |= {"intermediate_size": 3 * width, "vocab_size": 32_000}
+    write_transformer(directory, "qwen3", width=width, layers=layers, **sizes)
+
+
+class Batch:
+    """Random texts of one length."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def texts() -> Buckets:
+            ids = torch.randint(10, 400, (TEXTS, TOKENS), generator=generator)
+            return Buckets([{"input_ids": ids, "attention_mask": torch.ones_like(ids)}], torch.arange(TEXTS))
+
+        self.queries, self.passages = texts(), texts()
+        numbers = torch.arange(TEXTS)
+        self.ids = BatchIds(numbers, numbers[:, None], numbers)
+
+
+class Sampler:
+    """Peak of the resident memory of this process, in bytes, while the `with` statement runs."""
+
+    peak = 0
+
+    def __enter__(self) -> Sampler:
+        self._done, self._thread = Event(), Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def _sample(self) -> None:
+        while not self._done.is_set():
+            self.peak = max(self.peak, resident())
+            time.sleep(0.002)
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def resident() -> int:
+    """Return the resident memory of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def measure(directory: Path, precision: str, folder: Path) -> dict[str, float]:
+    """Train a few steps; runs in a process of its own. Return bytes by name."""
+    config = ModelConfig(str(directory), pooling="last", lora_rank=RANK)
+    import peft  # noqa: F401 - libraries are loaded before memory is measured
+    from transformers import Qwen3Model  # noqa: F401
+
+    before = resident()
+    with Sampler() as loading:
+        retriever = load_retriever(config, base_type(RANK, precision))
+        prepare_for_training(retriever, config, 0)
+    train_on_cpu(retriever)
+    frozen = [parameter for parameter in retriever.parameters() if not parameter.requires_grad]
+    trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
+    objective = Objective(retriever, build_loss(LossConfig(), True), precision, Chunk(sequences=CHUNK))
+    optimizer = build_optimizer(objective, 1e-4, 0.01)
+    strategy = build_strategy("ddp", objective, optimizer, ALONE, CPU, 1.0)
+    retriever.train()
+    batch = Batch()
+    with Sampler() as training:
+        for step in range(STEPS):
+            strategy.step(batch, 1e-4, step)
+    write_slices(strategy.state(), folder, 0, 1)
+    tokens = {name: values[:CHUNK] for name, values in batch.passages.buckets[0].items()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in retriever.parameters()}
+    return {
+        "before": before,
+        "load": loading.peak - before,
+        "peak": training.peak - before,
+        "base": sum(parameter.nbytes for parameter in frozen),
+        "adapters": sum(parameter.nbytes for parameter in trained),
+        "parameters": sum(parameter.numel() for parameter in frozen),
+        "activations": activations(lambda: encoded(retriever, tokens, precision), own),
+        "checkpoint": sum(file.stat().st_size for file in folder.iterdir()),
+    }
+
+
+def encoded(retriever: torch.nn.Module, tokens: dict[str, Tensor], precision: str) -> Tensor:
+    """Return embeddings with their graph."""
+    with autocast(precision, CPU):
+        embeddings: Tensor = retriever.encode(tokens, "passage")
+    return embeddings
+
+
+def activations(forward: object, without: set[int]) -> int:
+    """Return the bytes that a forward pass keeps for its backward pass, each storage once, parameters left out."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in without:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        held = forward()
+    del held
+    return sum(kept.values())
+
+
+def main() -> None:
+    """Measure and report."""
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--layers", type=int, default=28, help="of the decoder (default: 28)")
+    arguments.add_argument("--width", type=int, default=1024, help="of its states (default: 1024)")
+    options = arguments.parse_args()
+    with TemporaryDirectory() as scratch, multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        base, slices = Path(scratch) / "base", Path(scratch) / "slices"
+        pool.apply(write_base, (base, options.layers, options.width))
+        slices.mkdir()
+        found = pool.apply(measure, (base, "bf16", slices))
+    million = 1e6
+    states = 4 * found["adapters"]  # weights, gradients and two moments, float32
+    expected = found["base"] + states + found["activations"]
+    ends = {
+        "parameters of the base, millions": End(found["parameters"] / million, "reported", True),
+        "base in bf16, MB": End(found["base"] / million, "reported", True),
+        "adapters, gradients and moments, MB": End(states / million, "reported", True),
+        "activations of a chunk, MB": End(found["activations"] / million, "reported", True),
+        "peak of training, MB": End(found["peak"] / million, "reported", True),
+        "peak of training, of the three": End(
+            found["peak"] / expected, f"at most {MOST}", found["peak"] <= MOST * expected
+        ),
+        "peak of loading, of the base": End(
+            found["load"] / found["base"], f"at most {MOST}", found["load"] <= MOST * found["base"]
+        ),
+        "checkpoint, of adapters and moments": End(
+            found["checkpoint"] / (3 * found["adapters"]),
+            "at most 1.01",
+            found["checkpoint"] <= 3.03 * found["adapters"],
+        ),
+    }
+    report("LoRA over a frozen bf16 base", ends, options.json)
+
+
+if __name__ == "__main__":
+    main()

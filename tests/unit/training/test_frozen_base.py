@@ -1,0 +1,119 @@
+"""Adapters over a base in bf16: what is trained, what a checkpoint has, and which runs it continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from raytriever.errors import StorageError
+from raytriever.losses.engine.workers import ALONE
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import base_type
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.storage import committed_directory
+from raytriever.training.checkpoint import MOMENTS, WEIGHTS, read_slices, read_state, write_slices, write_state
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.parallel.model_state import Slice, frozen_digest, take_snapshot
+
+STEPS = 4
+
+
+def adapted(tiny_encoder: Path, precision: str) -> Retriever:
+    config = ModelConfig(str(tiny_encoder), lora_rank=2)
+    retriever = load_retriever(config, base_type(config.lora_rank, precision))
+    prepare_for_training(retriever, config, 0)
+    return retriever
+
+
+def setup(make_assignment: Any, tiny_encoder: Path, precision: str = "bf16", **settings: Any) -> TrainingSetup:
+    work, _ = make_assignment(total_steps=STEPS, **settings)
+    return dataclasses.replace(work, retriever=adapted(tiny_encoder, precision), precision=precision)
+
+
+def values(retriever: Retriever) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in retriever.named_parameters()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"grad_cache_chunk": 5}])
+def test_only_adapters_are_trained_and_saved(make_assignment, tiny_encoder: Path, settings: dict[str, Any]) -> None:
+    work = setup(make_assignment, tiny_encoder, **settings)
+    before = values(work.retriever)
+    train(work)
+    after = values(work.retriever)
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if ".lora_" in name}
+    assert all(after[name].dtype == (torch.float32 if name in changed else torch.bfloat16) for name in after)
+    folder = work.folder / f"step-{STEPS}"
+    saved = load_file(folder / "weights-0-of-1.safetensors")
+    assert saved.keys() == {f"retriever.{name}" for name in changed}
+    adapters = sum(value.nbytes for value in saved.values())
+    with safe_open(folder / "optimizer-0-of-1.safetensors", "pt") as moments:
+        assert {name.partition(":")[0] for name in moments.keys()} == saved.keys()  # noqa: SIM118 - not a mapping
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert 3 * adapters <= size < 3 * adapters + 300 * 4 * len(saved)  # and the names of the tensors
+
+
+def test_cached_gradients_are_those_of_the_whole_batch(make_assignment, tiny_encoder: Path) -> None:
+    found = []
+    for settings in ({}, {"grad_cache_chunk": 5}, {}):
+        work = setup(make_assignment, tiny_encoder, folder=tiny_encoder.parent / f"run-{len(found)}", **settings)
+        train(work)
+        found.append(values(work.retriever))
+        shutil.rmtree(work.folder)
+    for name, value in found[0].items():
+        assert torch.equal(value, found[2][name])
+        torch.testing.assert_close(found[1][name], value, rtol=0.05, atol=2e-3)
+
+
+def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignment, tiny_encoder: Path) -> None:
+    train(setup(make_assignment, tiny_encoder))
+    assert frozen_digest(adapted(tiny_encoder, "fp32")) == frozen_digest(adapted(tiny_encoder, "bf16"))
+    train(setup(make_assignment, tiny_encoder, "fp32"))
+    other = setup(make_assignment, tiny_encoder)
+    with torch.no_grad():
+        next(other.retriever.parameters())[3, 3] += 0.5
+    with pytest.raises(StorageError, match=r"was made with frozen weights '\w{16}', but this run has") as caught:
+        train(other)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_checkpoint_that_has_the_base_is_continued(make_assignment, tiny_encoder: Path, precision: str) -> None:
+    """The form of raytriever 0.2: every weight in float32, and no digest."""
+    work = setup(make_assignment, tiny_encoder, precision)
+    train(work)
+    path = work.folder / f"step-{STEPS}"
+    state = read_state(path)
+    base = {name: value for name, value in adapted(tiny_encoder, "fp32").named_parameters() if ".lora_" not in name}
+    slices = [
+        *read_slices(path, WEIGHTS, MOMENTS),
+        *(Slice(f"retriever.{name}", v.detach().flatten(), 0, tuple(v.shape)) for name, v in base.items()),
+    ]
+    slices = [dataclasses.replace(one, values=one.values.clone()) for one in slices]
+    shutil.rmtree(work.folder)
+    with committed_directory(path) as hidden:
+        write_slices(slices, hidden, 0, 1)
+        write_state(
+            dataclasses.replace(state, origin={k: v for k, v in state.origin.items() if k != "frozen weights"}), hidden
+        )
+    assert "frozen" not in json.dumps(read_state(path).origin)
+    lines: list[str] = []
+    again = dataclasses.replace(setup(make_assignment, tiny_encoder, precision), log=lines.append)
+    train(again)
+    assert lines == [f"Resumed from checkpoint step-{STEPS}."]
+    for name, value in values(again.retriever).items():
+        assert torch.equal(value, values(work.retriever)[name]), name
+
+
+def test_a_snapshot_has_no_frozen_weights(tiny_encoder: Path) -> None:
+    retriever = adapted(tiny_encoder, "bf16")
+    assert take_snapshot(retriever, ALONE).keys() == {name for name in values(retriever) if ".lora_" in name}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,18 +59,18 @@ class Examined:
     scores: float = 1.0
 
 
-def by_library(folder: Path, change: Change | None = None) -> Encoded:
+def by_library(folder: Path, change: Change | None = None, texts: Sequence[str] = TEXTS) -> Encoded:
     """Return what sentence-transformers computes, optionally with one property read wrongly."""
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     if change is not None:
         change(model)
-    queries, passages = (encode(TEXTS, batch_size=4) for encode in (model.encode_query, model.encode_document))
+    queries, passages = (encode(texts, batch_size=4) for encode in (model.encode_query, model.encode_document))
     return Encoded(queries, passages, model.similarity(queries, passages).numpy())
 
 
-def by_raytriever(retriever: Retriever) -> Encoded:
+def by_raytriever(retriever: Retriever, texts: Sequence[str] = TEXTS) -> Encoded:
     """Return what raytriever computes."""
-    queries, passages = (encode_texts(retriever, TEXTS, side) for side in ("query", "passage"))
+    queries, passages = (encode_texts(retriever, texts, side) for side in ("query", "passage"))
     return Encoded(queries, passages, queries @ passages.T)
 
 
@@ -99,10 +100,10 @@ def examine(folder: Path) -> Examined:
     return Examined("", smallest_cosine(library, own), difference_of_scores(library, own))
 
 
-def measure_teeth(case: Case, folder: Path) -> dict[str, float]:
+def measure_teeth(case: Case, folder: Path, texts: Sequence[str] = TEXTS) -> dict[str, float]:
     """Return the agreement of the library with itself after each misreading of a directory."""
-    right = by_library(folder)
-    wrong = {name: by_library(folder, change) for name, change in case.teeth.items()}
+    right = by_library(folder, texts=texts)
+    wrong = {name: by_library(folder, change, texts) for name, change in case.teeth.items()}
     return {
         name: 1 - difference_of_scores(right, one) if name in SCALES else smallest_cosine(right, one)
         for name, one in wrong.items()

@@ -250,14 +250,17 @@ def save(
         edit_json(folder / "config_sentence_transformers.json", truncate_dim=truncate_dim)
 
 
-def two_towers(folder: Path) -> None:
-    """Write a Router with another tower for each side, and a Normalize that both share."""
-    query, document = (
-        [transformer(folder, "bert", seed=seed, max_length=length), Pooling(WIDTH, mode)]
-        for seed, length, mode in ((1, 64, "mean"), (2, 256, "cls"))
-    )
-    prompts = {"query": "query: ", "document": "passage: "}
-    save([Router.for_query_document(query, document), Normalize()], folder, prompts)
+def two_towers(query_pooling: str = "cls") -> Callable[[Path], None]:
+    """Return the writer of a Router with another tower for each side, and a Normalize that both share."""
+
+    def write(folder: Path) -> None:
+        query, document = (
+            [transformer(folder, "bert", seed=seed, max_length=length), Pooling(WIDTH, mode)]
+            for seed, length, mode in ((1, 64, query_pooling), (2, 256, "cls"))
+        )
+        save([Router.for_query_document(query, document), Normalize()], folder, E5)
+
+    return write
 
 
 def two_towers_with_dense(folder: Path) -> None:
@@ -563,6 +566,7 @@ CASES = [
     Case("plain-bert", plain("bert", max_length=256), {"length": length_as(512), "pooling": pooling_as("cls")}),
     Case("plain-qwen3-base", plain("qwen3", max_length=512), {"pooling": pooling_as("lasttoken")}),
     Case("plain-qwen3-causal-lm", plain("qwen3", causal_lm=True, max_length=512), {"pooling": pooling_as("mean")}),
-    Case("router-two-towers", two_towers, {"towers": swap_towers, "prompt": prompts_as(), "length": length_as(128)}),
+    Case("router-two-towers", two_towers(), {"towers": swap_towers, "prompt": prompts_as(), "length": length_as(128)}),
+    Case("router-two-poolings", two_towers("mean"), refused="mean and cls"),
     Case("router-dense-dot", two_towers_with_dense, {"towers": swap_towers, "dense": activation_as(nn.Tanh())}),
 ]

@@ -29,7 +29,9 @@ class EncodeConfig:
         choices=("fp32", "fp16", "int8"),
     )
     batch_tokens: int | None = option(
-        None, "tokens of a batch with padding (default: chosen for the device)", minimum=1
+        None,
+        "tokens of a batch with padding; those of texts over 512 tokens count more (default: chosen for the device)",
+        minimum=1,
     )
     actors: str | None = option(
         None,

@@ -1,8 +1,8 @@
 """Encode tokens in one process: sort texts by length, and form batches of equal token count ahead of the encoder.
 
-Sorting keeps padding to a few per cent. The budget counts tokens, not texts, because tokens cost time and memory.
-Batches depend on the lengths and the budget alone, so the same rows give the same bytes in every process. Results are
-in the order of the texts.
+Sorting keeps padding to a few per cent. The budget counts tokens, not texts, because tokens cost time and memory. Those
+of long texts count more (`models.buckets.token_cost`), because attention is quadratic. Batches depend on the lengths
+and the budget alone, so the same rows give the same bytes in every process. Results are in the order of the texts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ModelError
+from raytriever.models.buckets import token_cost
 from raytriever.models.encoder import TokenBatch
 from raytriever.models.retriever import Retriever
 from raytriever.progress import Progress
@@ -102,7 +103,8 @@ def encode_contents(
         retriever: on any device; it is put into evaluation mode.
         contents: token ids; see `Retriever.contents`.
         side: decides the tower and the length to which texts are cut.
-        budget: tokens per batch, including padding; a single text may exceed it. By default a value for the device.
+        budget: cost of a batch in tokens, including padding; a single text may exceed it. By default a value for the
+            device.
         skipped: texts that are not encoded; their embeddings are 0, and the batches of the others do not change.
         before_batch: called with the number of a batch before it is encoded.
         on_progress: called with the number of encoded texts after each batch.
@@ -135,12 +137,13 @@ def token_budget(retriever: Retriever) -> int:
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Sort rows by descending length, and cut them into batches of at most `budget` tokens with padding."""
+    """Sort rows by descending length, and cut them into batches that cost at most `budget` tokens with padding."""
+    costs = token_cost(np.array(lengths, dtype=np.int64))
     rows = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches_of_rows = []
     start = 0
     while start < len(rows):
-        count = max(1, budget // max(1, lengths[rows[start]]))
+        count = max(1, budget // max(1, int(costs[rows[start]])))
         batches_of_rows.append(rows[start : start + count])
         start += count
     return batches_of_rows

@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.encode import batches, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.models.buckets import ATTENTION, BUCKET_COST, SHORT, cut_points, token_cost
 from raytriever.models.config import ModelConfig
@@ -117,3 +117,8 @@ def test_long_texts_share_a_bucket_only_if_their_attention_stays_cheap() -> None
     assert in_tokens(lengths, []) <= in_tokens(lengths, [1])
     assert cut_points(lengths) == [1]
     assert cut_points(np.array([412, 512])) == []
+
+
+def test_batches_of_long_texts_are_smaller_than_their_tokens() -> None:
+    assert [len(batch) for batch in batches([512] * 16, 4_096)] == [8, 8]
+    assert [len(batch) for batch in batches([4_096] * 6, 65_536)] == [5, 1]

@@ -1,0 +1,107 @@
+"""One training step equals that of sentence-transformers on the same batch: loss, and gradient of every parameter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.util import cos_sim, dot_score
+from torch import Tensor, nn
+
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from directories import INSTRUCTION, WIDTH, dense, two_towers, written
+from tiny_models import text_of
+
+PAIRS, TEMPERATURE = 12, 0.05
+QUERIES = [text_of(3 + number, seed=number) for number in range(PAIRS)]
+POSITIVES = [text_of(20 + 5 * number, seed=100 + number) for number in range(PAIRS)]
+NEGATIVES = [text_of(70 - 4 * number, seed=200 + number) for number in range(PAIRS)]
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "encoder": written("bert", "mean", prompts={"query": "query: "}, max_length=64),
+    "encoder, dot product": written("distilbert", "cls", similarity="dot", max_length=64),
+    "decoder, last pooling": written("qwen3", "lasttoken", Normalize, prompts={"query": INSTRUCTION}, max_length=128),
+    "Dense head": written(
+        "t5",
+        "mean",
+        lambda: dense(WIDTH, 24, nn.Tanh()),
+        lambda: dense(24, 16, seed=6, bias=False),
+        Normalize,
+        max_length=128,
+    ),
+    "two towers": two_towers(),
+}
+
+
+def by_library(folder: Path) -> tuple[float, list[Tensor]]:
+    """Return loss and gradients of the library's loss, the gradients of each tower in the order of its modules."""
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    similarity = {"cosine": cos_sim, "dot": dot_score}[model.similarity_fn_name]
+    features = [
+        model.preprocess(texts, prompt=model.prompts[task], task=task)
+        for texts, task in ((QUERIES, "query"), (POSITIVES, "document"), (NEGATIVES, "document"))
+    ]
+    for one, task in zip(features, ("query", "document", "document"), strict=True):
+        one["task"] = task
+    loss = MultipleNegativesRankingLoss(model.eval(), scale=1 / TEMPERATURE, similarity_fct=similarity)
+    value = loss(features, None)
+    value.backward()
+    return value.item(), gradients_of(model)
+
+
+def by_raytriever(folder: Path, chunk: Chunk | None) -> tuple[float, list[Tensor]]:
+    """Return loss and gradients of a step, with or without gradient caching."""
+    retriever = load_retriever(ModelConfig(str(folder)))
+    loss = build_loss(LossConfig("infonce", temperature=TEMPERATURE), retriever.description.similarity == "cosine")
+    documents = torch.arange(2 * PAIRS)
+    ids = BatchIds(torch.arange(PAIRS), documents[:PAIRS, None], documents)
+    batch = SimpleNamespace(
+        queries=retriever.tokenize(QUERIES, "query"),
+        passages=retriever.tokenize(POSITIVES + NEGATIVES, "passage"),
+        ids=ids,
+    )
+    output = Objective(retriever, loss, "fp32", chunk)(batch, ALONE)
+    output.value.backward()
+    return output.value.item(), gradients_of(retriever)
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    """Return the gradients of all parameters but those of BERT's pooler, which no embedding uses."""
+    used = [parameter for name, parameter in model.named_parameters() if "pooler" not in name]
+    return [torch.zeros_like(each) if each.grad is None else each.grad for each in used]
+
+
+def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Return the norm of the difference of two gradients over the norm of one."""
+    assert [one.shape for one in ours] == [other.shape for other in theirs]
+    squares = sum(
+        float((one.double() - other.double()).square().sum()) for one, other in zip(ours, theirs, strict=True)
+    )
+    return float((squares / sum(float(one.double().square().sum()) for one in theirs)) ** 0.5)
+
+
+@pytest.mark.parametrize("chunk", [None, Chunk(5), Chunk(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_loss_and_gradients_equal_those_of_the_library(name: str, chunk: Chunk | None, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    WRITERS[name](folder)
+    loss, gradients = by_raytriever(folder, chunk)
+    library_loss, library_gradients = by_library(folder)
+    assert library_loss > 0.1
+    assert loss == pytest.approx(library_loss, rel=1e-5)
+    assert difference(gradients, library_gradients) < 1e-5

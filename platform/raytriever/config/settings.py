@@ -151,10 +151,13 @@ def _typed(settings: Mapping[str, Any], kind: type, where: str) -> dict[str, Any
     for name, value in with_current_names(settings, kind).items():
         if name not in hints:
             raise ConfigError(f"unknown setting {name!r}", where, did_you_mean(str(name), hints))
+        kinds = getattr(hints[name], "__args__", (hints[name],))
+        if value is None and type(None) in kinds:
+            values[str(name)] = None
+            continue
         if fields[name].metadata.get("reads") is not None:
             values[str(name)] = read_option(fields[name], value, f"{where}: {name}")
             continue
-        kinds = getattr(hints[name], "__args__", (hints[name],))
         values[str(name)] = value = _number(value) if float in kinds else value
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(_KINDS[kind] for kind in kinds if kind is not type(None))

@@ -65,6 +65,12 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'")
 
     check_curriculum_paths(curriculum)
+    if arguments.dry_run:
+        from raytriever.experiment.dry_run import dry_run
+
+        for line in dry_run(curriculum):
+            show(line)
+        return
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
 
@@ -154,6 +160,7 @@ COMMON = (
     "--best-metric",
     "--seed",
     "--fresh",
+    "--dry-run",
 )
 
 
@@ -174,6 +181,9 @@ def _parser() -> Parser:
         help="YAML settings; flags override them, `stages:` override flags",
     )
     run.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
+    run.add_argument(
+        "--dry-run", action="store_true", help="print the memory that training needs and the chunk that fits; no start"
+    )
     add_wait(run)
     run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

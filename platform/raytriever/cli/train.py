@@ -160,7 +160,6 @@ COMMON = (
     "--best-metric",
     "--seed",
     "--fresh",
-    "--dry-run",
 )
 
 

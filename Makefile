@@ -61,6 +61,7 @@ docs: $(VENV)/.docs
 
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py
+	$(BIN)/python benchmarks/zoo.py
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/interval_coverage.py

@@ -24,6 +24,12 @@ SECTIONS = (
     ("ground_truth", "Known figures", "ground_truth.py", "BM25 and all-MiniLM-L6-v2 against figures that are known."),
     ("quickstart", "Quickstart", "quickstart.py", "The quickstart from cold caches."),
     ("startup", "Start of a training", "startup.py", "The time to the end of the first step."),
+    (
+        "zoo",
+        "Model directories",
+        "zoo.py",
+        "Directories of sentence-transformers: embeddings of both libraries, and of readers that misread a property.",
+    ),
     ("losses", "Losses", "losses.py", "Accuracy, time and extra memory of the losses; B is the batch size."),
     ("train", "Training", "train.py", "Training steps of MiniLM against sentence-transformers' trainer, same batches."),
     ("memory", "Memory plan", "memory.py", "Planned memory of `train --dry-run` against allocated bytes."),

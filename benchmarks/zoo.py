@@ -138,12 +138,12 @@ def main() -> None:
     read = [examined for examined in results.values() if not examined.refusal]
     refused = sum(bool(case.refused) for case in cases)
     failed = sum(not holds(case, results[case.name]) for case in cases)
-    cosine, scores, tooth = min(e.cosine for e in read), max(e.scores for e in read), max(teeth.values())
+    distance, scores, tooth = 1 - min(e.cosine for e in read), max(e.scores for e in read), max(teeth.values())
     ends = {
         "directories": End(len(cases), ">= 30", len(cases) >= 30),
         "of these to refuse in one line": End(refused, "reported", True),
         "directories that are read or refused wrongly": End(failed, "0", not failed),
-        "smallest cosine": End(cosine, f">= {AGREES}", cosine >= AGREES),
+        "largest 1 - cosine of an embedding": End(distance, "<= 1e-4", distance <= 1 - AGREES),
         "largest difference of scores, over the largest score": End(scores, "<= 1e-4", scores <= 1e-4),
         "properties read wrongly on purpose": End(len(teeth), "reported", True),
         "largest cosine of a wrong reading": End(tooth, f"< {NOTICED}", tooth < NOTICED),

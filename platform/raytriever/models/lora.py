@@ -11,14 +11,18 @@ found this more important than the rank. The pooler gets none, because embedding
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
+from raytriever.models.source import MINILM
 from raytriever.options import did_you_mean
+from raytriever.paths import expanded
 
 _PART, _BASE = "lora_", "base_layer"
 DROPOUT = "lora_dropout"  # name of an adapter's dropout in a layer
@@ -82,6 +86,28 @@ def merged_weights(backbone: nn.Module) -> dict[str, Tensor] | None:
         if f".{_PART}" not in name:
             merged[f"{layer}.{parameter}" if is_adapted else name] = value
     return merged
+
+
+def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
+    """Write the adapters in the form of `peft`, which sentence-transformers and transformers load onto the base.
+
+    Args:
+        backbone: transformers model with adapters.
+        config: settings of the model that names the base. A local base is named by its absolute path.
+        directory: existing directory.
+    """
+    (settings,) = backbone.peft_config.values()
+    is_local = config.model == MINILM or expanded(config.model).exists()
+    settings.base_model_name_or_path = str(Path(backbone.name_or_path).absolute()) if is_local else config.model
+    settings.revision = config.revision
+    settings.inference_mode = True
+    settings.save_pretrained(directory)
+    tensors = {
+        f"base_model.model.{name.replace('.default.', '.')}": parameter.detach().cpu().contiguous()
+        for name, parameter in backbone.named_parameters()
+        if f".{_PART}" in name
+    }
+    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
 
 
 def _targets(backbone: nn.Module, suffixes: str) -> list[str]:

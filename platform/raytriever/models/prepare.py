@@ -32,6 +32,13 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
     backbones = [retriever.query.backbone]
     if retriever.passage.backbone is not retriever.query.backbone:
         backbones.append(retriever.passage.backbone)
+    if config.save_adapters and (len(backbones) > 1 or config.bidirectional is not None):
+        kind = "in a model with two transformers" if len(backbones) > 1 else "onto a base with --bidirectional"
+        raise ConfigError(
+            f"sentence-transformers cannot load adapters {kind}",
+            "--save-adapters",
+            "leave it out, and use the merged weights in model/",
+        )
     if config.lora_rank:
         device = next(retriever.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -15,9 +15,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
+from raytriever.models.config import ModelConfig
 from raytriever.models.description import LIBRARY_FILE, OWN_FILE
 from raytriever.models.encoder import Encoder
-from raytriever.models.lora import merged_weights
+from raytriever.models.lora import merged_weights, write_adapters
 from raytriever.models.pipeline.head import WEIGHTS, Dense, Normalize
 from raytriever.models.pipeline.modules import (
     DENSE,
@@ -38,10 +39,18 @@ from raytriever.prompts import SIDES, Side
 _PACKAGE = "sentence_transformers.models"
 
 
-def write_model(retriever: Retriever, directory: Path) -> None:
-    """Write weights, tokenizer and settings into an existing, empty directory."""
+def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig | None = None) -> None:
+    """Write weights, tokenizer and settings into an existing, empty directory.
+
+    Args:
+        retriever: adapters in it are merged into the weights.
+        directory: where its files are written.
+        adapters_of: settings that name the base; then adapters are written instead of the weights of the transformers,
+            in the form of `peft`, and sentence-transformers loads them onto the base.
+    """
     description = retriever.description
-    _write_json(directory / OWN_FILE, asdict(description))
+    if adapters_of is None:
+        _write_json(directory / OWN_FILE, asdict(description))
     query, passage = retriever.query, retriever.passage
     towers: dict[Side, Encoder] = {"query": query, "passage": passage}
     if query.backbone is not passage.backbone:
@@ -50,12 +59,12 @@ def write_model(retriever: Retriever, directory: Path) -> None:
         for side in SIDES:
             tower, prefix = towers[side], f"{ROUTES[side]}_"
             names = f"{prefix}0_{TRANSFORMER}", f"{prefix}1_{POOLING}"
-            start = _write_start(retriever, tower, [side], directory, *names)
+            start = _write_start(retriever, tower, [side], directory, *names, adapters_of)
             routes[side] = start + _write_head(_whole_head(tower), directory, prefix, 2, written)
         _write_router(routes, directory)
         modules = [("", "Router")]
     else:
-        modules = _write_start(retriever, passage, ["query", "passage"], directory, "", f"1_{POOLING}")
+        modules = _write_start(retriever, passage, ["query", "passage"], directory, "", f"1_{POOLING}", adapters_of)
         if query is passage:
             modules += _write_head(_whole_head(passage), directory, "", 2, {})
         else:
@@ -88,14 +97,23 @@ def write_model(retriever: Retriever, directory: Path) -> None:
 
 
 def _write_start(
-    retriever: Retriever, tower: Encoder, sides: Sequence[Side], directory: Path, transformer: str, pooling: str
+    retriever: Retriever,
+    tower: Encoder,
+    sides: Sequence[Side],
+    directory: Path,
+    transformer: str,
+    pooling: str,
+    adapters_of: ModelConfig | None,
 ) -> list[tuple[str, str]]:
     """Write the transformer and the pooling of a tower; return their names and classes."""
     description, tokenizer = retriever.description, retriever.tokenizer
     folder = directory / transformer
     folder.mkdir(exist_ok=True)
-    # Adapters are merged, so readers of the directory do not need them.
-    tower.backbone.save_pretrained(folder, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
+    if adapters_of is not None:
+        write_adapters(tower.backbone, adapters_of, folder)
+    else:
+        # Adapters are merged, so readers of the directory do not need them.
+        tower.backbone.save_pretrained(folder, state_dict=merged_weights(tower.backbone))  # type: ignore[operator]
     lengths: dict[Side, int] = {"query": description.query_length, "passage": description.passage_length}
     tokenizer.model_max_length = max(lengths[side] for side in sides)
     tokenizer.save_pretrained(folder)

@@ -144,6 +144,34 @@ def test_adapters_are_merged_in_float32_and_written_in_the_type_of_the_base(tiny
     assert abs(encode_texts(retriever, TEXTS, "passage") - ours).max() < 0.05
 
 
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("bert", {}),
+        ("qwen3", {"pooling": "last", "append_eos": "yes"}),
+    ],
+)
+def test_adapters_alone_are_loaded_onto_the_base(
+    tmp_path: Path, architecture: str, settings: dict[str, object]
+) -> None:
+    encoder = write_transformer(tmp_path / "encoder", architecture, end_token=False)
+    config = ModelConfig(str(encoder), lora_rank=4, **settings)
+    retriever = load_retriever(config)
+    prepare_for_training(retriever, config, 0)
+    untrained = encode_texts(retriever, TEXTS, "passage")
+    for _ in range(3):
+        step(retriever)
+    (tmp_path / "adapters").mkdir()
+    write_model(retriever, tmp_path / "adapters", adapters_of=config)
+    weights = [file.name for file in (tmp_path / "adapters").rglob("*.safetensors")]
+    assert set(weights) == {"adapter_model.safetensors"}
+    theirs = SentenceTransformer(str(tmp_path / "adapters"), device="cpu")
+    for side, encode in (("query", theirs.encode_query), ("passage", theirs.encode_document)):
+        ours = encode_texts(retriever, TEXTS, side)
+        assert abs(ours - untrained).max() > 0.01
+        assert abs(encode(TEXTS) - ours).max() < 1e-5
+
+
 def test_transformers_reads_the_merged_encoder_without_a_warning(
     tiny_encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,6 +245,9 @@ def test_dropout_of_the_encoder_does_not_change_that_of_adapters(tiny_encoder: P
             r"--lora-alpha: has no effect without --lora-rank; leave it out, or give --lora-rank",
         ),
         ({"lora_rank": 0, "lora_dropout": 0.1}, r"--lora-dropout: has no effect"),
+        ({"lora_rank": 0, "save_adapters": True}, r"--save-adapters: has no effect"),
+        ({"save_adapters": True, "towers": "separate"}, r"--save-adapters: .* two transformers"),
+        ({"save_adapters": True, "bidirectional": True}, r"--save-adapters: .* --bidirectional; leave it out"),
         ({"lora_rank": 0, "lora_targets": "query"}, r"--lora-targets: has no effect"),
         ({"lora_targets": "query,valeu"}, r"--lora-targets: .*no linear layer 'valeu'; did you mean 'value'\?"),
         ({"lora_targets": "pooler.dense"}, r"no linear layer 'pooler.dense'"),

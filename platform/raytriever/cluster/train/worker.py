@@ -172,6 +172,9 @@ def _train(job: WorkerJob, device: torch.device) -> None:
     if workers.rank == 0:
         with committed_directory(job.folder / "model", {"config": config.hash}, replace=True) as hidden:
             write_model(retriever.eval(), hidden)
+        if config.model.save_adapters:
+            with committed_directory(job.folder / "adapters", {"config": config.hash}, replace=True) as hidden:
+                write_model(retriever.eval(), hidden, adapters_of=config.model)
 
 
 def _refresh_plan(job: WorkerJob, data: TrainingData, workers: Workers, device: torch.device) -> RefreshPlan | None:

@@ -161,6 +161,7 @@ def run_encoding(
         work = StoreWriter(output.absolute(), plan)
         work.check()
         where = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
+        log(f"{model.model}: {retriever.summary()}")
         log(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {where}")
         run: Runner = with_encoding_gauges(run_in_actors(pool) if pool else encode_in_process, Gauges(output.name))
         store = encode_store(work, model, retriever, opened, run)

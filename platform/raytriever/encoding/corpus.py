@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
 from raytriever.locking import owner_of
 from raytriever.models.config import ModelConfig
+from raytriever.models.pipeline.head import head_text
 from raytriever.models.retriever import Retriever
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import content_tokenizer_json
@@ -94,7 +96,10 @@ def plan_embeddings(
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix = (prompts or retriever.prompts_of(dataset.name))[side]
     length = description.query_length if side == "query" else description.passage_length
-    decides = [weights, content_tokenizer_json(retriever.tokenizer), description.towers]
+    decides: list[Any] = [weights, content_tokenizer_json(retriever.tokenizer), description.towers]
+    # Earlier stores have digests without these, so they are only added to models that have them.
+    tower = retriever.query if side == "query" else retriever.passage
+    decides += [*head_text(list(tower.head)), *([] if description.pool_prompt else ["prompt not pooled"])]
     return EmbeddingPlan(
         model=config.model,
         model_digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),

@@ -85,7 +85,7 @@ def run_evaluation(
     check_output(output, request, fresh)
     check_writable(output)
     opened = [open_parts(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.datasets]
-    encoders = Encoders(job.models, precision, device)
+    encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
     results = Results(missing=list(job.missing), systems=encoders.systems)
     values: Values = {model.name: {} for model in job.models}

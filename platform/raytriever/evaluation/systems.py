@@ -54,6 +54,7 @@ class Encoders:
     Args:
         models: all models of an evaluation; each is loaded once here.
         precision, device: arithmetic and device of encoding.
+        log: called with a line that says how each model reads texts.
         kept_bytes: bytes of weights that are kept in memory.
 
     Attributes:
@@ -64,7 +65,12 @@ class Encoders:
     """
 
     def __init__(
-        self, models: Sequence[EvaluatedModel], precision: str, device: torch.device, kept_bytes: int = KEPT_BYTES
+        self,
+        models: Sequence[EvaluatedModel],
+        precision: str,
+        device: torch.device,
+        log: Callable[[str], None],
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._models = {model.name: model for model in models if model.config}
         self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
@@ -78,6 +84,7 @@ class Encoders:
             retriever = self[model.name]
             system = {"model": model.config.model, "width": retriever.width, "precision": precision}
             self.systems[model.name] = system | retriever.description.flags()
+            log(f"{model.name}: {retriever.summary()}")
 
     def __getitem__(self, name: str) -> Retriever:
         retriever = self._loaded.pop(name, None)

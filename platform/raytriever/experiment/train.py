@@ -99,6 +99,7 @@ class _Experiment:
         evaluations = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
         stages = Stages(self.run, opened, self.log)
         stages.find_negatives(indexes.of)
+        self.log(f"{base.model.model}: {self.retriever.summary()}")
         self.log(f"evaluating {base.model.model} before training, {opened.precision} on {opened.device}")
         evaluations["before"] = evaluate_retriever(dataset, split, base.model, self.retriever)
         del self.retriever

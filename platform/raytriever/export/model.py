@@ -38,6 +38,8 @@ from raytriever.storage import check_writable, committed_directory, disk_errors
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5
 BATCHES = 6
+# Largest number of tokens of a compared text; attention to 32,768 tokens would need the memory of a server.
+LONGEST = 1_024
 _REMEDY = "restore the run directory, or give only its model/ directory"
 
 
@@ -91,6 +93,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
     # transformers imports DeepSpeed if it is installed, and DeepSpeed logs many lines if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     retriever = load_retriever(config).eval()
+    _check_exportable(retriever, settings)
     parities = []
     with committed_directory(output) as folder:
         with quiet_transformers():
@@ -110,6 +113,18 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
         )
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
     return parities
+
+
+def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
+    """Raise `ModelError` if a graph would pool other tokens than the encoder."""
+    description = retriever.description
+    has_prompts = bool(description.query_prompt or description.passage_prompt)
+    if settings.format_names and has_prompts and not description.pool_prompt:
+        raise ModelError(
+            "leaves the prompt out of pooling, which a graph cannot do",
+            f"--formats {','.join(settings.format_names)}",
+            "leave out --formats, or give --query-prompt '' --passage-prompt ''",
+        )
 
 
 class _Model(TypedDict, total=False):
@@ -166,7 +181,7 @@ def _samples(retriever: Retriever, side: Side) -> list[TokenBatch]:
     """Return batches of texts of many lengths up to the limit, drawn from the vocabulary with a fixed seed."""
     generator = np.random.default_rng(0)
     description = retriever.description
-    longest = description.query_length if side == "query" else description.passage_length
+    longest = min(LONGEST, description.query_length if side == "query" else description.passage_length)
     batches = []
     for number in range(BATCHES):
         lengths = np.unique(np.geomspace(1, longest, 2 * BATCHES).astype(int))[number % 2 :: 2]

@@ -87,6 +87,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
         report_prompts(retriever, dataset.name, report)
         documents = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
         what = "queries" if documents else "queries and passages"
+        report(f"{job.model.model}: {retriever.summary()}")
         report(f"{dataset.name}: encoding {what} with {job.model.model} ({precision} on {device})")
         queries = dataset.positives(job.split).queries
         documents = documents or embed_corpus(job.model, retriever, dataset)

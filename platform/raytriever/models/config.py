@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raytriever.errors import ConfigError
-from raytriever.options import check_changed, flag_of, option
+from raytriever.options import check_changed, did_you_mean, flag_of, option
 from raytriever.paths import MODEL
 from raytriever.prompts import read_prompts
 
@@ -53,8 +53,11 @@ def read_pooling(text: str) -> str:
         ValueError: a mode is unknown or repeated.
     """
     modes = text.split("+")
-    if not set(modes) <= set(POOLINGS) or len(set(modes)) < len(modes):
-        raise ValueError(f"give {', '.join(POOLINGS)}, or several joined by +")
+    unknown = [mode for mode in modes if mode not in POOLINGS]
+    if unknown:
+        raise ValueError(did_you_mean(unknown[0], POOLINGS))
+    if len(set(modes)) < len(modes):
+        raise ValueError("name each mode once")
     return text
 
 
@@ -65,7 +68,7 @@ class ModelConfig:
     model: str = option("minilm", "encoder: minilm, a directory, or a hub name", reads=MODEL, form="MODEL")
     revision: str | None = option(None, "commit or tag of a hub model")
     pooling: str | None = option(
-        None, "pooling of token states into one embedding", reads=read_pooling, form="{" + ",".join(POOLINGS) + "}"
+        None, f"{', '.join(POOLINGS[:-1])} or {POOLINGS[-1]}; or several joined by +", reads=read_pooling, form="MODE"
     )
     similarity: str | None = option(None, "cosine normalises embeddings, dot does not", choices=SIMILARITIES)
     towers: str | None = option(

@@ -133,6 +133,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=None)
     training = _queries(retriever, dataset, training_split) if training_split else None
     rows = _documents(store, dataset)
+    report(f"{job.model.model}: {retriever.summary()}")
     report(f"{dataset.name}: building a {job.config.index} index of {len(rows.embeddings):,} passages")
     started = perf_counter()
     index = build_index(rows, job.config, training, job.seed, torch.get_num_threads())

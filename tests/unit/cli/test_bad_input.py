@@ -114,7 +114,7 @@ def test_train_refuses(error_line: ErrorLine, letters: Path, words: str, expecte
             "evaluate --datasets LETTERS LETTERS",
             "--datasets: two data sets are called 'letters'; give each data set once",
         ),
-        ("evaluate --datasets LETTERS --pooling man", "--pooling: unknown value 'man'; did you mean 'mean'?"),
+        ("evaluate --datasets LETTERS --pooling man", "--pooling: 'man' is invalid; did you mean 'mean'?"),
     ],
 )
 def test_evaluate_and_search_refuse(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:

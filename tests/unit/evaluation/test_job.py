@@ -274,7 +274,7 @@ def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -
 
     models = read_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
     cpu = torch.device("cpu")
-    both, one = (Encoders(models, "fp32", cpu, kept) for kept in (2**30, 1))
+    both, one = (Encoders(models, "fp32", cpu, print, kept) for kept in (2**30, 1))
     assert both["a"] is both["a"]
     first = one["a"]
     assert one["a"] is first

@@ -58,6 +58,7 @@ def test_the_tracker_gets_the_resolved_settings(
         "passage_prompt": "",
         "query_length": 20,
         "passage_length": 20,
+        "append_eos": "auto",
         "lora_rank": 0,
         "lora_dropout": 0.0,
         "lora_targets": "",

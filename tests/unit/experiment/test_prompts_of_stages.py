@@ -81,9 +81,9 @@ def begins(instructed: Path, monkeypatch: pytest.MonkeyPatch) -> Begins:
     seen = Begins(load_retriever(ModelConfig(str(instructed))).tokenizer)
     forward = Encoder.forward
 
-    def spy(self: Encoder, tokens: dict[str, Tensor]) -> Tensor:
+    def spy(self: Encoder, tokens: dict[str, Tensor], left_out: int) -> Tensor:
         seen.add(tokens)
-        return forward(self, tokens)
+        return forward(self, tokens, left_out)
 
     monkeypatch.setattr(Encoder, "forward", spy)
     return seen

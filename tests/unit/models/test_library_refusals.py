@@ -1,0 +1,137 @@
+"""Directories of sentence-transformers that are not read: each ends in one line. Heads are trained like the encoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from raytriever.errors import ModelError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from tiny_models import write_transformer
+
+Change = Callable[[Path], object]
+SBERT, LIBRARY, DENSE = "sentence_bert_config.json", "config_sentence_transformers.json", "2_Dense/config.json"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a Dense module, written by the library."""
+    folder = tmp_path_factory.mktemp("library")
+    modules = [Transformer(str(write_transformer(folder / "bert", "bert"))), Pooling(32, "mean"), Dense(32, 12)]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder / "model"))
+    return folder / "model"
+
+
+def settings(file: str, **values: Any) -> Change:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**content, **values}))
+
+    return change
+
+
+def without_tensor(folder: Path) -> None:
+    file = folder / "2_Dense" / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "bias" not in name}, file)
+
+
+def other_tensor(folder: Path) -> None:
+    save_file(
+        {"linear.weight": torch.zeros(3, 3), "linear.bias": torch.zeros(12)}, folder / "2_Dense/model.safetensors"
+    )
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+
+
+def module(**values: str) -> Change:
+    def change(folder: Path) -> None:
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[2] |= values
+        (folder / "modules.json").write_text(json.dumps(modules))
+
+    return change
+
+
+TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
+CASES: dict[str, tuple[Change, str]] = {
+    "euclidean": (
+        settings(LIBRARY, similarity_fn_name="euclidean"),
+        "'euclidean' is not supported; choose --similarity",
+    ),
+    "sparse": (settings(LIBRARY, model_type="SparseEncoder"), "is a SparseEncoder"),
+    "a width that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
+    "no tensor": (without_tensor, "has no tensor linear.bias; save the model again with sentence-transformers"),
+    "another shape": (other_tensor, r"linear.weight has the shape \[3, 3\], but its config.json asks for \[12, 32\]"),
+    "a pickle": (only_pickle, "only pytorch_model.bin, a pickle.*; save the model again with sentence-transformers"),
+    "a custom activation": (settings(DENSE, activation_function="my.Tanh"), "activation function 'my.Tanh' is not"),
+    "an activation with arguments": (
+        settings(DENSE, activation_function="torch.nn.modules.activation.Threshold"),
+        "Threshold' is not supported",
+    ),
+    "tokens as input": (settings(DENSE, module_input_name="token_embeddings"), "module_input_name 'token_embeddings'"),
+    "a custom module": (module(type="modeling.Dense"), "has the module modeling.Dense, whose code"),
+    "another module": (module(type="sentence_transformers.models.LSTM"), "has a LSTM module"),
+    "query expansion": (settings(SBERT, query_expansion={"strategy": "fixed"}), "query_expansion is not supported"),
+    "messages": (settings(SBERT, modality_config={"text": TEXT, "message": TEXT}), "modality 'message', which turns"),
+    "images": (settings(SBERT, modality_config={"text": TEXT, "image": TEXT}), "modality 'image' is not supported"),
+    "another output": (settings(SBERT, module_output_name="sentence_embedding"), "an output of the transformer other"),
+    "another task": (settings(SBERT, transformer_task="fill-mask"), "transformer_task 'fill-mask' is not supported"),
+    "arguments of a model": (settings(SBERT, model_args={"default_task": "a"}), "model_args 'default_task' is not"),
+    "arguments of a tokenizer": (settings(SBERT, tokenizer_args={"foo": 1}), "tokenizer_args 'foo' is not supported"),
+    "arguments of a configuration": (settings(SBERT, config_args={"foo": 1}), "config_args 'foo' is not supported"),
+    "quantised": (settings("config.json", quantization_config={"quant_method": "gptq"}), r"is quantised \(gptq\)"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_read_is_refused_in_one_line(name: str, model: Path, tmp_path: Path) -> None:
+    change, line = CASES[name]
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    change(folder)
+    with pytest.raises(ModelError, match=line) as error:
+        load_retriever(ModelConfig(str(folder)))
+    assert "\n" not in str(error.value)
+
+
+def test_a_dense_module_of_another_width_is_refused(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    settings("1_Pooling/config.json", pooling_mode=["mean", "cls"])(folder)
+    with pytest.raises(ModelError, match="expects vectors of 32 components, but the modules before it return 64"):
+        load_retriever(ModelConfig(str(folder)))
+
+
+def test_the_flag_wins_over_an_unsupported_similarity(model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    settings(LIBRARY, similarity_fn_name="manhattan")(folder)
+    assert load_retriever(ModelConfig(str(folder), similarity="dot")).description.similarity == "dot"
+
+
+def test_a_dense_module_is_trained(model: Path) -> None:
+    retriever = load_retriever(ModelConfig(str(model), similarity="dot"))
+    tokens = retriever.pad(retriever.token_ids(["kaelbra loka"], "query"))
+    retriever.encode(tokens, "query").sum().backward()
+    (head,) = retriever.query.head
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
+
+
+def test_the_reading_of_a_model_is_one_line(model: Path) -> None:
+    retriever = load_retriever(ModelConfig(str(model), query_prompt="query: ", query_length=32))
+    assert retriever.summary() == ("mean pooling, Dense 32 to 12 (Tanh), cosine, 32 and 512 tokens, prompt query, fp32")
+    np.testing.assert_equal(retriever.width, 12)

@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
             formatter.start_section("common flags")
             formatter.add_arguments([_brief(self._option_string_actions[flag]) for flag in common])
             formatter.end_section()
-            flags = sum(bool(action.option_strings) for action in self._actions)
+            flags = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)
             formatter.add_text(f"--help-all shows all {flags} flags")
         else:
             for group in self._action_groups:

@@ -9,7 +9,8 @@ Padding of SQuAD's pairs in batches of 64, with at most 64 and 256 tokens: 39 % 
 buckets with equal numbers of texts, 7.1 % with this cut. On 2 cores a training step of MiniLM takes 0.88 of the time
 with the four equal buckets. In batches of 256: 40, 13 and 6 %. At 32 and 48 tokens almost all passages are truncated,
 and the gain is small: 4.1 % in four equal buckets, 5.6 % with this cut in fewer buckets; in batches of 256 5.3 and
-2.6 %, in the same time.
+2.6 %, in the same time. With 24 texts of 256 to 8,100 tokens, a small Qwen3 takes 0.92 of the time that buckets cut by
+tokens alone take, forward and backward on one core.
 """
 
 from __future__ import annotations

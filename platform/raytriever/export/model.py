@@ -146,8 +146,8 @@ class _Trained(TypedDict):
 
 
 def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
-    """Return the side and the directory of each tower of a written model."""
-    if retriever.query is retriever.passage:
+    """Return the side and the directory of each transformer of a written model; both sides may share one."""
+    if retriever.query.backbone is retriever.passage.backbone:
         return [("passage", folder)]
     return [(side, read_pipeline(folder, side).transformer) for side in SIDES]
 

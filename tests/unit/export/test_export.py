@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.cli.main import run
 from raytriever.errors import ConfigError, ModelError, StorageError
@@ -25,6 +27,32 @@ TEXTS = ["one", "two words", "", "a much longer text, with punctuation; it is cu
 
 def ignore(line: str) -> None:
     """Ignore a progress line."""
+
+
+def with_dense(encoder: Path, folder: Path, include_prompt: bool) -> ModelConfig:
+    """Write a model with a Dense module by sentence-transformers."""
+    modules = [Transformer(str(encoder)), Pooling(32, "max", include_prompt=include_prompt), Dense(32, 12)]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder / "dense"))
+    return ModelConfig(str(folder / "dense"), query_prompt="query: ")
+
+
+def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path) -> None:
+    config = with_dense(tiny_encoder, tmp_path, include_prompt=True)
+    (parity,) = export(config, ExportConfig(formats="onnx"), tmp_path / "out", ignore)
+    assert parity.difference < 1e-5
+    exported = load_retriever(ModelConfig(str(tmp_path / "out")))
+    assert exported.width == 12
+    batch = exported.pad(exported.token_ids(TEXTS, "passage"))
+    graph = GraphRunner(tmp_path / "out" / FILES["onnx"], "onnx").encode(batch)
+    with torch.inference_mode():
+        np.testing.assert_allclose(graph, exported.encode(batch, "passage").numpy(), atol=1e-5)
+
+
+def test_a_graph_cannot_leave_a_prompt_out(tiny_encoder: Path, tmp_path: Path) -> None:
+    config = with_dense(tiny_encoder, tmp_path, include_prompt=False)
+    with pytest.raises(ModelError, match="leaves the prompt out of pooling, which a graph cannot do"):
+        export(config, ExportConfig(formats="onnx"), tmp_path / "out", ignore)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

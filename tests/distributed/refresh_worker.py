@@ -65,7 +65,7 @@ class Keeping(ScriptedPool):
     def submit(self, number: int, snapshot: Snapshot) -> None:
         assert self.retriever is not None
         for name, parameter in self.retriever.named_parameters():
-            if parameter.shape == shape_of(parameter):
+            if parameter.requires_grad and parameter.shape == shape_of(parameter):
                 assert np.array_equal(snapshot[name], parameter.detach().numpy()), name
         self.snapshots[number] = snapshot
         super().submit(number, snapshot)

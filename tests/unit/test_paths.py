@@ -96,7 +96,7 @@ def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "line"),
     [
-        (DATASET, "none", "--flag none: no data set of this name and no such folder; give 'pydocs' or"),
+        (DATASET, "none", "--flag none: no data set of this name and no such folder; give 'pydocs', or"),
         (DATASET, "squat", "--flag squat: no data set of this name and no such folder; did you mean 'squad'?"),
         (DATASET, "file:///none", "--flag file:///none: no data set of this name"),
         (DATASETS, "squad,none", "--flag none: no data set"),

@@ -92,9 +92,9 @@ def test_what_was_measured_before_an_interruption_is_used(
         evaluate(tiny_encoder, tiny_dataset, output, encode=fail)
     kept = tmp_path / "out.unfinished"
     assert {place.name for place in kept.iterdir()} == {"bm25.letters.test", "bm25.letters.dev"}
-    content = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
+    stored = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
     found = json.loads((undisturbed / "results.json").read_bytes())["models"]["bm25"]["letters"]
-    assert content["metrics"] == found
+    assert stored["metrics"] == found
     assert not output.exists()
     lines = evaluate(tiny_encoder, tiny_dataset, output)
     assert lines == [

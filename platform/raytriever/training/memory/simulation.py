@@ -38,7 +38,7 @@ from raytriever.models.description import Description, pipelines
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.pipeline.transformer import config_settings
-from raytriever.models.precision import autocast
+from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever
 from raytriever.models.weights import load_config, loading
@@ -192,20 +192,20 @@ def simulate(
     folder = pipelines(directory)[side].transformer
     config = load_config(folder, _REMEDY, **config_settings(folder))
     with loading(directory, _REMEDY), torch.device("meta"):
-        backbone = text_encoder_of(config)
+        backbone = text_encoder_of(config, base_type(model.lora_rank, precision))
     encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
     set_dropout(encoder, 0.0)
     prepare_for_training(cast(Retriever, _Towers(encoder)), model, seed=0)
     return SimulatedEncoder(encoder, device, precision, max(description.query_length, description.passage_length))
 
 
-def text_encoder_of(config: Any) -> nn.Module:
+def text_encoder_of(config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return the model that a configuration of transformers describes, with new weights on the current device."""
     from transformers import AutoModel, AutoModelForTextEncoding
 
     disable_cache(config)
     kind = AutoModelForTextEncoding if config.model_type in ENCODERS_WITH_DECODER else AutoModel
-    model: nn.Module = kind.from_config(config, trust_remote_code=False, dtype=torch.float32)
+    model: nn.Module = kind.from_config(config, trust_remote_code=False, dtype=dtype)
     return model
 
 
@@ -217,11 +217,16 @@ class _Towers(nn.Module):
         self.query = self.passage = encoder
 
 
-def _use_cuda_kernels(encoder: Encoder) -> None:
-    """Replace functions whose CUDA kernels keep other tensors than those of a CPU, in place."""
+def use_float32_norms(encoder: nn.Module) -> None:
+    """Compute the layer norms of an encoder in float32, in place, as autocast does on CUDA and not on a CPU."""
     for module in encoder.modules():
         if type(module) is nn.LayerNorm:
             module.__class__ = _Float32LayerNorm
+
+
+def _use_cuda_kernels(encoder: Encoder) -> None:
+    """Replace functions whose CUDA kernels keep other tensors than those of a CPU, in place."""
+    use_float32_norms(encoder)
     backbone: Any = encoder.backbone
     if backbone.config._attn_implementation == "sdpa":
         from transformers import AttentionInterface, AttentionMaskInterface

@@ -84,11 +84,7 @@ class Retriever(nn.Module):
         return prompts
 
     def check_prompt(self, prompt: str, side: Side) -> None:
-        """Check that a prompt leaves tokens for the text, and can be left out of pooling; raises `ModelError`."""
-        own = self.description.query_prompt if side == "query" else self.description.passage_prompt
-        if not self.description.pool_prompt and prompt != own:
-            reason = f"leaves the prompt of a {side} out of pooling, which needs the same prompt for all texts"
-            raise ModelError(reason, repr(prompt), f"give --{side}-prompt with one text, or another model")
+        """Check that a prompt leaves tokens for the text; raises `ModelError`."""
         if prompt:
             [content] = self.contents([""], side, prompt)
             length = self.description.query_length if side == "query" else self.description.passage_length

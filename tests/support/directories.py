@@ -170,7 +170,7 @@ def swap_towers(model: SentenceTransformer) -> None:
 
 
 def last_column(model: SentenceTransformer) -> None:
-    """Pool the last column as the last token, whatever the padding, with the padding on the right."""
+    """Pool the last column as the last token, even if it is padding, with the padding on the right."""
 
     class LastColumn(nn.Module):
         def forward(self, features: dict[str, Any]) -> dict[str, Any]:

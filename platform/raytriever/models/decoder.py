@@ -99,7 +99,7 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
     if attends_to_later_tokens(backbone) != bidirectional:
         flag, tokens = ("--bidirectional", "earlier") if bidirectional else ("--no-bidirectional", "later")
         raise ModelError(
-            f"{type(backbone).__name__} attends to {tokens} tokens whatever {flag} says",
+            f"{type(backbone).__name__} attends to {tokens} tokens with and without {flag}",
             str(directory),
             f"leave out {flag}, or choose another model",
         )

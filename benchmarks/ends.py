@@ -6,9 +6,13 @@ import argparse
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+
+# Instructions that decide how fast a processor multiplies matrices, by their name in /proc/cpuinfo.
+FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512-bf16", "amx_bf16": "AMX-bf16"}
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,29 @@ def report(title: str, ends: dict[str, End], to: Path | None) -> None:
     for name, end in ends.items():
         print(f"{name:<{width}}  {end.value:>10.4g}  {end.target:<22} {'holds' if end.holds else 'FAILS'}")
     if to is not None:
-        to.write_text(json.dumps({name: asdict(end) for name, end in ends.items()}, indent=2) + "\n")
+        content = {"machine": machine(), "ends": {name: asdict(end) for name, end in ends.items()}}
+        to.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def machine() -> str:
-    """Return the name of the processor and its number of cores."""
+    """Return the processor with its number of cores and the vector instructions that this process uses, and the GPU."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()} x {os.cpu_count()}"
+    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = set(known.get("flags", "").split())
+    features = [name for flag, name in FEATURES.items() if flag in flags and (flag == "avx2" or not _limited_to_avx2())]
+    cores = f"{known.get('model name', platform.processor() or platform.machine())} x {os.cpu_count()}"
+    return ", ".join([" ".join([cores, *([f"({', '.join(features)})"] if features else [])]), *_cards()])
+
+
+def _limited_to_avx2() -> bool:
+    """Return True if oneDNN is held to the instructions of a processor without AVX-512."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() == "AVX2"
+
+
+def _cards() -> list[str]:
+    """Return the name of the GPU that torch has used in this process."""
+    torch = sys.modules.get("torch")
+    return [torch.cuda.get_device_name()] if torch is not None and torch.cuda.is_initialized() else []
 
 
 def parser(about: str) -> argparse.ArgumentParser:

@@ -83,9 +83,10 @@ def page(folder: Path = RESULTS) -> str:
 def _head() -> Iterator[str]:
     yield "# Benchmarks\n"
     yield "<!-- `python benchmarks/page.py` writes this page from the results; do not edit it. -->\n"
-    yield "All figures were measured on two cores of an AMD EPYC (AVX-512, no GPU). **Nothing has been measured on a"
-    yield "GPU yet.** `make bench` measures all of them again. A threshold is what the benchmark demands; without"
-    yield "one the figure is only reported. (x) is a ratio of times or speeds as the figure names it.\n"
+    yield "Where a section names no machine, its figures were measured on two cores of an AMD EPYC (AVX-512, no GPU)."
+    yield "**Nothing has been measured on a GPU yet.** `make bench` measures all of them again. A threshold is what the"
+    yield "benchmark demands; without one the figure is only reported. (x) is a ratio of times or speeds as the figure"
+    yield "names it.\n"
     yield "How often intervals contain the truth is on the page [intervals](explanation/intervals.md).\n"
 
 
@@ -94,7 +95,8 @@ def _measured(results: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
         if name not in results:
             continue
         date, content = results[name]
-        yield f"## {title}\n\n{about} `python benchmarks/{script}`, {date}.\n"
+        machine = f", {content['machine']}" if "machine" in content else ""
+        yield f"## {title}\n\n{about} `python benchmarks/{script}`, {date}{machine}.\n"
         yield "| figure | value | threshold |\n| --- | ---: | --- |"
         for figure, end in content.get("ends", content).items():
             yield f"| {figure.replace('|', BAR)} | {_number(end['value'])} | {_threshold(end)} |"

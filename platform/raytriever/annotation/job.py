@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -279,14 +279,34 @@ def _prepare(
     return OpenedJob(job=job, dataset=dataset, queries=queries, candidates=candidates, annotator=unconnected)
 
 
+# Settings of the encoder in version 0.1, whose digests contain all of them.
+_FIRST_SETTINGS = frozenset(
+    {"model", "revision", "pooling", "similarity", "towers", "query_prompt", "passage_prompt", "query_length"}
+    | {"passage_length", "truncate_dim", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"}
+    | {"activation_checkpointing"}
+)
+
+
 def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) -> str:
-    """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget."""
+    """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget.
+
+    A setting that came after version 0.1 counts only if it is used, so a job of an earlier version keeps its name.
+    """
     settings = asdict(replace(job.annotation, max_queries=None, prompts="", agreed="human", max_failed=0.0))
     parts = [dataset.documents.digest, dataset.queries.digest, job.split, job.service.llm, settings]
     parts.append(prompts.digests)
     if "dense" in job.annotation.retrievers:
-        parts.append(asdict(job.model))
+        parts.append(_encoder_settings(job.model))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _encoder_settings(model: ModelConfig) -> dict[str, Any]:
+    """Return the settings of an encoder under the names of version 0.1; later ones only if they are used."""
+    return {
+        each.metadata["formerly"] or each.name: value
+        for each in fields(model)
+        if (value := getattr(model, each.name)) != each.default or each.name in _FIRST_SETTINGS
+    }
 
 
 async def _check(job: AnnotationJob, key: str | None) -> None:

@@ -9,15 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig
+from raytriever.annotation.job import AnnotationJob, job_name
+from raytriever.annotation.prompts import Prompts
 from raytriever.cli.main import run
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
+from raytriever.models.config import ModelConfig
+from raytriever.options import option
 from raytriever.storage import read_manifest
 
 REPOSITORY = Path(__file__).parents[3]
@@ -154,6 +162,42 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     assert run("annotate", more) == 0
     assert max(served.events("answered").values()) == 1
     assert served.events("answered").total() == 72
+
+
+def name_of(model: ModelConfig) -> str:
+    dataset = SimpleNamespace(documents=SimpleNamespace(digest="documents"), queries=SimpleNamespace(digest="queries"))
+    job = AnnotationJob(
+        dataset="topics",
+        split="train",
+        annotation=AnnotationConfig(candidates="dense"),
+        service=ServiceConfig(llm="judge"),
+        model=model,
+        precision="fp32",
+        max_bad_rows=0.0,
+    )
+    return job_name(job, cast(RetrievalDataset, dataset), Prompts({"system": "Judge."}))
+
+
+def test_a_job_of_version_0_1_keeps_its_budget() -> None:
+    """The digests are those of version 0.1, whose prompts were called prefixes."""
+    assert name_of(ModelConfig()) == "edbff01289f62abe1b3dafd2d7e26fc2"
+    prompted = ModelConfig("encoder", query_prompt="query: ", passage_length=128)
+    assert name_of(prompted) == "47f2971734d00305a64282bb2ae0cdcb"
+
+
+def test_a_later_setting_of_the_encoder_changes_the_name_of_a_job_only_if_it_is_used() -> None:
+    assert name_of(ModelConfig(append_eos="yes")) != name_of(ModelConfig())
+    assert name_of(ModelConfig(dataset_prompts={"topics": "a"})) != name_of(
+        ModelConfig(dataset_prompts={"topics": "b"})
+    )
+    later = make_dataclass(
+        "Later",
+        [("window", int | None, option(None, "a setting of a later version"))],
+        bases=(ModelConfig,),
+        frozen=True,
+    )
+    assert name_of(later()) == name_of(ModelConfig())
+    assert name_of(later(window=8)) != name_of(ModelConfig())
 
 
 def test_dry_run_sends_no_request_and_its_bounds_hold(

@@ -23,7 +23,8 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.buckets import Buckets
-from raytriever.models.encoder import Encoder, TokenBatch
+from raytriever.models.encoder import Encoder
+from raytriever.models.packing import TokenBatch
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 from raytriever.training.config import TrainingConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from raytriever.models.config import ModelConfig
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.packing import TokenBatch
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
 

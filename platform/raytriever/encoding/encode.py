@@ -18,7 +18,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ModelError
 from raytriever.models.buckets import token_cost
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.packing import TokenBatch
 from raytriever.models.retriever import Retriever
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side

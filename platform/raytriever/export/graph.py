@@ -24,7 +24,8 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
-from raytriever.models.encoder import Encoder, TokenBatch
+from raytriever.models.encoder import Encoder
+from raytriever.models.packing import TokenBatch
 
 INPUTS = ("input_ids", "attention_mask")
 STATES, EMBEDDING = "last_hidden_state", "sentence_embedding"

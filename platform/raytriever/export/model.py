@@ -25,7 +25,7 @@ from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, GraphRunner, check_packages, write_graph
 from raytriever.models.config import ModelConfig
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.packing import TokenBatch
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.source import MINILM

@@ -24,7 +24,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.packing import TokenBatch, move
 
 BUCKETS = 8
 # Cost of one more bucket, forward and backward, in tokens. MiniLM on 2 cores: 100 to 210 tokens for small buckets, none
@@ -46,7 +46,7 @@ class Buckets:
     """Tokens of one side of a batch, in buckets.
 
     Args:
-        buckets: padded batches, shortest texts first.
+        buckets: padded batches, shortest texts first; or one packed batch.
         indices: index of each text of the batch in the concatenated buckets.
     """
 
@@ -55,7 +55,7 @@ class Buckets:
 
     def to(self, device: torch.device) -> Buckets:
         """Return a copy on a device."""
-        buckets = [{name: tensor.to(device) for name, tensor in bucket.items()} for bucket in self.buckets]
+        buckets = [move(bucket, lambda tensor: tensor.to(device)) for bucket in self.buckets]
         return Buckets(buckets, self.indices.to(device))
 
 

@@ -16,12 +16,13 @@ from raytriever.errors import ModelError
 from raytriever.models.decoder import disable_cache
 from raytriever.models.files import stored_tensors
 from raytriever.models.lora import DROPOUT
+from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
-from raytriever.models.pipeline.pooling import Mask, States, pool
+from raytriever.models.pipeline.pooling import Mask, States, pool, pool_packed
 from raytriever.models.pipeline.transformer import config_settings
+from raytriever.models.varlen import packed_states
 from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
 
-TokenBatch = dict[str, Tensor]
 # Models with a decoder whose encoder transformers loads alone.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
 _REMEDY = "give a directory with config.json and model.safetensors"
@@ -74,17 +75,23 @@ class Encoder(nn.Module):
         return self.truncate_dim or self.full_width
 
     def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
-        """Encode one padded batch of `input_ids` and `attention_mask` (and `token_type_ids` where used).
+        """Encode one batch: packed, or padded `input_ids` and `attention_mask` (and `token_type_ids` where used).
 
         Args:
             tokens: inputs of the backbone.
             left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
         """
+        if is_packed(tokens):
+            states = packed_states(self.backbone, tokens)
+            return self.finish(pool_packed(states, tokens["starts"], self.pooling, left_out))
         return self.embed(self.backbone(**tokens).last_hidden_state, tokens["attention_mask"], left_out)
 
     def embed(self, states: States, mask: Mask, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
-        """Compute embeddings from the last states of the tokens."""
-        pooled = pool(states, mask, self.pooling, left_out)
+        """Compute embeddings from the last states of the tokens of a padded batch."""
+        return self.finish(pool(states, mask, self.pooling, left_out))
+
+    def finish(self, pooled: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts width"]:
+        """Apply the modules after the pooling, truncation and normalisation."""
         for module in self.head:
             pooled = module(pooled)
         if self.truncate_dim is not None:

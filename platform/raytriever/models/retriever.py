@@ -22,11 +22,13 @@ from raytriever.models.buckets import Buckets, fill_buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, pipelines, prompt_table, stored_description
-from raytriever.models.encoder import Encoder, TokenBatch, load_backbone
+from raytriever.models.encoder import Encoder, load_backbone
+from raytriever.models.packing import TokenBatch, is_packed, pack
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import NORMALIZE, Module, Pipeline
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.models.varlen import can_pack, first_position
 from raytriever.models.weights import check_tokens
 from raytriever.prompts import SIDES, Prompts, PromptTable, Side, check_length
 
@@ -43,6 +45,9 @@ class Retriever(nn.Module):
         tokenizer: of both.
         description: how they read texts.
         prompts: prompts by data set; by default those of the description.
+
+    Attributes:
+        packs: batches are packed instead of padded; see `choose_packing`.
     """
 
     def __init__(
@@ -60,6 +65,15 @@ class Retriever(nn.Module):
         self.template = Template.of(tokenizer)
         self.description = description
         self.prompts = prompts or prompt_table(description, ModelConfig())
+        self.packs = False
+
+    def choose_packing(self, precision: str) -> None:
+        """Pack batches on CUDA in bf16 if the transformers can encode packed texts, else pad them.
+
+        In fp32 there is no kernel for packed texts, and on a CPU padding to buckets is as fast.
+        """
+        is_fast = next(self.parameters()).device.type == "cuda" and precision == "bf16"
+        self.packs = is_fast and all(can_pack(tower.backbone) for tower in (self.query, self.passage))
 
     @property
     def width(self) -> int:
@@ -131,8 +145,13 @@ class Retriever(nn.Module):
             tokens["prompt_mask"] = torch.from_numpy(mask * (mask.cumsum(1) <= np.array(prompt_lengths)[:, None]))
         return tokens
 
+    def pack(self, token_ids: Sequence[ndarray], side: Side, prompt_lengths: Sequence[int] | None = None) -> TokenBatch:
+        """Pack texts of one side without padding; see `packing`."""
+        tower = self.query if side == "query" else self.passage
+        return pack(token_ids, first_position(tower.backbone), prompt_lengths)
+
     def batch_of(self, contents: Sequence[ndarray], side: Side, prompt: str | Sequence[str] | None = None) -> Buckets:
-        """Turn contents of one side into inputs of the encoder, in buckets of similar length.
+        """Turn contents of one side into inputs of the encoder: packed, or in buckets of similar length.
 
         Args:
             contents: token ids of each text with its prompt and without special tokens, of any integer type.
@@ -141,6 +160,8 @@ class Retriever(nn.Module):
         """
         on_cpu = next(self.parameters()).device.type == "cpu"
         inputs, lengths = self.assemble(contents, side), self.prompt_lengths(prompt, side, len(contents))
+        if self.packs:
+            return Buckets([self.pack(inputs, side, lengths)], torch.arange(len(inputs)))
         return fill_buckets(inputs, self.pad, CPU_BUCKET_TOKENS if on_cpu else None, lengths)
 
     def prompt_lengths(self, prompt: str | Sequence[str] | None, side: Side, texts: int) -> list[int] | None:
@@ -173,6 +194,8 @@ class Retriever(nn.Module):
     def encode(self, tokens: TokenBatch, side: Side) -> Tensor:
         """Return the embeddings of one side, `[texts, width]`."""
         tower = self.query if side == "query" else self.passage
+        if is_packed(tokens):
+            return tower(tokens, tokens.get("left_out", self._left_out[side]))
         inputs = {name: tensor for name, tensor in tokens.items() if name != "prompt_mask"}
         left_out = tokens["prompt_mask"].sum(1) if "prompt_mask" in tokens else self._left_out[side]
         return tower(inputs, left_out)

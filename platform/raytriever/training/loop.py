@@ -103,6 +103,7 @@ class _Trainer:
         set_dropout(setup.retriever, settings.dropout)
         if setup.device.type == "cpu":
             train_on_cpu(setup.retriever)
+        setup.retriever.choose_packing(setup.precision)
         setup.retriever.train()
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
         chunk = chunk_of(

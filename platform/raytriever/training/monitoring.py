@@ -24,6 +24,7 @@ from torch import nn
 
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
+from raytriever.models.packing import lengths_of
 from raytriever.training.batches import Batch
 
 PHASES = ("encode", "loss", "backward", "optimizer")
@@ -234,7 +235,7 @@ class Encoding:
 
 def text_lengths(texts: Buckets) -> torch.Tensor:
     """Return the tokens of each text of one side, special tokens included."""
-    return torch.cat([bucket["attention_mask"].sum(1) for bucket in texts.buckets])
+    return torch.cat([lengths_of(bucket) for bucket in texts.buckets])
 
 
 class Throughput:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from raytriever.errors import ConfigError
 from raytriever.losses.loss import LossOutput
 from raytriever.models.buckets import Buckets
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.packing import TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
 from raytriever.prompts import Side
 
 
@@ -35,7 +35,7 @@ class Chunk:
 
     Args:
         sequences: texts of a part, at most.
-        tokens: texts times padded length of a part, at most; a longer text is a part of its own.
+        tokens: tokens of a part, padding included, at most; a longer text is a part of its own.
     """
 
     sequences: int | None = None
@@ -59,7 +59,7 @@ class Chunk:
         """Return the number of last parts that fit into one chunk together, at least 1."""
         sequences = tokens = 0
         for count, part in enumerate(reversed(parts)):
-            sequences, tokens = sequences + len(part["input_ids"]), tokens + part["input_ids"].numel()
+            sequences, tokens = sequences + texts_of(part), tokens + tokens_of(part)
             fits = sequences <= (self.sequences or sequences) and tokens <= (self.tokens or tokens)
             if count and not fits:
                 return count
@@ -75,28 +75,24 @@ def cut(texts: Buckets, chunk: Chunk) -> Buckets:
 
 
 def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
-    lengths = _lengths(part)
-    for start, end in _spans(lengths, chunk.tokens):
+    lengths: list[int] = lengths_of(part).tolist()
+    for start, end in _spans(lengths, chunk.tokens, is_packed(part)):
         count = -(-(end - start) // (chunk.sequences or end - start))
         bounds = [start + (end - start) * index // count for index in range(count + 1)]
         for begin, stop in pairwise(bounds):
-            yield _rows(part, begin, stop, max(lengths[begin:stop]))
+            yield select(part, begin, stop) if is_packed(part) else _rows(part, begin, stop, max(lengths[begin:stop]))
 
 
-def _spans(lengths: list[int], tokens: int | None) -> Iterator[tuple[int, int]]:
-    """Yield ranges of texts whose number times their longest length is at most `tokens`."""
-    start, longest = 0, 0
+def _spans(lengths: list[int], tokens: int | None, packed: bool) -> Iterator[tuple[int, int]]:
+    """Yield ranges of texts that have at most `tokens` tokens together, padding included unless they are packed."""
+    start, longest, total = 0, 0, 0
     for index, length in enumerate(lengths):
-        longest = max(longest, length)
-        if tokens is not None and index > start and longest * (index + 1 - start) > tokens:
+        longest, total = max(longest, length), total + length
+        size = total if packed else longest * (index + 1 - start)
+        if tokens is not None and index > start and size > tokens:
             yield start, index
-            start, longest = index, length
+            start, longest, total = index, length, length
     yield start, len(lengths)
-
-
-def _lengths(part: TokenBatch) -> list[int]:
-    lengths: list[int] = part["attention_mask"].sum(1).tolist()
-    return lengths
 
 
 def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
@@ -171,7 +167,7 @@ def cached_loss(
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
     total = _Total(encoder)
-    pieces = by_embedding.split([len(part["input_ids"]) for part, _ in parts])
+    pieces = by_embedding.split([texts_of(part) for part, _ in parts])
     while last_embeddings:
         total.add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
     with precision():

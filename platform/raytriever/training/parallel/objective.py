@@ -12,7 +12,7 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.buckets import Buckets
-from raytriever.models.encoder import TokenBatch
+from raytriever.models.packing import TokenBatch
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side

@@ -1,0 +1,217 @@
+"""Attention over packed texts, registered with transformers by name: a token attends to tokens of its own text only.
+
+On CUDA in bfloat16 or float16 one kernel of flash attention (Dao 2023, arXiv:2307.08691) computes all texts of a layer.
+Its forward pass does not split the keys of a text over blocks, so the result of a text does not depend on the other
+texts. Its backward pass sums the gradients of queries in an order that is fixed only under
+`torch.use_deterministic_algorithms`, so this setting is on during that kernel. torch's `varlen_attn` calls the same
+kernel, but has no dropout. In float32 and on a CPU, torch's fused attention computes one text after another.
+
+Padded batches in the same model use torch's fused attention with an explicit mask. transformers would read the mask
+first to see whether it can be left out, and a CPU would wait for the GPU there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raytriever.models.packing import TokenBatch
+
+NAME = "raytriever_packed"
+# Models whose attention is a softmax of scaled products, without position bias, soft cap or sinks, and whose other
+# layers see one token at a time. Their positions begin at 0, or after the padding token's.
+MODELS = frozenset({"bert", "electra", "distilbert", "modernbert", "qwen2", "qwen3", "llama", "mistral", "gemma3_text"})
+MODELS_AFTER_PADDING = frozenset({"roberta", "xlm-roberta", "camembert"})
+WIDTHS = range(8, 257, 8)  # components of a head that flash attention supports
+
+
+def can_pack(backbone: nn.Module) -> bool:
+    """Return whether a transformers model can encode packed texts."""
+    config: Any = backbone.config
+    has_cap = getattr(config, "attn_logit_softcapping", None) is not None
+    return config.model_type in MODELS | MODELS_AFTER_PADDING and not has_cap
+
+
+def first_position(backbone: nn.Module) -> int:
+    """Return the position of the first token of a text."""
+    config: Any = backbone.config
+    return config.pad_token_id + 1 if config.model_type in MODELS_AFTER_PADDING else 0
+
+
+def use_packed_attention(backbone: Any) -> None:
+    """Use this attention in a transformers model for which `can_pack` is true, in place."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, _padding_mask)
+    backbone.set_attn_implementation(NAME)
+
+
+def packed_states(backbone: Any, part: TokenBatch) -> Tensor:
+    """Return the last states of the tokens of a packed batch, `[tokens, width]`."""
+    if backbone.config._attn_implementation != NAME:
+        use_packed_attention(backbone)
+    output = backbone(
+        input_ids=part["input_ids"],
+        position_ids=part["position_ids"],
+        # transformers passes a mask of four dimensions to the attention unchanged, and makes none of its own.
+        attention_mask=part["starts"].view(1, 1, 1, -1),
+        max_length_q=int(part["lengths"].max()),
+    )
+    states: Tensor = output.last_hidden_state[0]
+    return states
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention; an attention function of transformers.
+
+    Args:
+        module: layer of the attention; dropout is applied in its training mode only.
+        query, key, value: states, `[1, heads, tokens, width]`; fewer heads of keys and values serve several queries.
+        attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; a mask of padding if `max_length_q` is None.
+        scaling: factor of the scores; 1 / sqrt(width) by default.
+        dropout: dropout probability of the weights.
+        sliding_window: distance from which on tokens do not attend to each other; None for no limit.
+        max_length_q: tokens of the longest text of a packed batch; None for a padded batch.
+
+    Returns:
+        Mixed values, `[1, tokens, heads, width]`, and None in place of the weights.
+    """
+    dropout = dropout if module.training else 0.0
+    if max_length_q is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        mixed, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False, **others
+        )
+        return mixed, None
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    states = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    assert attention_mask is not None
+    starts, window = attention_mask.flatten(), _window(module, sliding_window)
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] in WIDTHS:
+        mixed = _FlashAttention.apply(*states, starts, max_length_q, window, scaling, dropout)
+    else:
+        mixed = _text_by_text(*states, starts, window, scaling, dropout)
+    return mixed[None], None
+
+
+def _padding_mask(**arguments: Any) -> Tensor | None:
+    """Return the mask of a padded batch; transformers' own function without a look at its values."""
+    from transformers.masking_utils import sdpa_mask
+
+    without = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(**{**arguments, **without})
+
+
+def _window(module: Any, size: int | None) -> tuple[int, int]:
+    """Return the number of earlier and of later tokens that a token attends to; -1 for all."""
+    config = module.config
+    is_causal = module.is_causal and getattr(config, "is_causal", True)
+    if size is None:
+        return -1, 0 if is_causal else -1
+    # A decoder whose tokens attend to later tokens only because of its configuration includes the distance itself.
+    reach = size if module.is_causal and not is_causal else size - 1
+    return reach, 0 if is_causal else reach
+
+
+class _FlashAttention(torch.autograd.Function):
+    """Flash attention of packed texts, `[tokens, heads, width]`, with the same bits at every call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        starts: Tensor,
+        longest: int,
+        window: tuple[int, int],
+        scaling: float | None,
+        dropout: float,
+    ) -> Tensor:
+        ctx.settings = dropout, window == (-1, 0)
+        ctx.options = {"scale": scaling, "window_size_left": window[0], "window_size_right": window[1]}
+        ctx.longest = longest
+        mixed, sums, seed, offset, _ = torch.ops.aten._flash_attention_forward(
+            query, key, value, starts, starts, longest, longest, *ctx.settings, False, **ctx.options
+        )
+        ctx.save_for_backward(query, key, value, mixed, sums, starts, seed, offset)
+        return mixed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mixed, sums, starts, seed, offset = ctx.saved_tensors
+        lengths = starts, starts, ctx.longest, ctx.longest
+        with _deterministic():
+            gradients = torch.ops.aten._flash_attention_backward(
+                grad, query, key, value, mixed, sums, *lengths, *ctx.settings, seed, offset, **ctx.options
+            )
+        return *gradients, None, None, None, None, None
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Select deterministic algorithms, for code that fills all memory that it allocates."""
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+def _text_by_text(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    window: tuple[int, int],
+    scaling: float | None,
+    dropout: float,
+) -> Tensor:
+    """Return the attention of packed texts, `[tokens, heads, width]`, by torch's fused attention for each text."""
+    mixed = []
+    for start, end in pairwise(starts.tolist()):
+        q, k, v = (one[start:end].transpose(0, 1)[None] for one in (query, key, value))
+        mixed.append(
+            nn.functional.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=None if window in ((-1, -1), (-1, 0)) else _window_mask(end - start, window, query.device),
+                dropout_p=dropout,
+                is_causal=window == (-1, 0),
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )[0].transpose(0, 1)
+        )
+    return torch.cat(mixed)
+
+
+def _window_mask(length: int, window: tuple[int, int], device: torch.device) -> Tensor:
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places
+    return (distance <= window[0]) & (distance >= -window[1])

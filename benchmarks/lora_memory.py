@@ -33,10 +33,10 @@ from raytriever.models.prepare import prepare_for_training, train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.model_state import Slice
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import build_strategy
 
 RANK, TEXTS, CHUNK, TOKENS, STEPS = 16, 3, 3, 128, 2
 CPU, PRECISION = torch.device("cpu"), "bf16"

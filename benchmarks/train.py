@@ -56,9 +56,9 @@ def ours(precision: str, dataset: Path) -> list[float]:
     from raytriever.models.retriever import load_retriever
     from raytriever.training.batches import Prefetcher
     from raytriever.training.loop import build_optimizer
+    from raytriever.training.parallel.choice import build_strategy
     from raytriever.training.parallel.grad_cache import Chunk
     from raytriever.training.parallel.objective import Objective
-    from raytriever.training.parallel.strategy import build_strategy
     from raytriever.training.training_data import TrainingData, tokenisation_of
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))

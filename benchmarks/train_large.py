@@ -30,9 +30,9 @@ from raytriever.prompts import Side
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import chunk_of
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import build_strategy
 
 STEPS = 4
 GOAL = 0.5  # model FLOPs utilisation

@@ -33,7 +33,8 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     from torch import distributed
 
     from raytriever.training.loop import build_optimizer
-    from raytriever.training.parallel.strategy import build_strategy, current_workers
+    from raytriever.training.parallel.choice import build_strategy
+    from raytriever.training.parallel.process_group import current_workers
 
     torch.set_num_threads(THREADS // size)
     if size > 1:

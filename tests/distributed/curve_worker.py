@@ -23,7 +23,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training import loop
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
-from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.parallel.process_group import current_workers
 
 STEPS = 6
 LOSSES = ("mw", "infonce")

@@ -29,7 +29,7 @@ from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, shape_of
-from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.refresh.job import RefreshPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

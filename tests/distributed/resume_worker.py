@@ -30,7 +30,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.parallel.process_group import current_workers
 
 STEPS = 8
 

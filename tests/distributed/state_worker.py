@@ -15,8 +15,9 @@ import torch
 from torch import distributed
 
 from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.model_state import Slice
-from raytriever.training.parallel.strategy import build_strategy, current_workers
+from raytriever.training.parallel.process_group import current_workers
 
 
 def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str, stage: int, count: int) -> None:

@@ -25,9 +25,11 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk, cut
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import TrainingError, build_strategy, current_workers
+from raytriever.training.parallel.process_group import current_workers
+from raytriever.training.parallel.strategy import TrainingError
 
 RATE = 1000.0
 QUERIES, PASSAGES = 8, 22

@@ -14,7 +14,7 @@ import os, sys
 import torch
 from torch import distributed
 from raytriever.cluster.train.worker import regroup
-from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.parallel.process_group import current_workers
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
 stays = regroup(size, torch.device("cpu"))

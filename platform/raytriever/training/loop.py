@@ -31,10 +31,11 @@ from raytriever.training.checkpoint import Progression, State
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import chunk_of
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Update, build_strategy
+from raytriever.training.parallel.strategy import Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.resume import load_best, origin_of, resume
 from raytriever.training.validation.job import ValidationJob, ValidationPlan

@@ -20,9 +20,10 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, build_strategy
+from raytriever.training.parallel.strategy import Strategy
 
 CPU = torch.device("cpu")
 QUERIES = 16

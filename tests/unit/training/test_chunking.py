@@ -12,9 +12,9 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.parallel import chunk_size as find_chunk
+from raytriever.training.parallel.choice import STRATEGIES as BUILT
 from raytriever.training.parallel.chunk_size import chunk_of, search
 from raytriever.training.parallel.grad_cache import Chunk
-from raytriever.training.parallel.strategy import STRATEGIES as BUILT
 
 CPU = torch.device("cpu")
 

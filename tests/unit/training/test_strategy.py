@@ -18,10 +18,11 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import TrainingError, build_strategy
+from raytriever.training.parallel.strategy import TrainingError
 
 CPU = torch.device("cpu")
 TEXTS = 48

@@ -41,7 +41,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.storage import committed_directory
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.strategy import current_workers
+from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.refresh.config import SYNC
 from raytriever.training.refresh.job import RefreshPlan
 from raytriever.training.training_data import TrainingData

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from raytriever.losses.engine.workers import ALONE, Workers
+
 # The same function: torch 2.13 renamed it and warns of its old name.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
@@ -52,6 +54,13 @@ class GroupWorkers:
         reduced = value.detach().clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(reduced, op=operation, group=self._group)
         return reduced
+
+
+def current_workers() -> Workers:
+    """Return the process group of this process, or a group of one."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return GroupWorkers()
+    return ALONE
 
 
 class _Gather(torch.autograd.Function):

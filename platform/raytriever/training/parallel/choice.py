@@ -1,0 +1,48 @@
+"""Choice of the strategy of data-parallel training by its name."""
+
+from __future__ import annotations
+
+import torch
+
+from raytriever.errors import ConfigError
+from raytriever.losses.engine.workers import Workers
+from raytriever.options import did_you_mean
+from raytriever.training.config import STRATEGIES
+from raytriever.training.parallel.ddp import Replicas
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import Strategy
+from raytriever.training.parallel.zero import Zero
+
+
+def build_strategy(
+    name: str,
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    workers: Workers,
+    device: torch.device,
+    max_grad_norm: float,
+    offload: bool = False,
+) -> Strategy:
+    """Return the strategy of a name, which takes over objective and optimizer.
+
+    Args:
+        name: one of `STRATEGIES`.
+        objective: on `device`, the same on every worker.
+        optimizer: over its trained parameters.
+        workers: the data-parallel group.
+        device: of this worker.
+        max_grad_norm: gradients are scaled down to this norm.
+        offload: whether the optimizer's state is in CPU memory; only `zero1` to `zero3`.
+
+    Raises:
+        ConfigError: there is no such strategy, it cannot offload, or its package is not installed.
+    """
+    if name not in STRATEGIES:
+        raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
+    if offload and name in ("ddp", "zero0"):
+        raise ConfigError(
+            f"{name} does not shard the optimizer, so it cannot offload it", "--strategy", "use zero1, 2 or 3"
+        )
+    if name == "ddp":
+        return Replicas(objective, optimizer, workers, device, max_grad_norm)
+    return Zero(int(name.removeprefix("zero")), objective, optimizer, workers, device, max_grad_norm, offload)

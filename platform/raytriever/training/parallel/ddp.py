@@ -1,0 +1,69 @@
+"""DDP: every worker has a whole copy of the model, and gradients are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from raytriever.losses.engine.workers import Workers
+from raytriever.losses.loss import LossOutput
+from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
+from raytriever.training.parallel.objective import Batch, Objective
+from raytriever.training.parallel.strategy import Update, finite_or_refused
+
+# torch 2.13 renamed the setting and warns of its old name.
+_NEW = "forward_sync_buffers"
+_SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters else "broadcast_buffers"
+
+
+class Replicas:
+    """The strategy `ddp`; on one worker, the module itself."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        workers: Workers,
+        device: torch.device,
+        max_grad_norm: float,
+    ) -> None:
+        self._objective, self._optimizer, self._workers = objective, optimizer, workers
+        self._max_grad_norm = max_grad_norm
+        self._module: nn.Module = objective
+        if workers.size > 1 and any(parameter.requires_grad for parameter in objective.parameters()):
+            devices = [device.index] if device.type == "cuda" else None
+            # Buffers are constant, so they need not be sent at every step. Gradients as views of the buckets save a
+            # copy of the size of the model.
+            settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
+            self._module = DistributedDataParallel(objective, device_ids=devices, **settings)
+
+    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+        """See `Strategy.step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        output: LossOutput = self._module(batch, self._workers)
+        output.value.backward()
+        norm = float(nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm))
+        finite_or_refused(output.value.item(), norm, number)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return Update(output, norm)
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> LossOutput:
+        """See `Strategy.measure`."""
+        output: LossOutput = self._objective(batch, self._workers)
+        return output
+
+    def state(self) -> Iterable[Slice]:
+        """See `Strategy.state`: every worker has the whole state, and the first one writes it."""
+        return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
+
+    def load_state(self, slices: Iterable[Slice]) -> None:
+        """See `Strategy.load_state`."""
+        restore_replicated(slices, self._objective, self._optimizer)

@@ -1,0 +1,256 @@
+"""DeepSpeed's ZeRO stages 0 to 3, and the slices of a state that DeepSpeed (0.19) has sharded.
+
+ZeRO shards the optimizer state (1), also the gradients (2), also the weights (3) over the workers (Rajbhandari et al.,
+2020, arXiv:1910.02054); stage 0 shards nothing.
+
+Stage 3: the model is loaded whole into the memory of each worker, then sharded. From then on a worker holds its shard
+between steps and the whole model within one step (`_gathered`), because each chunk of a batch would gather it again.
+
+Slices: stages 1 and 2 concatenate all parameters of a group and give each worker a range of them: the `_hp_mapping` of
+a parameter has the position of its slice. Stage 3 gives each worker an equal slice of each parameter, padded. The
+moments of the optimizer belong to the float32 tensors of these ranges. DeepSpeed's own checkpoints are pickled and tied
+to the number of workers, and are not used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from raytriever.errors import ConfigError
+from raytriever.losses.engine.workers import Workers
+from raytriever.losses.loss import LossOutput
+from raytriever.training.parallel.model_state import (
+    STEP,
+    Slice,
+    replicated_state,
+    restore,
+    restore_replicated,
+    shape_of,
+)
+from raytriever.training.parallel.objective import Batch, Objective
+from raytriever.training.parallel.strategy import Update, finite_or_refused
+
+# Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
+_BUCKET = 50_000_000
+
+
+class Zero:
+    """The strategies `zero0` to `zero3`.
+
+    Args:
+        stage: 0 to 3.
+        objective: on `device`, the same on every worker.
+        optimizer: over its trained parameters.
+        workers: the data-parallel group.
+        device: of this worker.
+        max_grad_norm: gradients are scaled down to this norm.
+        offload: whether the optimizer's state is in CPU memory.
+
+    Raises:
+        ConfigError: DeepSpeed is not installed.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        workers: Workers,
+        device: torch.device,
+        max_grad_norm: float,
+        offload: bool = False,
+    ) -> None:
+        self._deepspeed = _deepspeed(device)
+        self._stage, self._objective, self._optimizer, self._workers = stage, objective, optimizer, workers
+        self._max_grad_norm = max_grad_norm
+        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": _BUCKET, "allgather_bucket_size": _BUCKET}
+        if stage == 3:
+            zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
+        if offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+        self._engine = self._deepspeed.initialize(
+            model=objective,
+            optimizer=optimizer,
+            config={
+                "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed; not used
+                "gradient_accumulation_steps": 1,
+                "gradient_clipping": max_grad_norm if stage else 0.0,
+                "zero_optimization": zero,
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+                "steps_per_print": sys.maxsize,
+            },
+        )[0]
+        if stage == 3:
+            # Its hooks would gather and free the parameters of every module for every chunk.
+            self._engine.optimizer.parameter_offload.destroy()
+
+    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+        """See `Strategy.step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        with self._gathered():
+            output: LossOutput = self._engine(batch, self._workers)
+            value = output.value.item()
+            finite_or_refused(value, 0.0, number)
+            self._engine.backward(output.value)
+        if self._stage:
+            # Where the norm is not finite, the sharded optimizer does not change its parameters.
+            self._engine.step()
+            norm = float(self._engine.get_global_grad_norm())
+            finite_or_refused(value, norm, number)
+        else:
+            norm = float(nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm))
+            finite_or_refused(value, norm, number)
+            self._engine.step()
+        return Update(output, norm)
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> LossOutput:
+        """See `Strategy.measure`."""
+        with self._gathered():
+            output: LossOutput = self._objective(batch, self._workers)
+        return output
+
+    def state(self) -> Iterable[Slice]:
+        """See `Strategy.state`."""
+        if self._stage:
+            return sharded_state(self._stage, self._objective, self._engine.optimizer, self._workers.rank)
+        return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
+
+    def load_state(self, slices: Iterable[Slice]) -> None:
+        """See `Strategy.load_state`."""
+        if self._stage:
+            restore_sharded(slices, self._stage, self._objective, self._engine.optimizer, self._workers.rank)
+        else:
+            restore_replicated(slices, self._objective, self._optimizer)
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Gather sharded parameters once for all chunks of a step."""
+        if self._stage < 3:
+            yield
+            return
+        with self._deepspeed.zero.GatheredParameters(self._objective.parameters()):
+            yield
+
+
+def _deepspeed(device: torch.device) -> Any:
+    """Return DeepSpeed for a device, with a process group also for one worker."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed picks its device by it
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise ConfigError(
+            "DeepSpeed is not installed", "--strategy", "pip install 'raytriever[deepspeed]', or use --strategy ddp"
+        ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "`torch.distributed.(all_gather_into|reduce_scatter)_tensor`", FutureWarning)
+    # Its own kernel for collectives in shared memory is compiled for up to a minute, and gloo is no slower.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    return deepspeed
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Position of a worker's slice of a parameter.
+
+    Args:
+        flat: the float32 tensor that the optimizer updates.
+        offset: of the slice in it.
+        start: of the slice in the parameter.
+        length: of the slice.
+    """
+
+    flat: Tensor
+    offset: int
+    start: int
+    length: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return the slice of the flat tensor or of one of its moments."""
+        return flat.detach()[self.offset : self.offset + self.length]
+
+
+def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> Iterator[Slice]:
+    """Yield this worker's slices of the trained weights and of their moments."""
+    for name, parameter in module.named_parameters():
+        shape = shape_of(parameter)
+        position = _position_of(stage, parameter, optimizer, rank)
+        if position is None:
+            continue
+        yield Slice(name, position.of(position.flat), position.start, shape)
+        for key, value in optimizer.optimizer.state.get(position.flat, {}).items():
+            if key != STEP:
+                yield Slice(f"{name}:{key}", position.of(value), position.start, shape)
+            elif position.start == 0:
+                yield Slice(f"{name}:{key}", value.detach().flatten(), 0, ())
+
+
+@torch.no_grad()
+def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, optimizer: Any, rank: int) -> None:
+    """Load a state; every worker reads all slices and keeps its own."""
+
+    def put(name: str, parameter: nn.Parameter, kind: str, values: Tensor) -> None:
+        if not kind:
+            _put_weights(stage, parameter, values)
+        position = _position_of(stage, parameter, optimizer, rank)
+        if position is None:
+            return
+        own = values.flatten()[position.start : position.start + position.length]
+        if not kind:
+            position.of(position.flat).copy_(own)
+            return
+        state = optimizer.optimizer.state.setdefault(position.flat, {})
+        if kind == STEP:
+            state[STEP] = values.clone()
+        else:
+            position.of(state.setdefault(kind, torch.zeros_like(position.flat))).copy_(own)
+
+    restore(slices, module, put)
+
+
+def _position_of(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int) -> _Position | None:
+    """Return the position of this worker's slice; None where it has none or the parameter is not trained."""
+    if not parameter.requires_grad:
+        return None
+    if stage < 3:
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:
+            return None
+        flat = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
+        inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
+        return _Position(flat, inside.start, outside.start, inside.numel)
+    group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    start, length = _share(parameter, padded, rank)
+    return _Position(optimizer.fp32_partitioned_groups_flat[group], offset, start, length) if length else None
+
+
+def _share(parameter: Any, padded: int, rank: int) -> tuple[int, int]:
+    """Return start and length of a worker's slice of a stage 3 parameter, without padding."""
+    start = rank * padded
+    return start, max(0, min(padded, parameter.ds_numel - start))
+
+
+def _put_weights(stage: int, parameter: Any, values: Tensor) -> None:
+    if stage < 3:
+        parameter.data.copy_(values)
+        return
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+    with GatheredParameters([parameter], modifier_rank=0):
+        parameter.data.copy_(values)

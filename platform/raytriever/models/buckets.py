@@ -24,7 +24,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.models.packing import TokenBatch, move
+from raytriever.models.packing import TokenBatch, join, move
 
 BUCKETS = 8
 # Cost of one more bucket, forward and backward, in tokens. MiniLM on 2 cores: 100 to 210 tokens for small buckets, none
@@ -57,6 +57,12 @@ class Buckets:
         """Return a copy on a device."""
         buckets = [move(bucket, lambda tensor: tensor.to(device)) for bucket in self.buckets]
         return Buckets(buckets, self.indices.to(device))
+
+
+def join_sides(queries: Buckets, passages: Buckets) -> Buckets:
+    """Return the packed texts of both sides as one packed batch, the queries first."""
+    indices = torch.cat([queries.indices, passages.indices + len(queries.indices)])
+    return Buckets([join([*queries.buckets, *passages.buckets])], indices)
 
 
 def fill_buckets(

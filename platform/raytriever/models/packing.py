@@ -81,3 +81,14 @@ def select(part: TokenBatch, start: int, end: int) -> TokenBatch:
     tokens = {name: part[name][:, first:last] for name in ("input_ids", "position_ids")}
     texts = {name: part[name][start:end] for name in (_ON_CPU, "left_out") if name in part}
     return {**tokens, **texts, "starts": part["starts"][start : end + 1] - first}
+
+
+def join(parts: Sequence[TokenBatch]) -> TokenBatch:
+    """Return packed batches as one, in their order; all or none of them have `left_out`."""
+    first, *others = parts
+    starts, tokens = [first["starts"]], tokens_of(first)
+    for part in others:
+        starts.append(part["starts"][1:] + tokens)
+        tokens += tokens_of(part)
+    joined = {name: torch.cat([part[name] for part in parts], dim=-1) for name in first if name != "starts"}
+    return {**joined, "starts": torch.cat(starts)}

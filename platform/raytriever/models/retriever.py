@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError
-from raytriever.models.buckets import Buckets, fill_buckets
+from raytriever.models.buckets import Buckets, fill_buckets, join_sides
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, pipelines, prompt_table, stored_description
@@ -104,6 +104,15 @@ class Retriever(nn.Module):
             length = self.description.query_length if side == "query" else self.description.passage_length
             special = len(self.template.before) + len(self.template.after)
             check_length(prompt, len(content), length - special, side)
+
+    def passes(self, queries: Buckets, passages: Buckets) -> list[tuple[Buckets, Side]]:
+        """Return the texts of a batch by the tower that encodes them; all together if they are packed for one tower.
+
+        The embeddings of the queries come first, then those of the passages.
+        """
+        if self.query is self.passage and is_packed(queries.buckets[0]) and is_packed(passages.buckets[0]):
+            return [(join_sides(queries, passages), "passage")]
+        return [(queries, "query"), (passages, "passage")]
 
     def contents(
         self, texts: Sequence[str], side: Side, prompt: str | Sequence[str] | None = None
@@ -214,11 +223,12 @@ class Retriever(nn.Module):
 
     def forward(self, queries: Buckets, passages: Buckets) -> tuple[Tensor, Tensor]:
         """Encode both sides in one call, because data-parallel wrappers synchronise gradients per call."""
-
-        def encode(texts: Buckets, side: Side) -> Tensor:
-            return torch.cat([self.encode(bucket, side) for bucket in texts.buckets])[texts.indices]
-
-        return encode(queries, "query"), encode(passages, "passage")
+        embeddings = [
+            torch.cat([self.encode(bucket, side) for bucket in texts.buckets])[texts.indices]
+            for texts, side in self.passes(queries, passages)
+        ]
+        of_queries, of_passages = torch.cat(embeddings).split([len(queries.indices), len(passages.indices)])
+        return of_queries, of_passages
 
 
 @activity("loading the encoder")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raytriever.models.packing import is_packed, lengths_of, move, pack, select, texts_of, tokens_of
+from raytriever.models.packing import is_packed, join, lengths_of, move, pack, select, texts_of, tokens_of
 
 TEXTS = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2], dtype=np.int32)]
 PADDED = {
@@ -41,10 +41,13 @@ def test_lengths_are_never_copied_to_a_device() -> None:
 
 
 @pytest.mark.parametrize("prompts", [None, [1, 0, 2]])
-def test_selected_texts_begin_at_zero(prompts: list[int] | None) -> None:
+def test_texts_that_are_selected_and_joined_again_are_the_same(prompts: list[int] | None) -> None:
     part = pack(TEXTS, prompt_lengths=prompts)
     pieces = [select(part, 0, 1), select(part, 1, 3)]
     expected = pack(TEXTS[1:], prompt_lengths=prompts and prompts[1:])
     assert {name: tensor.tolist() for name, tensor in pieces[1].items()} == {
         name: tensor.tolist() for name, tensor in expected.items()
     }
+    joined = join(pieces)
+    assert joined.keys() == part.keys()
+    assert all(torch.equal(joined[name], part[name]) and joined[name].dtype == part[name].dtype for name in part)

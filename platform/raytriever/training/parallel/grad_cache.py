@@ -127,11 +127,10 @@ Encode = Callable[[TokenBatch, Side], Tensor]
 
 
 def cached_loss(
-    queries: Buckets,
-    passages: Buckets,
+    parts: Sequence[tuple[TokenBatch, Side]],
     encode: Encode,
     precision: Callable[[], AbstractContextManager[Any]],
-    reduce: Callable[[Tensor, Tensor], LossOutput],
+    reduce: Callable[[Tensor], LossOutput],
     encoder: Sequence[nn.Parameter],
     loss: Sequence[nn.Parameter],
     keep: int = 1,
@@ -139,19 +138,16 @@ def cached_loss(
     """Return the loss of a batch whose parts are encoded one at a time.
 
     Args:
-        queries: parts of one side.
-        passages: parts of the other.
+        parts: chunks, each with its side.
         encode: one part to embeddings `[texts, width]`, float32.
         precision: the context of `encode`; entered once a pass, so that weights are cast once a pass.
-        reduce: embeddings of queries and passages, in the order of the batch, to the loss.
+        reduce: embeddings of all parts, in their order, to the loss.
         encoder: trained parameters behind `encode`.
         loss: trained parameters behind `reduce`.
         keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
     """
-    parts: list[tuple[TokenBatch, Side]] = [(part, "query") for part in queries.buckets]
-    parts += [(part, "passage") for part in passages.buckets]
     earlier, last = parts[:-keep], parts[-keep:]
-    device = queries.indices.device
+    device = parts[0][0]["input_ids"].device
     states, earlier_embeddings = [], []
     # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
     with torch.no_grad(), precision():
@@ -162,8 +158,7 @@ def cached_loss(
     after = DropoutState.now(device)
 
     embeddings = torch.cat([*earlier_embeddings, *(one.detach() for one in last_embeddings)]).requires_grad_()
-    sides = embeddings.split([len(queries.indices), len(passages.indices)])
-    output = reduce(sides[0][queries.indices], sides[1][passages.indices])
+    output = reduce(embeddings)
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
     total = _Total(encoder)

@@ -16,7 +16,7 @@ from raytriever.models.packing import TokenBatch
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
-from raytriever.training.parallel.grad_cache import Chunk, Encode, cached_loss, cut
+from raytriever.training.parallel.grad_cache import Chunk, cached_loss, cut
 
 
 class Batch(Protocol):
@@ -52,9 +52,10 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, workers: Workers) -> LossOutput:
         """Return the differentiable loss, equal with and without gradient caching."""
-        queries, passages = batch.queries, batch.passages
+        passes = self.retriever.passes(batch.queries, batch.passages)
         if self.chunk is not None:
-            queries, passages = cut(queries, self.chunk), cut(passages, self.chunk)
+            passes = [(cut(texts, self.chunk), side) for texts, side in passes]
+        parts = [(part, side) for texts, side in passes for part in texts.buckets]
 
         def precision() -> AbstractContextManager[Any]:
             return autocast(self.precision, batch.ids.queries.device)
@@ -63,20 +64,20 @@ class Objective(nn.Module):
             with precision():
                 return self.retriever.encode(part, side).float()
 
-        def reduce(queries: Tensor, passages: Tensor) -> LossOutput:
+        def reduce(embeddings: Tensor) -> LossOutput:
+            """Return the loss of the embeddings of all parts."""
+            by_pass = embeddings.split([len(texts.indices) for texts, _ in passes])
+            ordered = torch.cat([one[texts.indices] for one, (texts, _) in zip(by_pass, passes, strict=True)])
+            queries, passages = ordered.split([len(batch.queries.indices), len(batch.passages.indices)])
             output: LossOutput = self.loss(queries, passages, batch.ids, workers)
             return output
 
         if self.chunk is not None and torch.is_grad_enabled():
             encoder, loss = _trained(self.retriever), _trained(self.loss)
-            keep = self.chunk.holds([*queries.buckets, *passages.buckets])
-            return cached_loss(queries, passages, encode, precision, reduce, encoder, loss, keep)
+            keep = self.chunk.holds([part for part, _ in parts])
+            return cached_loss(parts, encode, precision, reduce, encoder, loss, keep)
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
-        return reduce(_encoded(queries, "query", encode), _encoded(passages, "passage", encode))
-
-
-def _encoded(texts: Buckets, side: Side, encode: Encode) -> Tensor:
-    return torch.cat([encode(part, side) for part in texts.buckets])[texts.indices]
+        return reduce(torch.cat([encode(part, side) for part, side in parts]))
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:

@@ -143,4 +143,6 @@ class _Searcher:
         """Return the k best of its documents for each query, as keys."""
         self._store = self._store or EmbeddingStore.open(self._path)
         queries, exclude = batch
-        return best_keys(queries, searchable_blocks(self._store, self._shards), k, order, exclude)
+        most = min(len(self._store), len(self._shards) * self._store.meta["shard_rows"])
+        blocks = searchable_blocks(self._store, self._shards)
+        return best_keys(queries, blocks, k, order, exclude, documents=most)

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
+import torch
 from jaxtyping import Float32, Int64, UInt32, UInt64
 from numpy import ndarray
+from torch import Tensor
 
 from raytriever.errors import DataError
 
 # Fills the unused entries of a ranking; greater than the key of any score.
 NONE = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _LOW, _SIGN_OFF = np.uint64(0xFFFF_FFFF), np.uint64(0x7FFF_FFFF)
-_HALF, _SIGN = np.uint64(32), np.uint64(31)
+_HALF, _SIGN, _TOP = np.uint64(32), np.uint64(31), np.uint64(1 << 63)
+SIGNED_NONE = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,32 @@ def merge_keys(partial: Sequence[UInt64[ndarray, "queries _"]], k: int) -> UInt6
     if keys.shape[1] < k:
         keys = np.pad(keys, ((0, 0), (0, k - keys.shape[1])), constant_values=NONE)
     return np.ascontiguousarray(keys[:, :k])
+
+
+def signed_keys(scores: Tensor, ranks: Tensor) -> Tensor:
+    """Return the keys of float32 scores and int64 tie ranks on a device, as int64: torch sorts no unsigned integers.
+
+    `from_signed` turns them into keys. They are in the same order; `SIGNED_NONE` is that of `NONE`.
+    """
+    bits = scores.view(torch.int32)
+    return (torch.where(bits >= 0, ~bits, bits & 0x7FFF_FFFF).long() << 32) | ranks
+
+
+def signed_scores(keys: Tensor) -> Tensor:
+    """Return the float32 scores of keys from `signed_keys`; -inf for `SIGNED_NONE`."""
+    bits = (keys >> 32).int()
+    scores = torch.where(bits < 0, ~bits, bits | -0x8000_0000).view(torch.float32)
+    return scores.masked_fill(keys == SIGNED_NONE, -torch.inf)
+
+
+def from_signed(keys: Int64[ndarray, "*shape"]) -> UInt64[ndarray, "*shape"]:
+    """Return the unsigned keys of signed ones."""
+    return keys.view(np.uint64) ^ _TOP
+
+
+def to_signed(keys: UInt64[ndarray, "*shape"]) -> Int64[ndarray, "*shape"]:
+    """Return the signed keys of unsigned ones."""
+    return (keys ^ _TOP).view(np.int64)
 
 
 @numba.njit(cache=True)

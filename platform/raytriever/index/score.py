@@ -20,7 +20,7 @@ float32 might overflow, and the bound is infinite."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -33,7 +33,9 @@ from raytriever.errors import ModelError
 from raytriever.models.precision import choose_precision
 
 LARGEST_NORM = 2.0**60
+UNIT = 2.0**-24  # of float32
 _TINY = 2.0**-126
+Values = TypeVar("Values", ndarray, torch.Tensor)
 # Covers the rounding errors of the bound itself.
 _SLACK = 1 + 1e-6
 
@@ -97,6 +99,30 @@ def dot(query, document, sums):  # type: ignore[no-untyped-def]
         total += sums[i]
     # Turn -0 into 0, so that both have equal bits.
     return np.float32(total) + np.float32(0)
+
+
+def exact_scores(
+    queries: Float32[torch.Tensor, "queries width"], documents: Float32[torch.Tensor, "queries some width"]
+) -> Float32[torch.Tensor, "queries some"]:
+    """Return the scores of each query and its own documents, by torch on any device, with the bits of `dot`.
+
+    Each addition is an operation of its own on whole tensors, so no compiler changes their order.
+    """
+    products = queries.double()[:, None] * documents
+    width = queries.shape[1]
+    h = width // 8
+    total = products.new_zeros(products.shape[:-1])
+    for i in range(8 * h, width):
+        total += products[..., i]
+    p = [products[..., i * h : (i + 1) * h] for i in range(8)]
+    sums = ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]))
+    while h > 8:
+        half = (h + 1) // 2
+        sums[..., : h - half] += sums[..., half:h]
+        h = half
+    for i in range(h):
+        total += sums[..., i]
+    return total.float() + 0
 
 
 class Bounds(NamedTuple):
@@ -166,15 +192,27 @@ def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: n
 
 def query_bounds(queries: Factors, width: int) -> Bounds:
     """Return the terms of the error bound that depend on the query."""
+    a, b, c = error_terms(queries.norms, queries.residuals, width)
+    return Bounds(a, b, c, 2.0**-8 * _SLACK if queries.bits.dtype == np.int16 else 0.0)
+
+
+def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT) -> tuple[Values, Values, Values]:
+    """Return the terms a, b and c of the error bound, of the shape of the norms.
+
+    Args:
+        norms: of the queries, in float64.
+        residuals: norms of their rounding errors.
+        width: number of components.
+        unit: largest relative error of one addition of the matrix product.
+    """
     terms = width + 16
-    gamma = terms * 2.0**-24 / (1 - terms * 2.0**-24)
-    own = 2.0**-24 + width * 2.0**-53
-    norms, residuals = queries.norms, queries.residuals
+    gamma = terms * unit / (1 - terms * unit)
+    own = UNIT + width * 2.0**-53
     root = width**0.5
     a = residuals + gamma * 2 * (norms + residuals) + own * norms + 2 * _TINY * root
     b = norms + residuals
     c = _TINY * (2 * root * (norms + residuals) + 4 * width)
-    return Bounds(a * _SLACK, b * _SLACK, c * _SLACK, 2.0**-8 * _SLACK if queries.bits.dtype == np.int16 else 0.0)
+    return a * _SLACK, b * _SLACK, c * _SLACK
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})

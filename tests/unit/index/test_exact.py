@@ -29,7 +29,8 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(scan_torch, "quick_precision", lambda device: request.param)
     for module in (scan, scan_torch):
         monkeypatch.setattr(module, "QUERY_TILE", 3)
-        monkeypatch.setattr(module, "DOCUMENT_TILE", 128)
+    monkeypatch.setattr(scan, "DOCUMENT_TILE", 128)
+    monkeypatch.setattr(scan_torch, "TILE_BYTES", 3 * 4 * 128)
     monkeypatch.setattr(search, "FEWEST_ROWS", 96)
     monkeypatch.setattr(sift, "FLUSHED_ROWS", 50)
     return request.param
@@ -106,20 +107,36 @@ def test_any_blocks_give_the_bytes_of_sorting_all_documents(
     assert [array.tobytes() for array in merged] == [array.tobytes() for array in found]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32), kind=KINDS, k=st.sampled_from([1, 30, 1_000]))
-def test_the_search_in_torch_has_the_same_bytes(precision: str, seed: int, kind: str, k: int) -> None:
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32),
+    kind=KINDS,
+    k=st.sampled_from([1, 30, 1_000]),
+    parts=st.sampled_from([1, 3]),
+    tile=st.sampled_from([3 * 4 * 128, 2**20]),
+)
+def test_the_search_in_torch_has_the_same_bytes(
+    precision: str, seed: int, kind: str, k: int, parts: int, tile: int
+) -> None:
     rng = np.random.default_rng(seed)
-    queries, documents = vectors(rng, 5, kind), vectors(rng, 400, kind)
-    ties, exclude = rng.permutation(400), rng.integers(-1, 400, 5)
+    queries, documents = vectors(rng, 5, kind), vectors(rng, 900, kind)
+    ties, exclude = rng.permutation(900), rng.integers(-1, 900, 5)
     expected = top_k(queries, documents, k, ties, exclude)
     order = TieOrder.of(ties)
-    walk = scan_torch.TorchScan(
-        queries=queries, k=min(k, 400), order=order, exclude=exclude, device=torch.device("cpu")
-    )
-    for positions in (np.arange(250, 400), np.arange(250)[::-1].copy()):
-        walk.add(positions, documents[positions])
-    assert [array.tobytes() for array in order.read(walk.keys())] == [array.tobytes() for array in expected]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan_torch, "TILE_BYTES", tile)
+        walk = scan_torch.TorchScan(
+            queries=queries,
+            k=min(k, 900),
+            order=order,
+            exclude=exclude,
+            device=torch.device("cpu"),
+            documents=-(-900 // parts),
+        )
+        for positions in (np.arange(250, 900), np.arange(250)[::-1].copy()):
+            walk.add(positions, documents[positions])
+        found = order.read(walk.keys())
+    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
 
 
 @pytest.mark.parametrize("kind", ["plain", "norms"])

@@ -1,29 +1,46 @@
-"""Exact search by torch on a device, block after block: the bounds of `scan`, as operations on whole tiles.
+"""Exact search by torch on a device. The documents are copied once, and all queries are searched among them.
 
-1. A first pass over the tiles of a block keeps each query's k highest lower bounds. The last of them is a threshold.
-2. A second pass selects the pairs whose upper bound reaches it. On a GPU a second multiplication is cheaper than
-   storing the candidates of the first pass.
-3. These pairs are scored on the CPU by `score.dot`, so the result has the bytes of a search on the CPU.
-"""
+1. One matrix product gives the upper bounds of all scores of a tile (`resident`). Each query keeps the documents with
+   the highest ones, about one and a half times k.
+2. These are scored exactly on the device, with the bits of `score.dot`, and merged into the ranking.
+3. No other document has an upper bound above the lowest bound that was kept. If that is below the k-th exact score, the
+   ranking is proven. Otherwise the query is searched again with more documents, in the end with all of them.
+
+If the corpus does not fit in the free memory of the device, it is searched in parts: each is copied once, and every
+query is searched in it. The rankings are in the memory of the host. For each part and tile of queries there is one copy
+to the device and one back."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
+from torch import Tensor
 
+from raytriever.errors import ConfigError
+from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.fork_guard import refuse_forked
-from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
-from raytriever.index.score import Factors, factors, pair_scores, query_bounds, quick_precision
+from raytriever.index.ranking import NONE, SIGNED_NONE, TieOrder, from_signed, signed_scores, to_signed
+from raytriever.index.score import quick_precision, refuse_not_finite
 
-QUERY_TILE, DOCUMENT_TILE = 1_024, 16_384
+QUERY_TILE = 1_024
+# Upper bounds of a tile: enough work for a GPU, and little of its memory.
+TILE_BYTES = 2**30
+# Shares of the free memory: of documents, and of a tile, with which there are a few temporary tensors of its size.
+DOCUMENT_SHARE, TILE_SHARE = 0.6, 0.06
+_GROWTH = 4  # documents that are kept for a query whose ranking was not proven, times those before
+_LARGEST_GROUP = 64
 
 
 class TorchScan:
-    """Rankings of queries over the blocks added so far, computed on a device; see `scan.Scan`."""
+    """Rankings of queries over the documents added so far, computed on a device; see `scan.Scan`.
+
+    Args:
+        queries, k, order, exclude: see `scan.Scan`.
+        device: device of the search.
+        documents: largest number of documents that are added.
+    """
 
     def __init__(
         self,
@@ -32,84 +49,145 @@ class TorchScan:
         order: TieOrder,
         exclude: Int64[ndarray, " queries"] | None,
         device: torch.device,
+        documents: int,
     ) -> None:
         refuse_forked()
-        self._device, self._precision = device, quick_precision(device)
         self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
+        refuse_not_finite(np.asarray(np.isfinite(self._queries).all(axis=1)), "query", np.arange(len(queries)))
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        left = factors(self._queries, self._precision, "query", np.arange(len(queries)))
-        bounds = query_bounds(left, queries.shape[1])
-        self._left = left.tensor().to(device)
-        self._rounding = bounds.rounding
-        self._terms = [self._column(term) for term in (bounds.a, bounds.b, bounds.c)]
         self._best = np.full((len(queries), k), NONE)
+        self._is_first = True
+        free = free_bytes(device)
+        self._tile_bytes = max(1, min(TILE_BYTES, int(TILE_SHARE * free)))
+        self._part = _allocate(documents, queries.shape[1], device, int(DOCUMENT_SHARE * free))
+        self._device = device
 
     def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
-        """Search a block of documents; see `scan.Scan.add`."""
-        k = self._best.shape[1]
-        right = factors(vectors, self._precision, "document", positions)
-        position_tensor = torch.from_numpy(positions).to(self._device)
-        for first in range(0, len(self._queries), QUERY_TILE):
-            rows = slice(first, first + QUERY_TILE)
-            threshold = self._column(self._thresholds(rows))
-            lower_bounds = threshold.new_full((len(threshold), 0), 0)
-            for _, low, _ in self._bound_tiles(rows, right, position_tensor):
-                lower_bounds = torch.cat([lower_bounds, low], dim=1)
-                lower_bounds = lower_bounds.topk(min(k, lower_bounds.shape[1]), dim=1).values
-            if lower_bounds.shape[1] == k:
-                threshold = torch.maximum(threshold, lower_bounds[:, -1:])
-            for base, _, high in self._bound_tiles(rows, right, position_tensor):
-                # NaN reaches any threshold.
-                pairs = (~(high < threshold)).nonzero().cpu().numpy()
-                self._merge(first + pairs[:, 0], base + pairs[:, 1], positions, vectors)
-                threshold = torch.maximum(threshold, self._column(self._thresholds(rows)))
+        """Copy a block of documents to the device, and search in them when no more fit."""
+        start = 0
+        while start < len(positions):
+            rows = slice(start, start + self._part.free)
+            self._part.add(positions[rows], self._order.ranks[positions[rows]].astype(np.int64), vectors[rows])
+            start = rows.stop
+            if not self._part.free:
+                self._search_all()
 
     def keys(self) -> UInt64[ndarray, "queries k"]:
         """Return the rankings as ascending keys."""
+        self._search_all()
         return self._best
 
-    def _bound_tiles(
-        self, queries: slice, right: Factors, position_tensor: torch.Tensor
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Yield the first document of each tile, and lower and upper bounds of scores; -inf for excluded documents."""
-        a, b, c = (term[queries] for term in self._terms)
-        excluded = torch.from_numpy(self._excluded[queries, None]).to(self._device)
-        reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    def _search_all(self) -> None:
+        """Search all queries in the documents on the device, and remove these."""
+        part = self._part
+        if part.count:
+            part.check()
+            k = self._best.shape[1]
+            self._search(np.arange(len(self._queries)), k + max(64, k // 2))
+            self._is_first = False
+            part.clear()
+
+    def _search(self, rows: Int64[ndarray, " some"], wanted: int) -> None:
+        """Search some queries; `wanted` documents of the highest upper bounds are kept for each."""
+        wanted = min(wanted, self._part.count)
+        step = max(1, min(QUERY_TILE, self._tile_bytes // (64 * max(wanted, self._best.shape[1], 1))))
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            results = self._search_tile(some, wanted).cpu().numpy()
+            is_proven = results[:, -1] == 1
+            self._best[some[is_proven]] = from_signed(results[is_proven, :-1])
+            if not is_proven.all():
+                self._search(some[~is_proven], _GROWTH * wanted)
+
+    def _search_tile(self, rows: Int64[ndarray, " some"], wanted: int) -> Int64[Tensor, "some k+1"]:
+        """Return the rankings of queries as signed keys, with one more column: 1 where the ranking is proven."""
+        part, k = self._part, self._best.shape[1]
+        queries = torch.from_numpy(self._queries[rows]).to(self._device)
+        excluded = torch.from_numpy(self._excluded[rows]).to(self._device)
+        candidates, limit = self._candidates(queries, wanted)
+        pairs = max(256, self._tile_bytes // (20 * max(1, queries.shape[1])))
+        keys = part.keys(queries, candidates, excluded, pairs)
+        if self._is_first:
+            before = keys.new_full((len(keys), max(0, k - wanted)), SIGNED_NONE)
+        else:
+            before = torch.from_numpy(to_signed(self._best[rows])).to(self._device)
+        best = torch.cat([keys, before], dim=1).sort(dim=1).values[:, :k]
+        is_proven = (limit < signed_scores(best[:, -1])) | (limit == -torch.inf)
+        return torch.cat([best, is_proven[:, None].long()], dim=1)
+
+    def _candidates(
+        self, queries: Float32[Tensor, "some width"], wanted: int
+    ) -> tuple[Int64[Tensor, "some wanted"], Float32[Tensor, " some"]]:
+        """Return the documents with the highest upper bounds, and an upper bound of all others; -inf for none."""
+        part = self._part
+        if wanted == part.count:
+            every = torch.arange(part.count, device=self._device).expand(len(queries), -1)
+            return every, queries.new_full((len(queries),), -torch.inf)
+        factors = part.query_factors(queries)
+        tile = max(1, self._tile_bytes // (4 * len(queries)))
+        bounds, documents = highest(part.upper_bounds(factors, slice(0, min(tile, part.count))), wanted)
+        for base in range(tile, part.count, tile):
+            more = highest(part.upper_bounds(factors, slice(base, min(base + tile, part.count))), wanted)
+            bounds, documents = torch.cat([bounds, more[0]], 1), torch.cat([documents, base + more[1]], 1)
+            bounds, kept = bounds.topk(min(wanted, bounds.shape[1]), dim=1, sorted=False)
+            documents = documents.gather(1, kept)
+        return documents, bounds.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).amin(1)
+
+
+def highest(
+    bounds: Float32[Tensor, "queries documents"], count: int
+) -> tuple[Float32[Tensor, "queries count"], Int64[Tensor, "queries count"]]:
+    """Return the `count` highest bounds of each query, unordered, and their columns; NaN is the highest.
+
+    Columns are in groups. The `count` highest bounds are in the `count` groups with the highest maxima. So most bounds
+    are read once, to find these maxima, where `topk` alone reads all of them several times.
+    """
+    queries, documents = bounds.shape
+    count = min(count, documents)
+    group = 1
+    while group < _LARGEST_GROUP and 4 * group * group * count <= documents:
+        group *= 2
+    if group == 1:
+        values, columns = bounds.topk(count, dim=1, sorted=False)
+        return values, columns
+    whole = documents // group * group
+    groups = bounds[:, :whole].view(queries, -1, group)
+    kept = groups.amax(2).topk(count, dim=1, sorted=False).indices[:, :, None]
+    members = torch.arange(group, device=bounds.device)
+    columns = torch.cat(
+        [
+            (kept * group + members).flatten(1),
+            torch.arange(whole, documents, device=bounds.device).expand(queries, -1),
+        ],
+        dim=1,
+    )
+    values, chosen = bounds.gather(1, columns).topk(count, dim=1, sorted=False)
+    return values, columns.gather(1, chosen)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a device that this process may use: of a GPU what is free, of the CPU a fixed amount."""
+    if device.type != "cuda":
+        return 2**30
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+
+def _allocate(documents: int, width: int, device: torch.device, budget: int) -> ResidentDocuments:
+    """Return room for all documents, or for as many as the budget and the device allow.
+
+    Raises:
+        ConfigError: the device has too little memory.
+    """
+    precision = quick_precision(device)
+    rows = min(documents, budget // ResidentDocuments.bytes_per_row(width, precision))
+    while rows or not documents:
         try:
-            for base in range(0, len(position_tensor), DOCUMENT_TILE):
-                rows = slice(base, base + DOCUMENT_TILE)
-                tile = Factors(right.bits[rows], right.norms, right.residuals).tensor().to(self._device)
-                quick = (self._left[queries] @ tile.T).float()
-                norms, residuals = self._column(right.norms[rows]).T, self._column(right.residuals[rows]).T
-                # The last term covers the rounding errors of these operations in float32.
-                error = (a * norms + b * residuals + c + self._rounding * quick.abs()) * (1 + 1e-5)
-                error += 2.0**-22 * quick.abs()
-                is_excluded = position_tensor[rows] == excluded
-                low = (quick - error).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-                high = (quick + error).masked_fill_(is_excluded, -torch.inf)
-                yield base, low.masked_fill_(is_excluded, -torch.inf), high
-        finally:
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
-
-    def _merge(self, query_rows: ndarray, rows: ndarray, positions: ndarray, vectors: ndarray) -> None:
-        """Score pairs, ordered by query, and merge them into the rankings."""
-        documents = positions[rows]
-        is_kept = documents != self._excluded[query_rows]
-        query_rows, rows, documents = query_rows[is_kept], rows[is_kept], documents[is_kept]
-        if not len(query_rows):
-            return
-        keys = keys_of(pair_scores(self._queries, vectors, query_rows, rows), self._order.ranks[documents])
-        queries, starts, counts = np.unique(query_rows, return_index=True, return_counts=True)
-        table = np.full((len(queries), counts.max()), NONE)
-        row = np.repeat(np.arange(len(queries)), counts)
-        table[row, np.arange(len(query_rows)) - starts[row]] = keys
-        self._best[queries] = merge_keys([self._best[queries], table], self._best.shape[1])
-
-    def _thresholds(self, rows: slice) -> Float32[ndarray, " some"]:
-        """Return the exact k-th scores of some queries, or -inf."""
-        return self._order.read(self._best[rows, -1:])[0][:, 0]
-
-    def _column(self, values: ndarray) -> torch.Tensor:
-        """Return a float32 column on the device; the factor `1 + 1e-5` of the error covers its rounding."""
-        return torch.from_numpy(values.astype(np.float32)[:, None]).to(self._device)
+            return ResidentDocuments(rows, width, precision, device)
+        except torch.OutOfMemoryError:
+            rows //= 2  # another process was faster
+    raise ConfigError(
+        f"{budget / 2**20:,.0f} MB are free for documents, too little for a search",
+        str(device),
+        "end the processes that use the GPU, or set CUDA_VISIBLE_DEVICES='' to search on the CPU",
+    )

@@ -5,8 +5,8 @@ Scores are those of `index.score.dot`, so the result has the same bytes for any 
 of threads and any device. Most documents are ruled out by quick scores and proven bounds (`index.score`, `sift`).
 `even_blocks` splits large blocks and joins small ones, so the cost depends only on the documents.
 
-Memory in addition to the result: one block, a tile of scores, and sieves of about 3 k documents for about a thousand
-queries."""
+Memory in addition to the result on a CPU: one block, a tile of scores, and sieves of about 3 k documents for about a
+thousand queries. On a GPU: most of its free memory for documents, some for tiles, and one block on the host."""
 
 from __future__ import annotations
 
@@ -123,8 +123,12 @@ def best_keys(
     order: TieOrder,
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
+    documents: int | None = None,
 ) -> UInt64[ndarray, "queries k"]:
-    """Return the k best documents in some of the blocks, as keys for `ranking.merge_keys`; see `top_k_of_blocks`."""
+    """Return the k best documents in some of the blocks, as keys for `ranking.merge_keys`; see `top_k_of_blocks`.
+
+    `documents` is the largest number of documents in the blocks, by default that of the corpus.
+    """
     if k < 1:
         raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -133,7 +137,8 @@ def best_keys(
     if device.type == "cpu":
         scan = Scan(queries, size, order, exclude)
     else:
-        scan = TorchScan(queries=queries, k=size, order=order, exclude=exclude, device=device)
+        most = len(order.ranks) if documents is None else documents
+        scan = TorchScan(queries=queries, k=size, order=order, exclude=exclude, device=device, documents=most)
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()

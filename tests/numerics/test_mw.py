@@ -15,6 +15,7 @@ from raytriever.losses.mw.functional import mann_whitney
 from raytriever.losses.mw.grid import EVEN_CELLS, LARGEST_SCORE, build_grid
 from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
 
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 KINDS = ("plain", "apart", "tied", "equal")
 
 
@@ -213,6 +214,23 @@ def test_both_walks_give_the_same(reach: float, dtype: torch.dtype) -> None:
     assert bool((out[0][0][rows, columns] == 0).all())
     torch.testing.assert_close(out[0][0], out[1][0], rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(out[0][1], out[1][1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reach", [1.0, 1e7], ids=["even", "uneven"])
+def test_sums_in_pytorch_do_not_depend_on_the_order_of_the_scores(reach: float, device: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = (torch.randn(64, 700, generator=generator) * reach).to(device)
+    positives = (torch.randn(20, generator=generator, dtype=torch.float64) * reach).to(device)
+    sums = PairwiseSums(positives, -8 * reach, 8 * reach, 1.0, torch.float32)
+    none = torch.empty(0, dtype=torch.long, device=device)
+    results = []
+    for order in (torch.arange(scores.numel()), torch.randperm(scores.numel(), generator=generator)):
+        walk = TensorWalk(sums._grid, sums._slope @ sums._refinement.T, 1.0)
+        walk.add(scores.flatten()[order.to(device)].view_as(scores), torch.empty_like(scores), none, none)
+        results.append(walk.sums())
+    assert torch.equal(*results)
+    assert float(results[0][:, 0].sum()) == scores.numel()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

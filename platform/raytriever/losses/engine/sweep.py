@@ -18,12 +18,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.losses.engine.batch import Candidates
 
 PANEL_BYTES = 64 << 20
+
+
+def add_rows(
+    total: Float[Tensor, "rows width"], rows: Int64[Tensor, " some"], values: Float[Tensor, "some width"]
+) -> Float[Tensor, "rows width"]:
+    """Add each value to its row of `total`, in the same order in every run, and return `total`."""
+    if total.device.type == "cpu":
+        return total.index_add_(0, rows, values)
+    # `index_add_` on a GPU adds in any order. This sorts first. On a CPU it is the other way round.
+    return total.index_put_((rows,), values, accumulate=True)
 
 
 @dataclass(frozen=True)
@@ -140,8 +150,8 @@ class _Sweep(torch.autograd.Function):
             if not differentiate:
                 return share
             for rows, columns, by_score in reduction.sparse:
-                by_query.index_add_(0, rows, embeddings[columns] * by_score[:, None])
-                by_embedding.index_add_(0, columns, scaled[rows] * by_score[:, None])
+                add_rows(by_query, rows, embeddings[columns] * by_score[:, None])
+                add_rows(by_embedding, columns, scaled[rows] * by_score[:, None])
             by_query *= scale
             by_temperature = -(by_query * queries).sum() * reduction.tempered
             ctx.save_for_backward(by_query, by_embedding, by_temperature)

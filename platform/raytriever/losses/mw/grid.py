@@ -37,14 +37,16 @@ from torch import Tensor
 
 from raytriever.errors import LossInputError
 
+CPU = torch.device("cpu")
 NODES = 8
 SUBCELLS = 16
 TERMS = 4
 
 
-def chebyshev(count: int) -> Float[Tensor, " nodes"]:
+@cache
+def chebyshev(count: int, device: torch.device = CPU) -> Float[Tensor, " nodes"]:
     """Return the roots of T_count, ascending, in [-1, 1]."""
-    return -torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * torch.pi / count)
+    return -torch.cos((torch.arange(count, dtype=torch.float64) + 0.5) * torch.pi / count).to(device)
 
 
 def lagrange(points: Float[Tensor, "*points"], nodes: Float[Tensor, " nodes"]) -> Float[Tensor, "*points nodes"]:
@@ -59,14 +61,14 @@ def lagrange(points: Float[Tensor, "*points"], nodes: Float[Tensor, " nodes"]) -
 
 
 @cache
-def refinement() -> Float[Tensor, "terms nodes"]:
+def refinement(device: torch.device = CPU) -> Float[Tensor, "terms nodes"]:
     """Return R, which maps node values to the cubic coefficients of all subcells, subcell by subcell."""
     fine = (chebyshev(TERMS) + 1) / 2
     to_terms = torch.linalg.inv(fine[:, None] ** torch.arange(TERMS, dtype=torch.float64))
     starts = torch.arange(SUBCELLS, dtype=torch.float64)
     points = 2 * (starts[:, None] + fine) / SUBCELLS - 1
     values = lagrange(points, chebyshev(NODES))
-    return (to_terms @ values).reshape(SUBCELLS * TERMS, NODES)
+    return (to_terms @ values).reshape(SUBCELLS * TERMS, NODES).to(device)
 
 
 # Distance above a positive from which softplus counts as linear, and below it from which it counts as an exponential:
@@ -113,7 +115,7 @@ class Grid:
         """Scores of the nodes."""
         run = torch.repeat_interleave(self.counts, output_size=self.cells)
         step = torch.arange(self.cells, device=run.device) - self.firsts[run]
-        along = (chebyshev(NODES).to(run.device) + 1) / 2
+        along = (chebyshev(NODES, run.device) + 1) / 2
         return self.starts[run, None] + (step[:, None] + along) * self.widths[run, None]
 
     def locate(
@@ -132,7 +134,7 @@ class Grid:
     def weights(self, scores: Float[Tensor, " scores"]) -> tuple[Tensor, Float[Tensor, "scores nodes"]]:
         """Return the cell of each score, and the weights that interpolate a function there from its node values."""
         cells, along = self.locate(scores)
-        return cells, lagrange(2 * along - 1, chebyshev(NODES).to(scores.device))
+        return cells, lagrange(2 * along - 1, chebyshev(NODES, scores.device))
 
 
 def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: float, dtype: torch.dtype) -> Grid:
@@ -157,9 +159,11 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     # A score from another order of summation may exceed its bound by a rounding.
     slack = width + 1e-5 * largest
     lowest, highest = lowest - slack, highest + slack
-    count = math.ceil((highest - lowest) / width)
+    # Subcells of an even grid have their middles at multiples of their width, which the walk on a GPU needs.
+    even_start = (math.floor(lowest / width) - 0.5 / SUBCELLS) * width
+    count = math.ceil((highest - even_start) / width)
     if count <= EVEN_CELLS:
-        start = torch.tensor([lowest], dtype=torch.float64, device=positives.device)
+        start = torch.full((1,), even_start, dtype=torch.float64, device=positives.device)
         counts = torch.full_like(start, count).long()
         return Grid(
             start,
@@ -188,9 +192,8 @@ def _near_positives(
     firsts = positives[torch.cat([edge, apart])] - margin
     counts = ((positives[torch.cat([apart, edge])] + margin - firsts) / width).ceil()
     ends = firsts + counts * width
-    outer = torch.tensor([lowest, highest], dtype=torch.float64, device=positives.device)
-    gap_starts = torch.cat([torch.minimum(outer[:1], firsts[:1] - width), ends])
-    gap_ends = torch.cat([firsts, torch.maximum(outer[1:], ends[-1:] + width)])
+    gap_starts = torch.cat([(firsts[:1] - width).clamp(max=lowest), ends])
+    gap_ends = torch.cat([firsts, (ends[-1:] + width).clamp(min=highest)])
     starts, order = torch.cat([firsts, gap_starts]).sort()
     widths = torch.cat([torch.full_like(firsts, width), gap_ends - gap_starts])[order]
     runs = torch.cat([counts, torch.ones_like(gap_starts)])[order].long()

@@ -10,7 +10,8 @@ The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different su
 counted exactly. Within one, a pair counts as a half plus the difference of the means, which is exact for equal scores
 and for densities that are linear there.
 
-`TensorWalk` is the pass in PyTorch, on CUDA and other devices; `compiled` is the pass on a CPU."""
+`compiled` is the pass on a CPU. `TensorWalk` is the pass in PyTorch, for every other device. No sum depends on the
+order of its terms, or that order is fixed, so the same scores have the same loss to the last bit."""
 
 from __future__ import annotations
 
@@ -21,19 +22,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from raytriever.losses.engine.sweep import add_rows
 from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid, build_grid, refinement
 from raytriever.losses.mw.sums import kernel_sums, kernel_sums_at_positives
 
 BLOCK_SCORES = 1 << 22
+# A term is held in two integers of this many bits each, which leaves room for the sum of 2^36 terms.
+HALF_BITS = 26
 
 
 class TensorWalk:
-    """Pass over panels in PyTorch."""
+    """Pass over panels in PyTorch.
+
+    The sums are integers, because the atomic additions of a GPU have no fixed order. A term is rounded to 2^-52.
+    """
 
     def __init__(self, grid: Grid, cubics: Tensor, scale: float) -> None:
         self._grid, self._scale = grid, scale
         self._cubics = cubics.reshape(-1, TERMS)
-        self._sums = cubics.new_zeros(grid.cells * SUBCELLS, TERMS)
+        self._sums = torch.zeros(grid.cells * SUBCELLS, 2 * TERMS, dtype=torch.int64, device=cubics.device)
 
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add a panel, without the pairs (rows, columns); `derivatives` may be `scores`."""
@@ -48,11 +55,14 @@ class TensorWalk:
             terms = torch.stack([torch.ones_like(x), x, x * x, x * x * x], -1)
             terms.masked_fill_(excluded[: len(x), :, None], 0)
             derivatives[block] = (self._cubics[subcell] * terms).sum(-1)
-            self._sums.index_add_(0, subcell.flatten(), terms.flatten(0, 1))
+            fixed = (terms.flatten(0, 1) * 2.0 ** (2 * HALF_BITS)).round_().long()
+            halves = torch.cat([fixed >> HALF_BITS, fixed & ((1 << HALF_BITS) - 1)], 1)
+            self._sums.index_add_(0, subcell.flatten(), halves)
 
     def sums(self) -> Tensor:
         """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
-        return self._sums
+        high, low = self._sums.double().split(TERMS, 1)
+        return high * 2.0**-HALF_BITS + low * 2.0 ** (-2 * HALF_BITS)
 
 
 def auc(
@@ -86,7 +96,7 @@ class PairwiseResult:
 
     Args:
         share: share of this worker's negatives in the loss.
-        by_positive: derivative by each positive's score in units of tau, from all negatives.
+        by_positive: derivative by each positive's score in units of tau, from all negatives; 0 in empty slots.
         auc: share of all pairs in the right order.
     """
 
@@ -99,9 +109,9 @@ class PairwiseSums:
     """Mann-Whitney loss between fixed positives and negatives that arrive in panels.
 
     Args:
-        positives: score of every positive in the batch, in units of tau, in double precision.
-        lowest: lower bound of the negatives.
-        highest: upper bound of the negatives.
+        positives: score of every positive in the batch, in units of tau, in double precision; NaN in empty slots.
+        lowest: lower bound of all scores.
+        highest: upper bound of all scores.
         weight: weight of one pair.
         dtype: precision of the scores.
 
@@ -114,15 +124,19 @@ class PairwiseSums:
         positives: Float[Tensor, " positives"],
         lowest: float,
         highest: float,
-        weight: float,
+        weight: float | Tensor,
         dtype: torch.dtype,
     ) -> None:
-        self._positives, self._weight = positives, weight
-        self._grid = build_grid(positives, lowest, highest, dtype)
-        self._cells, self._weights = self._grid.weights(positives)
-        by_cell = self._weights.new_zeros(self._grid.cells, self._weights.shape[1])
-        self._total, slope = kernel_sums(self._grid, by_cell.index_add_(0, self._cells, self._weights))
-        self._refinement = refinement().to(positives.device)
+        # An empty slot is a positive of weight 0 at the highest one: to drop it, the processor would wait for the GPU.
+        self._is_used = (~positives.isnan()).double()
+        self._positives = torch.where(positives.isnan(), positives.nan_to_num(-torch.inf).max(), positives)
+        self._weight = weight
+        self._grid = build_grid(self._positives, lowest, highest, dtype)
+        self._cells, weights = self._grid.weights(self._positives)
+        self._weights = weights * self._is_used[:, None]
+        by_cell = add_rows(weights.new_zeros(self._grid.cells, weights.shape[1]), self._cells, self._weights)
+        self._total, slope = kernel_sums(self._grid, by_cell)
+        self._refinement = refinement(positives.device)
         self._slope = slope * weight
 
     def walk(self, scale: float = 1.0) -> Walk:
@@ -145,10 +159,8 @@ class PairwiseSums:
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
         subcell, x = self._grid.subcells(self._positives)
-        zeros = all.new_zeros(len(all))
-        area = auc(
-            zeros.index_add(0, subcell, torch.ones_like(x)), zeros.index_add(0, subcell, x), all[:, 0], all[:, 1]
-        )
+        positives = add_rows(all.new_zeros(len(all), 2), subcell, torch.stack([self._is_used, self._is_used * x], 1))
+        area = auc(positives[:, 0], positives[:, 1], all[:, 0], all[:, 1])
         return PairwiseResult(share, by_positive, area)
 
     def _to_nodes(self, sums: Float[Tensor, "subcells terms"]) -> Float[Tensor, "cells nodes"]:

@@ -20,7 +20,9 @@ from raytriever.losses.mw.pairwise import PairwiseSums, Walk
 PairReduction = Literal["mean", "sum"]
 
 
-def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
+def pair_weight(
+    reduction: PairReduction, positives: int | Float[Tensor, ""], negatives: int, queries: int
+) -> float | Float[Tensor, ""]:
     """Return the weight of one pair: for the mean over pairs (Eq. 2), or the sum over the number of queries (Eq. 3)."""
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
@@ -41,13 +43,12 @@ class MWReduction:
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Tabulate the positives' side of the kernel sums."""
         own = positive_scores(queries, embeddings, self._candidates)
-        gathered = self._workers.gather_values(own.flatten())
-        positives = gathered[~gathered.isnan()].double()
+        positives = self._workers.gather_values(own.flatten()).double()
         # No score exceeds the product of the longest embeddings (Cauchy-Schwarz).
         longest = self._workers.maximum(_longest(queries))
         bound = float(longest * _longest(embeddings))
-        self._first = int((~gathered[: self._workers.rank * own.numel()].isnan()).sum())
-        weight = pair_weight(self._reduction, len(positives), self._candidates.negatives, self._candidates.rows)
+        count = (~positives.isnan()).sum(dtype=torch.float64)
+        weight = pair_weight(self._reduction, count, self._candidates.negatives, self._candidates.rows)
         self._sums = PairwiseSums(positives, -bound, bound, weight, queries.dtype)
         self._walk = self._sums.walk()
 
@@ -59,11 +60,12 @@ class MWReduction:
         """Return this worker's share of the mean over all pairs."""
         own = self._walk.sums()
         result = self._sums.result(own, self._workers.sum(own))
-        is_positive = self._candidates.is_positive
-        rows = torch.arange(len(is_positive), device=is_positive.device)[:, None].expand_as(is_positive)[is_positive]
-        own_rows = slice(self._first, self._first + len(rows))
-        by_score = result.by_positive[own_rows].to(self._candidates.queries.dtype)
-        self.sparse.append((rows, self._candidates.positives[is_positive], by_score))
+        columns = self._candidates.positives
+        first = self._workers.rank * columns.numel()
+        by_score = result.by_positive[first : first + columns.numel()].to(self._candidates.queries.dtype)
+        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+        # The derivative of an empty slot is 0, and its column any.
+        self.sparse.append((rows.flatten(), columns.clamp(min=0).flatten(), by_score))
         self.statistics["batch_auc"] = result.auc.to(torch.float32)
         return result.share
 

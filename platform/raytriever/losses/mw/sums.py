@@ -68,7 +68,7 @@ def kernel_sums_at_positives(
 
 def _nodes(grid: Grid) -> Float[Tensor, " nodes"]:
     """Return the nodes of a cell near positives, relative to its middle."""
-    return chebyshev(NODES).to(grid.starts.device) * grid.width / 2
+    return chebyshev(NODES, grid.starts.device) * grid.width / 2
 
 
 def _differences(grid: Grid) -> Float[Tensor, "band nodes nodes"]:

@@ -5,6 +5,7 @@ A shared tower is the usual bi-encoder; separate towers are those of DPR (Karpuk
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,10 +29,11 @@ from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import NORMALIZE, Module, Pipeline
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.models.varlen import can_pack, first_position
+from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention
 from raytriever.models.weights import check_tokens
 from raytriever.prompts import SIDES, Prompts, PromptTable, Side, check_length
 
+log = logging.getLogger(__name__)
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
 # 1.7 times as long in one bucket as in 4 or 8. A GPU has no limit, because large buckets keep it busy.
 CPU_BUCKET_TOKENS = 4_096
@@ -70,10 +72,25 @@ class Retriever(nn.Module):
     def choose_packing(self, precision: str) -> None:
         """Pack batches on CUDA in bf16 if the transformers can encode packed texts, else pad them.
 
-        In fp32 there is no kernel for packed texts, and on a CPU padding to buckets is as fast.
+        In fp32 there is no kernel for packed texts, and on a CPU buckets of similar length are as fast.
         """
-        is_fast = next(self.parameters()).device.type == "cuda" and precision == "bf16"
-        self.packs = is_fast and all(can_pack(tower.backbone) for tower in (self.query, self.passage))
+        self.packs = False
+        if next(self.parameters()).device.type != "cuda":
+            return
+        # cuDNN's attention makes a plan for every new shape, and no two batches have one shape.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        obstacles = []
+        for tower in (self.query, self.passage):
+            obstacle = packing_obstacle(tower.backbone)
+            if obstacle is None:
+                use_packed_attention(tower.backbone)
+            else:
+                obstacles.append(obstacle)
+        if precision != "bf16":
+            obstacles.append(f"{precision} has no kernel for packed texts")
+        self.packs = not obstacles
+        if obstacles:
+            log.debug("Texts are padded: %s.", obstacles[0])
 
     @property
     def width(self) -> int:

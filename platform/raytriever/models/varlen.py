@@ -23,28 +23,35 @@ from torch import Tensor, nn
 from raytriever.models.packing import TokenBatch
 
 NAME = "raytriever_packed"
-# Models whose attention is a softmax of scaled products, without position bias, soft cap or sinks, and whose other
-# layers see one token at a time. Their positions begin at 0, or after the padding token's.
-MODELS = frozenset({"bert", "electra", "distilbert", "modernbert", "qwen2", "qwen3", "llama", "mistral", "gemma3_text"})
-MODELS_AFTER_PADDING = frozenset({"roberta", "xlm-roberta", "camembert"})
+# Models whose attention is a softmax of scaled products within a window; their other layers see one token at a time.
+FROM_ZERO = frozenset({
+    "albert", "bert", "distilbert", "electra", "ernie", "eurobert", "gemma", "gemma3_text", "granite", "llama",
+    "mistral", "modernbert", "nomic_bert", "phi3", "qwen2", "qwen3",
+})  # fmt: skip
+# The same, with positions that begin after the padding token's.
+AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
+OBSTACLES = dict.fromkeys(("mpnet", "t5", "mt5", "umt5", "deberta", "deberta-v2"), "its attention has a position bias")
 WIDTHS = range(8, 257, 8)  # components of a head that flash attention supports
 
 
-def can_pack(backbone: nn.Module) -> bool:
-    """Return whether a transformers model can encode packed texts."""
+def packing_obstacle(backbone: nn.Module) -> str | None:
+    """Return why a transformers model cannot encode packed texts; None if it can."""
     config: Any = backbone.config
-    has_cap = getattr(config, "attn_logit_softcapping", None) is not None
-    return config.model_type in MODELS | MODELS_AFTER_PADDING and not has_cap
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "its attention has a soft cap"
+    if config.model_type in FROM_ZERO | AFTER_PADDING:
+        return None
+    return OBSTACLES.get(config.model_type, f"packed texts are not tested in a model of type {config.model_type}")
 
 
 def first_position(backbone: nn.Module) -> int:
     """Return the position of the first token of a text."""
     config: Any = backbone.config
-    return config.pad_token_id + 1 if config.model_type in MODELS_AFTER_PADDING else 0
+    return config.pad_token_id + 1 if config.model_type in AFTER_PADDING else 0
 
 
 def use_packed_attention(backbone: Any) -> None:
-    """Use this attention in a transformers model for which `can_pack` is true, in place."""
+    """Use this attention in a transformers model that can encode packed texts, in place."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)

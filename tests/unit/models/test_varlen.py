@@ -1,0 +1,125 @@
+"""Attention over packed texts: blocks of the diagonal, windows, groups of heads, dropout and repeated bits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raytriever.models.varlen import attention
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LENGTHS = (5, 70, 1, 33, 128)
+HEADS, WIDTH = 4, 16
+# Settings of a layer, and the tokens before and after a token that it attends to.
+WINDOWS = {
+    "whole texts": ({}, None, 200, 200),
+    "causal": ({"is_causal": True}, None, 200, 0),
+    "local": ({}, 17, 16, 16),
+    "local and causal": ({"is_causal": True}, 16, 15, 0),
+    "decoder made bidirectional": ({"is_causal": True, "config": SimpleNamespace(is_causal=False)}, 16, 16, 16),
+}
+
+
+def layer(is_causal: bool = False, config: Any = None, training: bool = False) -> Any:
+    return SimpleNamespace(is_causal=is_causal, config=config or SimpleNamespace(), training=training)
+
+
+def states(key_heads: int, dtype: torch.dtype, device: str, lengths: tuple[int, ...] = LENGTHS) -> list[Tensor]:
+    """Return queries, keys and values of packed texts, `[1, heads, tokens, width]`."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, sum(lengths), WIDTH) for heads in (HEADS, key_heads, key_heads)]
+    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
+
+
+def starts(lengths: tuple[int, ...], device: str) -> Tensor:
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    return bounds.view(1, 1, 1, -1).to(device)
+
+
+def attend(module: Any, inputs: list[Tensor], lengths: tuple[int, ...] = LENGTHS, **settings: Any) -> Tensor:
+    bounds = starts(lengths, str(inputs[0].device))
+    mixed, _ = attention(module, *inputs, bounds, max_length_q=max(lengths), **settings)
+    return mixed
+
+
+def gradients(mixed: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    weights = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(1)).to(mixed)
+    return [one.double().cpu() for one in torch.autograd.grad((mixed * weights).sum(), inputs)]
+
+
+def by_block_mask(inputs: list[Tensor], before: int, after: int) -> tuple[Tensor, list[Tensor]]:
+    """Return the attention as one product over all tokens with a mask, in float64, and the inputs in float64."""
+    query, key, value = (one.detach().double().cpu().requires_grad_() for one in inputs)
+    text = torch.repeat_interleave(torch.tensor(LENGTHS))
+    distance = torch.arange(len(text))[:, None] - torch.arange(len(text))
+    allowed = (text[:, None] == text) & (distance <= before) & (distance >= -after)
+    groups = HEADS // key.shape[1]
+    scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * 0.3
+    mixed = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ value.repeat_interleave(groups, 1)
+    return mixed.transpose(1, 2), [query, key, value]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_token_attends_to_its_window_of_its_text(
+    window: str, key_heads: int, dtype: torch.dtype, rounding: float, device: str
+) -> None:
+    settings, size, before, after = WINDOWS[window]
+    inputs = states(key_heads, dtype, device)
+    mixed = attend(layer(**settings), inputs, scaling=0.3, sliding_window=size)
+    expected, leaves = by_block_mask(inputs, before, after)
+    assert mixed.shape == (1, sum(LENGTHS), HEADS, WIDTH)
+    pairs = zip(
+        [mixed.double().cpu(), *gradients(mixed, inputs)], [expected, *gradients(expected, leaves)], strict=True
+    )
+    for own, other in pairs:
+        assert (own - other).norm() < rounding * other.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_result_of_a_text_has_the_same_bits_next_to_other_texts(device: str) -> None:
+    inputs = states(HEADS, torch.bfloat16, device)
+    together = attend(layer(), inputs)
+    for place, length in enumerate(LENGTHS):
+        own = slice(sum(LENGTHS[:place]), sum(LENGTHS[: place + 1]))
+        alone = attend(layer(), [one[:, :, own] for one in inputs], (length,))
+        assert torch.equal(alone, together[:, own])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_same_call_gives_the_same_bits(dropout: float, device: str) -> None:
+    lengths = (300,) * 20  # more blocks of keys than one, whose gradients are added up
+    results = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        inputs = states(2, torch.bfloat16, device, lengths)
+        mixed = attend(layer(training=True), inputs, lengths, dropout=dropout)
+        results.append([mixed.double().cpu(), *gradients(mixed, inputs)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_dropout_drops_while_training_only_and_keeps_the_mean(device: str) -> None:
+    lengths = (64,) * 8
+    inputs = [torch.ones(1, HEADS, sum(lengths), WIDTH, device=device, dtype=torch.bfloat16) for _ in range(3)]
+    assert torch.equal(attend(layer(), inputs, lengths, dropout=0.5), inputs[2].transpose(1, 2))
+    dropped = attend(layer(training=True), inputs, lengths, dropout=0.5).float()
+    assert dropped.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert 0.08 < dropped.std().item() < 0.17  # 1 / sqrt(64)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_padded_batch_attends_by_its_mask(device: str) -> None:
+    inputs = [one.reshape(1, -1, 79, WIDTH)[:, :HEADS] for one in states(HEADS, torch.float32, device)]
+    mask = (torch.arange(79, device=device) < 50).view(1, 1, 1, 79)
+    mixed, _ = attention(layer(), *inputs, mask)
+    alone = attend(layer(), [one[:, :, :50] for one in inputs], (50,))
+    assert torch.allclose(mixed[:, :50], alone, atol=1e-6)

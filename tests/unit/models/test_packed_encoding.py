@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
-from torch import Tensor
+from torch import Tensor, nn
 
 from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.packing import TokenBatch, move, pack, texts_of
+from raytriever.models.packing import TokenBatch, join, move, pack, texts_of
+from raytriever.models.prepare import _checkpoint_blocks
 from raytriever.models.varlen import AFTER_PADDING, FROM_ZERO, first_position, packing_obstacle
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -85,7 +86,7 @@ def encode(encoder: Encoder, tokens: TokenBatch, precision: str = "fp32") -> tup
     device = next(encoder.parameters()).device
     tokens = move(tokens, lambda tensor: tensor.to(device))
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-        embeddings = encoder(tokens, torch.tensor(LEFT_OUT[: texts_of(tokens)], device=device))
+        embeddings = encoder(tokens, torch.tensor((LEFT_OUT * 5)[: texts_of(tokens)], device=device))
     weights = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0)).to(device)
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad((embeddings * weights).sum(), trained, allow_unused=True)
@@ -111,3 +112,68 @@ def test_packed_texts_have_the_embeddings_and_gradients_of_padded_texts(case: st
     packed, packed_gradients = encode(encoder, packed_batch(encoder, texts))
     assert distance([packed], [embeddings]) < 1e-5
     assert distance(packed_gradients, gradients) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES)
+def test_packed_texts_in_bf16_are_as_close_to_fp32_as_padded_ones(case: str, device: str) -> None:
+    encoder, texts = build(case, device), texts_of_lengths()
+    padded, packed = padded_batch(texts), packed_batch(encoder, texts)
+    embeddings, gradients = encode(encoder, padded)
+    errors = []
+    for tokens in (padded, packed):
+        own, own_gradients = encode(encoder, tokens, "bf16")
+        errors.append((distance([own], [embeddings]), distance(own_gradients, gradients)))
+    assert errors[1] != (0, 0)
+    assert all(ours < 2 * other for other, ours in zip(*errors, strict=True)), errors
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ["bert", "xlm-roberta", "modernbert", "bidirectional qwen3"])
+def test_the_same_batch_gives_the_same_bits(case: str, device: str) -> None:
+    encoder = build(case, device, dropout=0.1)
+    tokens = packed_batch(encoder, texts_of_lengths(LENGTHS * 5))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        embeddings, gradients = encode(encoder, tokens, "bf16")
+        results.append([embeddings, *gradients])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", ["bert", "modernbert", "qwen3"])
+def test_activation_checkpointing_computes_the_same_gradients(case: str, device: str) -> None:
+    results = []
+    for checkpoints in (False, True):
+        encoder = build(case, device, dropout=0.1)
+        if checkpoints:
+            _checkpoint_blocks(encoder.backbone)
+        torch.manual_seed(3)
+        results.append(encode(encoder, packed_batch(encoder, texts_of_lengths()))[1])
+    assert distance(*results) < 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_joined_batch_gives_the_embeddings_of_its_parts(device: str) -> None:
+    encoder, texts = build("xlm-roberta", device), texts_of_lengths()
+    parts = [packed_batch(encoder, texts[:2]), packed_batch(encoder, texts[2:])]
+    ones = [encoder(move(part, lambda tensor: tensor.to(device))) for part in parts]
+    together = encoder(move(join(parts), lambda tensor: tensor.to(device)))
+    torch.testing.assert_close(together, torch.cat(ones), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("mpnet", "its attention has a position bias"),
+        ("gemma2", "its attention has a soft cap"),
+        ("convbert", "packed texts are not tested in a model of type convbert"),
+    ],
+)
+def test_other_architectures_are_padded_for_a_reason(architecture: str, reason: str) -> None:
+    from transformers import AutoConfig
+
+    backbone = nn.Module()
+    backbone.config = AutoConfig.for_model(architecture)
+    assert packing_obstacle(backbone) == reason

@@ -40,11 +40,17 @@ Made = tuple[Retriever, Strategy, Callable[[], Share]]
 
 
 def made(
-    encoder: Path, chunk: Chunk | None = None, dropout: float = 0.0, adam: bool = True, **settings: object
+    encoder: Path,
+    chunk: Chunk | None = None,
+    dropout: float = 0.0,
+    adam: bool = True,
+    packs: bool = False,
+    **settings: object,
 ) -> Made:
     """A retriever as a run trains it, and the one batch it is given: a passage spells its query backwards."""
     config = ModelConfig(str(encoder), **settings)
     retriever = load_retriever(config)
+    retriever.packs = packs
     set_dropout(retriever, dropout)
     prepare_for_training(retriever, config, 0)
     objective = Objective(retriever.train(), build_loss(LossConfig("infonce", temperature=0.1)), "fp32", chunk)
@@ -64,12 +70,12 @@ def made(
 
 
 @pytest.mark.parametrize("chunk", [None, Chunk(sequences=5)])
-@pytest.mark.parametrize("towers", ["shared", "separate"])
+@pytest.mark.parametrize(("towers", "packs"), [("shared", False), ("shared", True), ("separate", False)])
 def test_adapters_learn_and_the_written_model_contains_them(
-    tiny_encoder: Path, tmp_path: Path, towers: str, chunk: Chunk | None
+    tiny_encoder: Path, tmp_path: Path, towers: str, packs: bool, chunk: Chunk | None
 ) -> None:
     retriever, strategy, batch = made(
-        tiny_encoder, chunk, towers=towers, lora_rank=8, lora_dropout=0.05, activation_checkpointing=True
+        tiny_encoder, chunk, packs=packs, towers=towers, lora_rank=8, lora_dropout=0.05, activation_checkpointing=True
     )
     frozen = {name: p.detach().clone() for name, p in retriever.named_parameters() if not p.requires_grad}
     losses = [strategy.step(batch(), 1e-2, number).output.value.item() for number in range(25)]
@@ -83,7 +89,7 @@ def test_adapters_learn_and_the_written_model_contains_them(
     assert again.measure(same()).value.item() == pytest.approx(trained, rel=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4, "lora_dropout": 0.2}])
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4, "lora_dropout": 0.2}, {"packs": True}])
 def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
     tiny_encoder: Path, settings: dict[str, object]
 ) -> None:

@@ -99,9 +99,12 @@ def test_a_corpus_and_its_queries(
     np.testing.assert_allclose(found, expected(library, prompts, list(flag.queries.texts)), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("packs", [False, True])
 def test_a_training_batch_of_two_data_sets(
-    retriever: Retriever, library: SentenceTransformer, tiny_dataset: Path, rows: Path
+    folder: Path, library: SentenceTransformer, tiny_dataset: Path, rows: Path, packs: bool
 ) -> None:
+    retriever = load_retriever(ModelConfig(str(folder)))
+    retriever.packs = packs
     config = DataConfig(dataset=str(tiny_dataset), extra_datasets=str(rows))
     data = TrainingData.open(config.datasets, config, tokenisation_of(retriever), 32, 0)
     source = data.train(None)

@@ -1,4 +1,4 @@
-"""Tiny transformers of eleven architectures with their own tokenizers, and texts for them.
+"""Tiny transformers of twelve architectures with their own tokenizers, and texts for them.
 
 The weights are drawn with a larger spread than transformers draws them, so that attention is not uniform and texts have
 very different embeddings. A wrong pooling, length, prompt or padding therefore changes an embedding a lot. The content
@@ -122,6 +122,11 @@ def _gemma3(vocabulary: int, special: dict[str, int], positions: int, width: int
     }
 
 
+def _gpt2(vocabulary: int, special: dict[str, int], positions: int, width: int, layers: int) -> dict[str, Any]:
+    sizes = {"n_embd": width, "n_layer": layers, "n_head": 2, "n_positions": positions}
+    return {**sizes, "vocab_size": vocabulary, "bos_token_id": special["eos"], "eos_token_id": special["eos"]}
+
+
 _BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ROBERTA = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 _QWEN = {"pad": "<|endoftext|>", "eos": "<|im_end|>"}
@@ -138,6 +143,7 @@ KINDS = {
     "qwen3": Kind("Qwen3", _decoder, "bpe", _QWEN, "$A", "<|endoftext|>"),
     "mistral": Kind("Mistral", _mistral, "bpe", _LLAMA, "<s> $A", "</s>"),
     "llama": Kind("Llama", _decoder, "bpe", _LLAMA, "<s> $A", "</s>"),
+    "gpt2": Kind("GPT2", _gpt2, "bpe", _QWEN, "$A", "<|endoftext|>"),
     "gemma3_text": Kind("Gemma3Text", _gemma3, "bpe", _GEMMA, "<bos> $A", "<eos>"),
 }
 ARCHITECTURES = tuple(KINDS)

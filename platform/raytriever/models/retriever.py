@@ -294,6 +294,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
     for each, length in ((query, description.query_length), (passage, description.passage_length)):
         check_tokens(tokenizer, each.backbone, directory)
         _check_length(each.backbone, length, directory)
+        _choose_padding_side(tokenizer, each.backbone)
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
     retriever.prompts_of()  # only for its checks
     return retriever
@@ -342,15 +343,34 @@ def _check_same_tokenizer(query: Any, passage: Any, directory: Path) -> None:
         )
 
 
+def _learned_positions(backbone: nn.Module) -> nn.Embedding | None:
+    """Return the table of positions of a BERT- or GPT-2-like model; None for rotary and relative positions."""
+    for name, module in backbone.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ("position_embeddings", "wpe"):
+            return module
+    return None
+
+
 def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
     """Check that texts are not longer than the learned positions of a model; raises `ModelError`."""
-    for name, module in backbone.named_modules():
-        if isinstance(module, nn.Embedding) and name.endswith("position_embeddings"):
-            # RoBERTa-like models number positions from the padding position on.
-            positions = module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-            if length > positions:
-                raise ModelError(
-                    f"has {positions} positions, but texts may have {length} tokens",
-                    str(directory),
-                    f"give --query-length and --passage-length of at most {positions}",
-                )
+    table = _learned_positions(backbone)
+    if table is None:
+        return
+    # RoBERTa-like models number positions from the padding position on.
+    positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    if length > positions:
+        raise ModelError(
+            f"has {positions} positions, but texts may have {length} tokens",
+            str(directory),
+            f"give --query-length and --passage-length of at most {positions}",
+        )
+
+
+def _choose_padding_side(tokenizer: Any, backbone: nn.Module) -> None:
+    """Pad after the text if the model has learned positions, in place, also in the saved tokenizer.
+
+    Such models count positions from the first column. Padding before a text would shift its positions, and its
+    embedding would depend on the other texts of a batch.
+    """
+    if _learned_positions(backbone) is not None:
+        tokenizer.padding_side = "right"

@@ -190,8 +190,29 @@ def test_padding_on_either_side_gives_the_same_embeddings(
             [retriever.encode(retriever.pad([ids]), "query") for ids in retriever.token_ids(TEXTS, "query")]
         )
         tokens = retriever.pad(retriever.token_ids(TEXTS, "query"))
-        assert (tokens["attention_mask"][:, 0] == 0).any() == (side == "left")
+        assert (tokens["attention_mask"][:, 0] == 0).any() == (side == "left" and architecture != "gpt2")
         together = retriever.encode(tokens, "query")
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
         found.append(together)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_learned_positions_are_never_shifted_by_padding(tmp_path: Path, architecture: str) -> None:
+    base = write_transformer(tmp_path / "base", architecture, padding_side="left", max_length=256)
+    retriever = load(base, pooling="mean")
+    ours = encode_texts(retriever, TEXTS, "passage")
+    (tmp_path / "saved").mkdir()
+    write_model(retriever, tmp_path / "saved")
+    shifted, saved = (SentenceTransformer(str(folder), device="cpu") for folder in (base, tmp_path / "saved"))
+    one_by_one = shifted.encode_document(TEXTS, batch_size=1, normalize_embeddings=True)
+    assert abs(ours - one_by_one).max() < 1e-5
+    assert abs(shifted.encode_document(TEXTS, normalize_embeddings=True) - one_by_one).max() > 0.01
+    assert abs(saved.encode_document(TEXTS) - ours).max() < 1e-5
+
+
+def test_texts_longer_than_the_positions_of_a_gpt2_are_refused(tmp_path: Path) -> None:
+    base = write_transformer(tmp_path / "base", "gpt2", positions=64)
+    assert load(base).description.passage_length == 64
+    with pytest.raises(ModelError, match="has 64 positions, but texts may have 65 tokens"):
+        load(base, passage_length=65)

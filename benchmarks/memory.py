@@ -8,37 +8,26 @@ activation checkpointing, in fp32 and bf16, with the attention of a CPU (`cpu`) 
 
 from __future__ import annotations
 
+import sys
 from itertools import product
-from typing import cast
+from pathlib import Path
 
 import torch
-from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
 
 from ends import End, parser, report
 from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
-from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.precision import autocast, base_type
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import Retriever
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.plan import MemoryPlan, Share
-from raytriever.training.memory.simulation import SimulatedEncoder, text_encoder_of, use_float32_norms
+from raytriever.training.memory.simulation import SimulatedEncoder, use_float32_norms
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from allocations import chunk_peak, encoder_of
 
 TOLERANCE = 0.1
-CPU = torch.device("cpu")
 TEXTS, TOKENS = 8, 128
-
-
-class Towers(nn.Module):
-    """The part of a retriever that is prepared for training."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self.query = self.passage = encoder
 
 
 def config_of(name: str) -> PretrainedConfig:
@@ -64,45 +53,16 @@ def config_of(name: str) -> PretrainedConfig:
     )
 
 
-def encoder_of(name: str, model: ModelConfig, device: str, precision: str = "fp32") -> Encoder:
-    """Return an encoder that is prepared for training."""
-    with torch.device(device):
-        backbone = text_encoder_of(config_of(name), base_type(model.lora_rank, precision))
-    encoder = Encoder(backbone, "mean", normalise=True)
-    set_dropout(encoder, 0.0)
-    prepare_for_training(cast(Retriever, Towers(encoder)), model, seed=0)
-    return encoder.train()
-
-
-def allocated(encoder: Encoder, precision: str) -> int:
-    """Return the largest number of bytes that one chunk allocates at once, next to the weights."""
-    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    ids = torch.zeros(TEXTS, TOKENS, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    mask[0, -3:] = 0
-    live = peak = 0
-    for _ in range(2):  # the first run fills caches
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, autocast(precision, CPU):
-            embeddings = encoder({"input_ids": ids, "attention_mask": mask}).float()
-            gradients = torch.autograd.grad(embeddings, trained, torch.ones_like(embeddings), allow_unused=True)
-            del embeddings, gradients
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
-
-
 def state_ratio(name: str, model: ModelConfig) -> float:
     """Return planned / real bytes of weights, gradients and optimizer states after one step."""
-    real = encoder_of(name, model, "cpu")
+    real = encoder_of(config_of(name), model)
     optimizer = build_optimizer(real, 1e-4, 0.01)
     ids = torch.zeros(2, 16, dtype=torch.long)
     real({"input_ids": ids, "attention_mask": torch.ones_like(ids)}).sum().backward()
     optimizer.step()
     tensors = [*real.parameters(), *(p.grad for p in real.parameters() if p.grad is not None)]
     tensors += [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
-    simulated = SimulatedEncoder(encoder_of(name, model, "meta"), "cuda", "fp32")
+    simulated = SimulatedEncoder(encoder_of(config_of(name), model, "meta"), "cuda", "fp32")
     parts = MemoryPlan(simulated, 1, TrainingConfig(), Share(8, 8, 1, 16, 512)).parts(1)
     planned = parts.weights + parts.gradients + parts.optimizer
     return planned / sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -121,15 +81,15 @@ def main() -> None:
         compare(f"{name}, {trained}: weights, gradients, moments", state_ratio(name, ModelConfig(lora_rank=rank)))
         for checkpointing, precision, kernels in product((False, True), ("fp32", "bf16"), ("cpu", "fused")):
             model = ModelConfig(lora_rank=rank, activation_checkpointing=checkpointing)
-            real = encoder_of(name, model, "cpu", precision)
+            real = encoder_of(config_of(name), model, "cpu", precision)
             if kernels == "cpu":
                 use_cpu_attention(real.backbone, longest=TOKENS)
             else:
                 use_float32_norms(real)  # as autocast does on CUDA, for which the other plan is
             device = "cpu" if kernels == "cpu" else "cuda"
-            simulated = SimulatedEncoder(encoder_of(name, model, "meta", precision), device, precision)
+            simulated = SimulatedEncoder(encoder_of(config_of(name), model, "meta", precision), device, precision)
             how = f"{precision}, {kernels}{', checkpointing' if checkpointing else ''}"
-            ratio = simulated.chunk_bytes(TEXTS, TOKENS).peak / allocated(real, precision)
+            ratio = simulated.chunk_bytes(TEXTS, TOKENS).peak / chunk_peak(real, precision, TEXTS, TOKENS)
             compare(f"{name}, {trained}: chunk, {how}", ratio)
     report(f"memory plan, {TEXTS} texts of {TOKENS} tokens", ends, options.json)
 

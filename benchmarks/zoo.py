@@ -1,6 +1,6 @@
 """Directories that sentence-transformers writes, read by raytriever: the embeddings of both libraries are compared.
 
-Run: `python benchmarks/zoo.py [--json PATH] [--only PART]`. `tests/support/directories.py` lists the directories: tiny
+Run: `python benchmarks/zoo.py [--json PATH] [--only PART]`. `tests/support/cases.py` lists the directories: tiny
 models with random weights, so that a property that is read wrongly changes the embeddings. Each is encoded on 8 texts
 of 3 to 3,000 tokens as queries and as passages, in float32, by `SentenceTransformer.encode_query` and
 `encode_document` and by raytriever. Two figures are compared: the smallest cosine of a text, and the largest difference
@@ -29,7 +29,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from directories import CASES, TEXTS, Case, Change
+from cases import CASES, TEXTS, Case
+from misreadings import Change
 
 AGREES, NOTICED = 0.9999, 0.999
 SCALES = ("similarity", "scale")  # properties that change no direction

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
 from raytriever.models.files import check_config, read_model_file
-from raytriever.models.pipeline.modules import MODULES, Pipeline, read_pipeline, read_pooling
+from raytriever.models.pipeline.modules import MODULES, NORMALIZE, Module, Pipeline, read_pipeline, read_pooling
 from raytriever.models.pipeline.transformer import lengths
 from raytriever.options import check_options, flag_of, with_current_names
 from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
@@ -131,6 +131,27 @@ def stored_description(directory: Path, config: ModelConfig) -> Description:
 def pipelines(directory: Path) -> dict[Side, Pipeline]:
     """Return the modules of each side; see `read_pipeline`."""
     return {side: read_pipeline(directory, side) for side in SIDES}
+
+
+def head_modules(directory: Path, description: Description, config: ModelConfig) -> dict[Side, tuple[Module, ...]]:
+    """Return the modules after the pooling of each side that an encoder must run.
+
+    A Normalize module at the end is left out: cosine similarity scales all embeddings to length one. It is kept only
+    for the dot product of a model that is for the dot product.
+
+    Args:
+        directory: directory of the model.
+        description: what `describe` returned for the settings.
+        config: settings of the user.
+    """
+    is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
+    heads: dict[Side, tuple[Module, ...]] = {}
+    for side, pipeline in pipelines(directory).items():
+        modules = list(pipeline.head)
+        while not is_exact and modules and modules[-1].kind == NORMALIZE:
+            modules.pop()
+        heads[side] = tuple(modules)
+    return heads
 
 
 def prompt_table(description: Description, config: ModelConfig) -> PromptTable:

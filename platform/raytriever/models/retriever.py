@@ -22,11 +22,11 @@ from raytriever.errors import ConfigError, ModelError
 from raytriever.models.buckets import Buckets, fill_buckets, join_sides
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
-from raytriever.models.description import Description, describe, pipelines, prompt_table, stored_description
+from raytriever.models.description import Description, describe, head_modules, pipelines, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.packing import TokenBatch, is_packed, pack
 from raytriever.models.pipeline.head import head_text, load_head
-from raytriever.models.pipeline.modules import NORMALIZE, Module, Pipeline
+from raytriever.models.pipeline.modules import Module
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention
@@ -270,9 +270,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
     if folders["query"] != folders["passage"]:
         _check_same_tokenizer(tokenizer, load_tokenizer(folders["passage"]), directory)
     append_end_token(tokenizer, description.append_eos, description.pooling, directory)
-    # The module Normalize at the end is the cosine's own, except where vectors are cut after it and not scaled again.
-    is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
-    heads = {side: pipeline.head if is_exact else _without_last_scaling(pipeline) for side, pipeline in sides.items()}
+    heads = head_modules(directory, description, config)
     query = _load_tower(folders["query"], description, heads["query"], {}, dtype)
     if description.towers == "separate":
         modules = {} if folders["query"] == folders["passage"] else _loaded(heads["query"], query)
@@ -326,13 +324,6 @@ def _load_tower(
 
 def _loaded(modules: Sequence[Module], tower: Encoder) -> dict[Path, nn.Module]:
     return {module.folder: loaded for module, loaded in zip(modules, tower.head, strict=True)}
-
-
-def _without_last_scaling(pipeline: Pipeline) -> tuple[Module, ...]:
-    modules = list(pipeline.head)
-    while modules and modules[-1].kind == NORMALIZE:
-        modules.pop()
-    return tuple(modules)
 
 
 def _check_same_tokenizer(query: Any, passage: Any, directory: Path) -> None:

@@ -17,7 +17,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 
 sys.path += [str(Path(__file__).parents[3] / folder) for folder in ("benchmarks", "tests/support")]
-from directories import CASES, TEXTS, Case
+from cases import CASES, TEXTS, Case
 
 import zoo
 

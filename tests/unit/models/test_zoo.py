@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path += [str(Path(__file__).parents[3] / folder) for folder in ("benchmarks", "tests/support")]
-from directories import CASES, TEXTS, Case
+from cases import CASES, TEXTS, Case
 
 import zoo
 

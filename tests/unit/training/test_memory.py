@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
+import sys
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from sentence_transformers.sentence_transformer.modules import Normalize as Normalizer
+from torch import Tensor, nn
 from transformers import (
     BertConfig,
     MistralConfig,
@@ -27,16 +27,19 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
 from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
-from raytriever.models.encoder import Encoder, set_dropout
-from raytriever.models.precision import autocast, base_type
-from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import Retriever
+from raytriever.models.pipeline.head import Dense, Normalize
+from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import build_optimizer
+from raytriever.training.memory import simulation
 from raytriever.training.memory.plan import MemoryPlan, Share, batch_bytes
-from raytriever.training.memory.simulation import SimulatedEncoder, text_encoder_of
+from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
+from raytriever.training.parallel.zero import BUCKET
 
-CPU = torch.device("cpu")
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from allocations import allocated_peak, chunk_peak, encoder_of
+from directories import WIDTH, dense, written
+
 QWEN3 = Qwen3Config(
     vocab_size=1_000,
     hidden_size=128,
@@ -60,46 +63,10 @@ PLAIN, LORA = ModelConfig(), ModelConfig(lora_rank=4)
 CHECKPOINTED = ModelConfig(activation_checkpointing=True)
 
 
-class Towers(torch.nn.Module):
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
-        self.query = self.passage = encoder
-
-
-def encoder_of(config: PretrainedConfig, model: ModelConfig, device: str = "cpu", precision: str = "fp32") -> Encoder:
+def head_of(device: str = "cpu") -> list[nn.Module]:
+    """Return Dense modules that are a large part of a small encoder."""
     with torch.device(device):
-        backbone = text_encoder_of(deepcopy(config), base_type(model.lora_rank, precision))
-    encoder = Encoder(backbone, "mean", normalise=True)
-    set_dropout(encoder, 0.0)
-    prepare_for_training(cast(Retriever, Towers(encoder)), model, seed=0)
-    return encoder.train()
-
-
-def allocated_peak(run: Callable[[], Any]) -> int:
-    """Return the largest number of bytes that torch's allocator reports at once, from the start of the call."""
-    run()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
-
-
-def measured_peak(encoder: Encoder, precision: str, texts: int, tokens: int) -> int:
-    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    ids = torch.zeros(texts, tokens, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    mask[0, -3:] = 0
-
-    def step() -> None:
-        with autocast(precision, CPU):
-            embeddings = encoder({"input_ids": ids, "attention_mask": mask}).float()
-            torch.autograd.grad(embeddings, trained, torch.ones_like(embeddings), allow_unused=True)
-
-    return allocated_peak(step)
+        return [Dense(128, 4096, True, "Tanh", True), Normalize(), Dense(4096, 64, False, "Identity", False)]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +93,67 @@ def test_a_simulated_chunk_allocates_what_a_real_chunk_allocates(
     simulated = SimulatedEncoder(encoder_of(config, model, "meta", precision), kernels, precision)
     for texts, tokens in ((2, 128), (8, 40)):
         peak = simulated.chunk_bytes(texts, tokens).peak
-        assert peak == pytest.approx(measured_peak(real, precision, texts, tokens), rel=0.01)
+        assert peak == pytest.approx(chunk_peak(real, precision, texts, tokens), rel=0.01)
+
+
+@pytest.mark.parametrize(("precision", "model"), [("fp32", PLAIN), ("bf16", LORA)])
+def test_dense_modules_are_counted(precision: str, model: ModelConfig) -> None:
+    real = encoder_of(BERT, model, "cpu", precision, head_of())
+    use_float32_norms(real)  # as autocast does on CUDA
+    simulated = SimulatedEncoder(encoder_of(BERT, model, "meta", precision, head_of("meta")), "cuda", precision)
+    assert [p.numel() for p in simulated.trained] == [p.numel() for p in real.parameters() if p.requires_grad]
+    peak = chunk_peak(real, precision, 64, 4)
+    assert simulated.chunk_bytes(64, 4).peak == pytest.approx(peak, rel=0.01)
+    without = SimulatedEncoder(encoder_of(BERT, model, "meta", precision), "cuda", precision)
+    assert without.chunk_bytes(64, 4).peak < 0.97 * peak
+
+
+def test_dense_modules_of_a_directory_are_planned_without_their_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    written("qwen3", "lasttoken", lambda: dense(WIDTH, 24), Normalizer, lambda: dense(24, 8, bias=False))(folder)
+    real = load_retriever(ModelConfig(str(folder)))
+    for file in folder.rglob("*.safetensors"):
+        file.unlink()
+    simulated = simulate(folder, "passage", PLAIN, real.description, "cuda", "fp32")
+    shapes = {name: parameter.shape for name, parameter in real.passage.named_parameters()}
+    assert {name: parameter.shape for name, parameter in simulated.encoder.named_parameters()} == shapes
+    assert simulated.encoder.width == real.width == 8
+
+
+class _Fused(torch.autograd.Function):
+    """Fused attention of the planner without one of the tensors that it keeps."""
+
+    left_out = ""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        texts, heads, tokens, _ = query.shape
+        kept = {
+            "inputs": (query, key, value),
+            "mask": () if mask is None else (mask.to(query.dtype),),
+            "logsumexp": (query.new_empty(texts, heads, tokens, dtype=torch.float32),),
+        }
+        ctx.save_for_backward(*(tensor for name, ones in kept.items() if name != _Fused.left_out for tensor in ones))
+        return query.new_empty(texts, tokens, heads, value.shape[-1]).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *(torch.empty_like(grad) for _ in range(3)), None
+
+
+# Many short heads, so that the sums of the rows weigh as much as other tensors; the masks weigh most in long texts.
+MANY_HEADS = BertConfig(
+    vocab_size=200, hidden_size=64, intermediate_size=64, num_hidden_layers=4, num_attention_heads=16
+)
+
+
+@pytest.mark.parametrize("left_out", ["", "inputs", "mask", "logsumexp"])
+def test_the_comparison_notices_each_tensor_of_attention(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "_FusedAttention", _Fused)
+    monkeypatch.setattr(_Fused, "left_out", left_out)
+    simulated = SimulatedEncoder(encoder_of(MANY_HEADS, PLAIN, "meta"), "cuda", "fp32")
+    ratio = simulated.chunk_bytes(4, 128).peak / chunk_peak(encoder_of(MANY_HEADS, PLAIN), "fp32", 4, 128)
+    assert (abs(ratio - 1) < 0.01) == (not left_out), ratio
 
 
 def test_eager_scores_grow_with_the_square_of_the_length_and_fused_ones_do_not() -> None:
@@ -185,8 +212,11 @@ def test_strategies_shard_the_state(strategy: str) -> None:
     weights = sum(p.numel() for p in encoder_of(QWEN3, PLAIN, "meta").parameters())
     parts = plan_of(QWEN3, PLAIN, training, workers=4).parts(4)
     assert parts.weights == 4 * weights + (weights if strategy == "zero3" else 0)
-    assert parts.gradients == 2 * 4 * weights  # the sum over chunks, and the synchronised copy
     sharded = strategy in ("zero1", "zero2", "zero3")
+    # The sum over chunks, and the copy of DDP, or ZeRO's buffer with the share and the largest gradient of stage 3.
+    largest = QWEN3.vocab_size * QWEN3.hidden_size
+    more = {"ddp": weights, "zero0": 0, "zero1": BUCKET, "zero2": BUCKET, "zero3": BUCKET + weights // 4 + largest}
+    assert parts.gradients == 4 * weights + 4 * more[strategy]
     assert parts.optimizer == (3 * weights if sharded else 8 * weights)
     if sharded:
         offloaded = replace(training, offload_optimizer=True)
@@ -327,7 +357,7 @@ def test_the_encoder_of_a_t5_is_simulated_with_its_shared_embeddings_once() -> N
     real = encoder_of(config, PLAIN)
     use_cpu_attention(real.backbone, longest=128)
     assert sum(p.numel() for p in encoder.encoder.parameters()) == sum(p.numel() for p in real.parameters())
-    assert encoder.chunk_bytes(2, 32).peak == pytest.approx(measured_peak(real, "bf16", 2, 32), rel=0.05)
+    assert encoder.chunk_bytes(2, 32).peak == pytest.approx(chunk_peak(real, "bf16", 2, 32), rel=0.05)
 
 
 def test_a_model_that_cannot_run_without_values_is_refused() -> None:

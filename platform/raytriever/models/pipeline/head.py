@@ -113,13 +113,16 @@ class Normalize(nn.Module):
         return nn.functional.normalize(pooled, dim=-1)
 
 
-def load_head(modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module]) -> nn.ModuleList:
+def load_head(
+    modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Module], weights: bool = True
+) -> nn.ModuleList:
     """Load the modules of a head, in float32.
 
     Args:
         modules: modules after the pooling, in order.
         width: components of a pooled vector.
         loaded: modules by their folders that are used again, not loaded.
+        weights: whether the weights are read, or only the settings.
 
     Raises:
         ModelError: a file is missing or damaged, a width does not fit, or a setting is not supported.
@@ -129,7 +132,7 @@ def load_head(modules: Sequence[Module], width: int, loaded: Mapping[Path, nn.Mo
         file = module.folder / "config.json"
         if module.kind == DENSE:
             known = loaded.get(module.folder)
-            dense = known if isinstance(known, Dense) else _load_dense(module.folder)
+            dense = known if isinstance(known, Dense) else _load_dense(module.folder, weights)
             _check_width(dense, width, file)
             width = dense.linear.out_features
             head.append(dense)
@@ -172,7 +175,7 @@ def _check_width(dense: Dense, width: int, file: Path) -> None:
         )
 
 
-def _load_dense(folder: Path) -> Dense:
+def _load_dense(folder: Path, weights: bool) -> Dense:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelError("is missing", str(file), _REMEDY)
@@ -190,7 +193,8 @@ def _load_dense(folder: Path) -> Dense:
         )
     bias, residual = settings.get("bias", True), settings.get("use_residual", False)
     dense = Dense(settings["in_features"], settings["out_features"], bias is not False, activation, residual is True)
-    dense.load_state_dict(_weights(dense, folder))
+    if weights:
+        dense.load_state_dict(_weights(dense, folder))
     return dense
 
 

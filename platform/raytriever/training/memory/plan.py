@@ -4,7 +4,8 @@ The parts add up to the largest moment of a step: the backward pass of a chunk, 
 and the embeddings of the whole batch exist.
 
 - Weights: as prepared for training. `zero3` stores a share on each worker, but gathers all weights during a step.
-- Gradients: one sum over the chunks (float32, trained weights only), and one copy that is synchronised over workers.
+- Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronise
+  workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
 - Optimizer states: two moments of AdamW in float32. ZeRO divides them by the workers, and adds a float32 copy of the
   worker's share of the weights. Offloaded states use no GPU memory.
 - Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
@@ -21,6 +22,7 @@ from functools import cached_property
 from raytriever.losses.engine.sweep import PANEL_BYTES
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
+from raytriever.training.parallel.zero import BUCKET
 
 FLOAT = 4
 # Share of a card's memory for the CUDA context, the workspaces of its libraries, and fragmentation.
@@ -118,16 +120,20 @@ class MemoryPlan:
         stage = int(settings.strategy.removeprefix("zero")) if settings.strategy.startswith("zero") else 0
         own = FLOAT * self.trained
         weights = self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
-        is_synchronised = workers > 1 or settings.strategy != "ddp"
-        copies = (texts < self.share.texts) + is_synchronised
+        gradients = own * (texts < self.share.texts)
         moments = 2 * own
         if stage:
             # Moments and the float32 copy of the weights that DeepSpeed updates.
             moments = 0 if settings.offload_optimizer else -(-3 * own // workers)
+            gradients += FLOAT * BUCKET
+            if stage == 3:
+                gradients += own // workers + FLOAT * max(parameter.numel() for parameter in self.encoder.trained)
+        elif workers > 1 and settings.strategy == "ddp":
+            gradients += own
         chunk = self._chunk(texts)
         return Parts(
             weights + (weights // workers if stage == 3 else 0),
-            copies * own,
+            gradients,
             moments,
             chunk.cast,
             batch_bytes(self.share),

@@ -12,7 +12,7 @@ Two kernels of CUDA keep other tensors than those of a CPU, and are replaced her
 2. Autocast computes layer norms in float32 (on a CPU in the type of their inputs).
 
 On a CPU, training uses the attention of `models.attention`, or that of transformers. For texts of up to 512 tokens both
-keep the scores, `[heads, tokens, tokens]` for each text and layer. Dense modules after the pooling are not counted.
+keep the scores, `[heads, tokens, tokens]` for each text and layer.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from raytriever.errors import ModelError
 from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import disable_cache
-from raytriever.models.description import Description, pipelines
+from raytriever.models.description import Description, head_modules, pipelines
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout
 from raytriever.models.files import first_line
+from raytriever.models.pipeline.head import load_head
 from raytriever.models.pipeline.transformer import config_settings
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
@@ -193,10 +194,17 @@ def simulate(
     config = load_config(folder, _REMEDY, **config_settings(folder))
     with loading(directory, _REMEDY), torch.device("meta"):
         backbone = text_encoder_of(config, base_type(model.lora_rank, precision))
-    encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
+        encoder = Encoder(backbone, description.pooling, description.similarity == "cosine", description.truncate_dim)
+        encoder.head = load_head(head_modules(directory, description, model)[side], encoder.pooled_width, {}, False)
+    prepare_encoder(encoder, model)
+    return SimulatedEncoder(encoder, device, precision, max(description.query_length, description.passage_length))
+
+
+def prepare_encoder(encoder: Encoder, model: ModelConfig) -> Encoder:
+    """Prepare an encoder for training as `prepare_for_training` does, without dropout, in place; return it."""
     set_dropout(encoder, 0.0)
     prepare_for_training(cast(Retriever, _Towers(encoder)), model, seed=0)
-    return SimulatedEncoder(encoder, device, precision, max(description.query_length, description.passage_length))
+    return encoder
 
 
 def text_encoder_of(config: Any, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -40,7 +40,7 @@ from raytriever.training.parallel.objective import Batch, Objective
 from raytriever.training.parallel.strategy import Update, finite_or_refused
 
 # Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
-_BUCKET = 50_000_000
+BUCKET = 50_000_000
 
 
 class Zero:
@@ -72,7 +72,7 @@ class Zero:
         self._deepspeed = _deepspeed(device)
         self._stage, self._objective, self._optimizer, self._workers = stage, objective, optimizer, workers
         self._max_grad_norm = max_grad_norm
-        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": _BUCKET, "allgather_bucket_size": _BUCKET}
+        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
         if stage == 3:
             zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
         if offload:

@@ -1,0 +1,88 @@
+"""One worker of a real gloo group: bytes that torch's allocator holds at most in a step, and between steps.
+
+Run as `memory_worker.py RANK SIZE STORE OUTPUT STRATEGY`; writes `STRATEGY-RANK.json`. The second step is measured,
+because the first one creates the states of the optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import BertConfig
+
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.registry import build_loss
+from raytriever.models.buckets import Buckets
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import Encoder
+from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel import zero
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import build_strategy, current_workers
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from allocations import allocated, encoder_of
+
+CONFIG = BertConfig(
+    vocab_size=8_000, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4
+)
+TEXTS, TOKENS, CHUNK = 8, 16, 2  # texts of each side of one worker
+BUCKET = 1_000_000  # values in a message, so that the model needs several
+
+
+class Towers(torch.nn.Module):
+    """A retriever of one tower."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.query = self.passage = encoder
+
+    def encode(self, tokens: dict[str, torch.Tensor], side: str) -> torch.Tensor:
+        embeddings: torch.Tensor = self.query(tokens)
+        return embeddings
+
+
+def batch_of(rank: int) -> Any:
+    def side() -> Buckets:
+        ids = torch.randint(5, 8_000, (TEXTS, TOKENS))
+        return Buckets([{"input_ids": ids, "attention_mask": torch.ones_like(ids)}], torch.arange(TEXTS))
+
+    numbers = torch.arange(TEXTS) + rank * TEXTS
+    return SimpleNamespace(queries=side(), passages=side(), ids=BatchIds(numbers, numbers[:, None], numbers))
+
+
+def main(rank: int, size: int, store: str, output: Path, name: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+    )
+    zero.BUCKET = BUCKET
+    work: dict[str, Any] = {}
+
+    def start() -> None:
+        objective = Objective(
+            Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32", Chunk(sequences=CHUNK)
+        )
+        optimizer = build_optimizer(objective, 1e-4, 0.01)
+        workers, cpu = current_workers(), torch.device("cpu")
+        work["strategy"] = build_strategy(name, objective, optimizer, workers, cpu, 1.0)
+        work["strategy"].step(batch_of(rank), 1e-4, 0)
+
+    between = allocated(start)[1]
+    batch = batch_of(rank)
+    within = allocated(lambda: work["strategy"].step(batch, 1e-4, 1))[0]
+    (output / f"{name}-{rank}.json").write_text(json.dumps({"between": between, "within": between + within}))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5])

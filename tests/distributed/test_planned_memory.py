@@ -1,0 +1,60 @@
+"""Real process groups: the memory plan of a strategy against the bytes that two workers hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raytriever.models.config import ModelConfig
+from raytriever.training.config import STRATEGIES, TrainingConfig
+from raytriever.training.memory import plan
+from raytriever.training.memory.simulation import SimulatedEncoder
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+from allocations import encoder_of
+from memory_worker import BUCKET, CHUNK, CONFIG, TEXTS, TOKENS
+
+WORKERS = 2
+TOLERANCE = 0.1
+
+
+def measured(strategy: str, folder: Path) -> list[dict[str, int]]:
+    """Return the bytes of each worker between steps and within a step."""
+    script = Path(__file__).with_name("memory_worker.py")
+    group = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(WORKERS), folder / "store", folder, strategy],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORKERS)
+    ]
+    try:
+        for process in group:
+            _, err = process.communicate(timeout=280)
+            assert process.returncode == 0, err
+    finally:
+        for process in group:
+            process.kill()
+    return [json.loads((folder / f"{strategy}-{rank}.json").read_text()) for rank in range(WORKERS)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_worker_holds_what_was_planned(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "BUCKET", BUCKET)
+    encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
+    share = plan.Share(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
+    parts = plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)
+    for worker in measured(strategy, tmp_path):
+        assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts
+        if strategy in ("zero1", "zero2"):
+            assert worker["between"] == pytest.approx(parts.weights + parts.optimizer, rel=0.01)

@@ -95,6 +95,8 @@ class Grid:
         reach: number of cells between a score and a positive from which they count as far apart.
         tail: number of cells below a positive from which a score counts as 0.
         cells: number of all cells.
+        first_subcell: number of the first subcell of an even grid, where subcell 0 has its middle at score 0; None for
+            an uneven grid.
     """
 
     starts: Float[Tensor, " runs"]
@@ -104,6 +106,7 @@ class Grid:
     reach: int
     tail: int
     cells: int
+    first_subcell: int | None = None
 
     @property
     def firsts(self) -> Int64[Tensor, " runs"]:
@@ -159,8 +162,9 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     # A score from another order of summation may exceed its bound by a rounding.
     slack = width + 1e-5 * largest
     lowest, highest = lowest - slack, highest + slack
-    # Subcells of an even grid have their middles at multiples of their width, which the walk on a GPU needs.
-    even_start = (math.floor(lowest / width) - 0.5 / SUBCELLS) * width
+    # An even grid has the middles of its subcells at multiples of their width: a GPU locates scores by rounding.
+    first_cell = math.floor(lowest / width)
+    even_start = (first_cell - 0.5 / SUBCELLS) * width
     count = math.ceil((highest - even_start) / width)
     if count <= EVEN_CELLS:
         start = torch.full((1,), even_start, dtype=torch.float64, device=positives.device)
@@ -173,6 +177,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
             _cells_across(REACH, width),
             _cells_across(TAIL, width),
             count,
+            first_cell * SUBCELLS,
         )
     ascending = positives.sort().values
     grid = _near_positives(ascending, lowest, highest, width, TAIL)

@@ -10,8 +10,8 @@ The AUC (AUC paper, section 3.1) comes from the same sums. Pairs in different su
 counted exactly. Within one, a pair counts as a half plus the difference of the means, which is exact for equal scores
 and for densities that are linear there.
 
-`compiled` is the pass on a CPU. `TensorWalk` is the pass in PyTorch, for every other device. No sum depends on the
-order of its terms, or that order is fixed, so the same scores have the same loss to the last bit."""
+`compiled` is the pass on a CPU, `cuda` the one on a GPU. `TensorWalk` is the pass in PyTorch, for everything else. No
+sum depends on the order of its terms, or that order is fixed, so the same scores have the same loss to the last bit."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class PairwiseSums:
         # An empty slot is a positive of weight 0 at the highest one: to drop it, the processor would wait for the GPU.
         self._is_used = (~positives.isnan()).double()
         self._positives = torch.where(positives.isnan(), positives.nan_to_num(-torch.inf).max(), positives)
-        self._weight = weight
+        self._weight, self._dtype = weight, dtype
         self._grid = build_grid(self._positives, lowest, highest, dtype)
         self._cells, weights = self._grid.weights(self._positives)
         self._weights = weights * self._is_used[:, None]
@@ -145,9 +145,15 @@ class PairwiseSums:
         It writes derivatives by the unscaled score.
         """
         cubics = self._slope @ self._refinement.T * scale
+        # Imported on first use: importing a loss must not start a compiler.
+        if cubics.device.type == "cuda" and self._grid.first_subcell is not None and self._dtype == torch.float32:
+            from raytriever.losses.mw.cuda import CudaWalk, kernels_of
+
+            kernels = kernels_of(cubics.device)
+            if kernels is not None:
+                return CudaWalk(self._grid, cubics, scale, kernels)
         if cubics.device.type != "cpu":
             return TensorWalk(self._grid, cubics, scale)
-        # Imported on first use: importing a loss must not start a compiler.
         from raytriever.losses.mw.compiled import CompiledWalk
 
         return CompiledWalk(self._grid, cubics, scale)

@@ -1,0 +1,183 @@
+"""Pass over the scores on a GPU: compiles `walk.cu` and launches it on panels.
+
+NVRTC compiles the kernels when a process first needs them. NVRTC and `cuda.bindings` come with PyTorch's builds for
+CUDA from 2.11 on. Without them, and on grids that are not even, the pass is `TensorWalk`.
+
+Positions in a subcell are measured from its middle here: y = x - 1/2. The kernel sums 1, y and y^2. The sum of y^3 is
+replaced by 3/16 of that of y: y^3 - 3y/16 is a Chebyshev polynomial of at most 1/32, so the loss changes by a factor of
+1 + 1.3e-6 at most, where all scores of a subcell are on one side of it, and by about 1e-9 on scores that are spread.
+Rounding y to 2^-15 shifts a score by at most 1e-6 of tau."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("walk.cu")
+OPTIONS = ("--std=c++17", "--fmad=false")
+THREADS = 1024
+# A block reads tiles of at most 2^16 scores (then its 32-bit sums are added up), in steps of 4 for each thread.
+TILE, STEP = 1 << 16, 4 * THREADS
+MOMENTS = 3
+UNITS = (1.0, 2.0**-15, 2.0**-16)
+# Bytes of shared memory for a subcell: a cubic and three sums. CUDA takes 1 KiB for itself in each block.
+SUBCELL_BYTES, RESERVED_BYTES = 4 * (TERMS + MOMENTS), 1 << 10
+PARAMETERS = (
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_float, ctypes.c_float, ctypes.c_int),
+)
+NAMES = {torch.float32: "walk_float32", torch.bfloat16: "walk_bfloat16"}
+
+
+class Kernels(Protocol):
+    """The functions of `walk.cu`, compiled for one device."""
+
+    processors: int
+    block_bytes: int
+    processor_bytes: int
+
+    def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
+        """Start a function on the current stream. Arguments are those of `PARAMETERS`; tensors become pointers."""
+
+
+def compile_walk(architecture: str) -> bytes:
+    """Return the machine code of `walk.cu` for an architecture such as `sm_90`.
+
+    Raises:
+        RuntimeError: NVRTC refuses the source or does not know the architecture.
+        ImportError: `cuda.bindings` is missing.
+    """
+    from cuda.bindings import nvrtc
+
+    program = _checked(nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"walk.cu", 0, [], []))
+    options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"NVRTC for {architecture}: {' '.join(log.decode().strip(chr(0)).split()) or status}")
+    code = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
+    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    return code
+
+
+class CudaKernels:
+    """The kernels on a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        major, minor = torch.cuda.get_device_capability(device)
+        self._code = ctypes.create_string_buffer(compile_walk(f"sm_{major}{minor}"))
+        number = _checked(driver.cuDeviceGet(device.index))
+        attributes = driver.CUdevice_attribute
+        self.processors, self.block_bytes, self.processor_bytes = (
+            _checked(driver.cuDeviceGetAttribute(attribute, number))
+            for attribute in (
+                attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+            )
+        )
+        self._functions: dict[str, Any] = {}
+        with torch.cuda.device(device):
+            module = _checked(driver.cuModuleLoadData(ctypes.addressof(self._code)))
+        for name in (f"{name}_{memory}" for name in NAMES.values() for memory in ("shared", "global")):
+            function = _checked(driver.cuModuleGetFunction(module, name.encode()))
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(function, limit, self.block_bytes))
+            self._functions[name] = function
+
+    def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
+        """Start a function on the current stream of its tensors' device."""
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        values = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
+        with torch.cuda.device(tensors[0].device):
+            stream = torch.cuda.current_stream().cuda_stream
+            sizes = (blocks, 1, 1, THREADS, 1, 1, shared_bytes)
+            _checked(self._driver.cuLaunchKernel(self._functions[name], *sizes, stream, (values, PARAMETERS), 0))
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """Return the value of a call of `cuda.bindings`; raises `RuntimeError` with the name of its error."""
+    status, *values = result
+    if int(status):
+        raise RuntimeError(f"CUDA answered {status.name}")
+    return values[0] if values else None
+
+
+@cache
+def kernels_of(device: torch.device) -> Kernels | None:
+    """Return the kernels on a device. If they cannot be compiled, log one line and return None."""
+    try:
+        return CudaKernels(device)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        logger.warning(
+            "The kernel of the mw loss cannot run on %s (%s). PyTorch's operations replace it; the loss takes an "
+            "estimated 30 times as long. Install cuda-bindings and nvidia-cuda-nvrtc.",
+            device,
+            reason[:300],
+        )
+        return None
+
+
+@cache
+def _from_middle(device: torch.device) -> Float[Tensor, "terms terms"]:
+    """Return the matrix whose row k has the coefficients of (y + 1/2)^k."""
+    rows = [[1, 0, 0, 0], [1 / 2, 1, 0, 0], [1 / 4, 1, 1, 0], [1 / 8, 3 / 4, 3 / 2, 1]]
+    return torch.tensor(rows, dtype=torch.float64).to(device)
+
+
+class CudaWalk:
+    """Sums over the subcells of an even grid that grow with every panel of float32 scores on a GPU."""
+
+    def __init__(self, grid: Grid, cubics: Tensor, scale: float, kernels: Kernels) -> None:
+        assert grid.first_subcell is not None
+        self._kernels = kernels
+        self._subcells = grid.cells * SUBCELLS
+        self._cubics = (cubics.reshape(-1, TERMS) @ _from_middle(cubics.device)).float()
+        self._sums = torch.zeros(MOMENTS, self._subcells, dtype=torch.int64, device=cubics.device)
+        exact = SUBCELLS / grid.width * scale
+        rounded = float(np.float32(exact))
+        self._place = (self._subcells, grid.first_subcell, rounded, exact - rounded)
+        shared = self._subcells * SUBCELL_BYTES
+        self._shared_bytes = shared if shared <= kernels.block_bytes else 0
+        twice = 2 * (shared + RESERVED_BYTES) <= kernels.processor_bytes or not self._shared_bytes
+        self._blocks = kernels.processors * (2 if twice else 1)
+
+    def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """Add a panel, without the pairs (rows, columns); `derivatives`, in float32 or bfloat16, may be `scores`."""
+        excluded = scores[rows, columns]
+        self._launch(scores, derivatives, 1)
+        if len(excluded):
+            # The sums are integers, so that what is added and subtracted leaves no trace.
+            self._launch(excluded, torch.empty_like(excluded), -1)
+            derivatives.index_put_((rows, columns), derivatives.new_zeros(()))
+
+    def sums(self) -> Tensor:
+        """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
+        ones, first, second = (sums * unit for sums, unit in zip(self._sums.double(), UNITS, strict=True))
+        from_middle = torch.stack([ones, first, second, first * (3 / 16)], 1)
+        return from_middle @ _from_middle(from_middle.device).T
+
+    def _launch(self, scores: Tensor, derivatives: Tensor, sign: int) -> None:
+        count = scores.numel()
+        tile = min(TILE, -(-count // (self._blocks * STEP)) * STEP)
+        name = f"{NAMES[derivatives.dtype]}_{'shared' if self._shared_bytes else 'global'}"
+        arguments = (scores, derivatives, count, tile, self._cubics, self._sums, *self._place, sign)
+        self._kernels.launch(name, min(self._blocks, -(-count // tile)), self._shared_bytes, arguments)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
@@ -65,3 +68,34 @@ def test_a_state_goes_from_hand_to_hand(chain: list[tuple[str, int]], tiny_encod
         torch.testing.assert_close(
             found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [("ddp", 2)],
+        *(
+            pytest.param([(strategy, 2)], marks=[pytest.mark.slow, pytest.mark.timeout(600)])
+            for strategy in ("zero1", "zero2", "zero3")
+        ),
+    ],
+    ids=lambda chain: chain[0][0],
+)
+def test_dense_modules_are_trained_as_by_one_worker(
+    chain: list[tuple[str, int]], tiny_encoder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    torch.manual_seed(5)
+    modules = [Transformer(str(tiny_encoder)), Pooling(32, "mean"), Dense(32, 24), Dense(24, 16, bias=False)]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder), create_model_card=False)
+    expected = train([("ddp", 1)], STEPS, tmp_path / "alone", folder)
+    found = train(chain, STEPS, tmp_path / "group", folder)
+    assert found.keys() == expected.keys()
+    heads = [name for name in found if ".head." in name and ":" not in name]
+    assert len(heads) == len(modules[2].state_dict()) + len(modules[3].state_dict()), heads
+    for name in heads:
+        number, _, rest = name.partition(".head.")[2].partition(".")
+        stored = modules[2 + int(number)].state_dict()[rest]
+        assert (found[name] - stored).abs().max() > 1e-3  # it was trained
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)

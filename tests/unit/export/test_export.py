@@ -36,14 +36,15 @@ def with_dense(encoder: Path, folder: Path, include_prompt: bool) -> ModelConfig
     return ModelConfig(str(folder / "dense"), query_prompt="query: ")
 
 
-def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
+def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path, form: str) -> None:
     config = with_dense(tiny_encoder, tmp_path, include_prompt=True)
-    (parity,) = export(config, ExportConfig(formats="onnx"), tmp_path / "out", ignore)
+    (parity,) = export(config, ExportConfig(formats=form), tmp_path / "out", ignore)
     assert parity.difference < 1e-5
     exported = load_retriever(ModelConfig(str(tmp_path / "out")))
     assert exported.width == 12
     batch = exported.pad(exported.token_ids(TEXTS, "passage"))
-    graph = GraphRunner(tmp_path / "out" / FILES["onnx"], "onnx").encode(batch)
+    graph = GraphRunner(tmp_path / "out" / FILES[form], form).encode(batch)
     with torch.inference_mode():
         np.testing.assert_allclose(graph, exported.encode(batch, "passage").numpy(), atol=1e-5)
 
@@ -53,6 +54,29 @@ def test_a_graph_cannot_leave_a_prompt_out(tiny_encoder: Path, tmp_path: Path) -
     with pytest.raises(ModelError, match="leaves the prompt out of pooling, which a graph cannot do"):
         export(config, ExportConfig(formats="onnx"), tmp_path / "out", ignore)
     assert not (tmp_path / "out").exists()
+
+
+def test_prompts_of_data_sets_are_exported(tiny_encoder: Path, tmp_path: Path) -> None:
+    prompts = {"letters": {"query": "Find: ", "passage": "Text: "}}
+    output = tmp_path / "out"
+    words = ["--model", str(tiny_encoder), "--dataset-prompts", json.dumps(prompts), "--output", str(output)]
+    assert run("export", words) == 0
+    model = SentenceTransformer(str(output), device="cpu")
+    assert {name: model.prompts[f"letters-{name}"] for name in ("query", "document")} == {
+        "query": "Find: ",
+        "document": "Text: ",
+    }
+    exported = load_retriever(ModelConfig(str(output)))
+    used = exported.prompts_of("letters")
+    assert (used.query, used.passage) == ("Find: ", "Text: ")
+    contents = exported.contents(TEXTS, "query", used.query)
+    with torch.inference_mode():
+        batch = exported.pad(exported.assemble(contents, "query"))
+        own = exported.encode(batch, "query").numpy()
+    np.testing.assert_allclose(
+        model.encode(TEXTS, prompt_name="letters-query", normalize_embeddings=True), own, atol=2e-6
+    )
+    assert np.abs(own - model.encode(TEXTS, normalize_embeddings=True)).max() > 1e-3
 
 
 @pytest.mark.slow

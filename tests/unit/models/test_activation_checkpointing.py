@@ -12,15 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training, train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 
 
-def prepared(tiny_encoder: Path, checkpointing: bool, dropout: float = 0.1, **settings: object) -> Retriever:
+def prepared(
+    tiny_encoder: Path, checkpointing: bool, dropout: float = 0.1, precision: str = "fp32", **settings: object
+) -> Retriever:
     config = ModelConfig(str(tiny_encoder), activation_checkpointing=checkpointing, **settings)
-    retriever = load_retriever(config)
+    retriever = load_retriever(config, base_type(config.lora_rank, precision))
     set_dropout(retriever, dropout)
     prepare_for_training(retriever, config, 0)
     return retriever.train()
@@ -72,6 +75,20 @@ def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[
     without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))
     name = next(name for name, value in without_dropout.items() if value.abs().max() > 0)
     assert not torch.allclose(found[1][name], without_dropout[name])  # so dropout was in play
+
+
+def test_gradients_of_adapters_over_a_base_in_bf16_are_the_same(tiny_encoder: Path) -> None:
+    found = []
+    for checkpointing in (False, True):
+        retriever = prepared(tiny_encoder, checkpointing, precision="bf16", lora_rank=2)
+        train_on_cpu(retriever)
+        with autocast("bf16", torch.device("cpu")):
+            found.append(gradients(retriever))
+        frozen = [parameter for parameter in retriever.parameters() if not parameter.requires_grad]
+        assert {parameter.dtype for parameter in frozen} == {torch.bfloat16}
+        assert all(parameter.grad is None for parameter in frozen)
+    assert_same(*found)
+    assert any(value.abs().max() > 0 for value in found[1].values())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

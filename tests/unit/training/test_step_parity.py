@@ -20,6 +20,7 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
+from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import load_retriever
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.objective import Objective
@@ -50,13 +51,17 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 CASES = [(name, packs) for packs in (False, True) for name in WRITERS if not packs or name != "Dense head"]
 
 
-def by_library(folder: Path) -> tuple[float, list[Tensor]]:
+Texts = tuple[list[str], list[str], list[str]]  # queries, positives and negatives
+SHORT = QUERIES, POSITIVES, NEGATIVES
+
+
+def by_library(folder: Path, texts: Texts = SHORT) -> tuple[float, list[Tensor]]:
     """Return loss and gradients of the library's loss, the gradients of each tower in the order of its modules."""
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     similarity = {"cosine": cos_sim, "dot": dot_score}[model.similarity_fn_name]
     features = [
-        model.preprocess(texts, prompt=model.prompts[task], task=task)
-        for texts, task in ((QUERIES, "query"), (POSITIVES, "document"), (NEGATIVES, "document"))
+        model.preprocess(each, prompt=model.prompts[task], task=task)
+        for each, task in zip(texts, ("query", "document", "document"), strict=True)
     ]
     for one, task in zip(features, ("query", "document", "document"), strict=True):
         one["task"] = task
@@ -66,16 +71,21 @@ def by_library(folder: Path) -> tuple[float, list[Tensor]]:
     return value.item(), gradients_of(model)
 
 
-def by_raytriever(folder: Path, chunk: Chunk | None, packs: bool) -> tuple[float, list[Tensor]]:
+def by_raytriever(
+    folder: Path, chunk: Chunk | None, packs: bool, texts: Texts = SHORT, on_cpu: bool = False
+) -> tuple[float, list[Tensor]]:
     """Return loss and gradients of a step, with or without gradient caching, of packed or padded texts."""
+    queries, positives, negatives = texts
     retriever = load_retriever(ModelConfig(str(folder)))
     retriever.packs = packs
+    if on_cpu:  # with the attention that trains on a CPU
+        train_on_cpu(retriever)
     loss = build_loss(LossConfig("infonce", temperature=TEMPERATURE), retriever.description.similarity == "cosine")
-    documents = torch.arange(2 * PAIRS)
-    ids = BatchIds(torch.arange(PAIRS), documents[:PAIRS, None], documents)
+    documents = torch.arange(2 * len(queries))
+    ids = BatchIds(torch.arange(len(queries)), documents[: len(queries), None], documents)
     batch = SimpleNamespace(
-        queries=retriever.tokenize(QUERIES, "query"),
-        passages=retriever.tokenize(POSITIVES + NEGATIVES, "passage"),
+        queries=retriever.tokenize(queries, "query"),
+        passages=retriever.tokenize(positives + negatives, "passage"),
         ids=ids,
     )
     output = Objective(retriever, loss, "fp32", chunk)(batch, ALONE)
@@ -113,3 +123,19 @@ def test_loss_and_gradients_equal_those_of_the_library(
     assert library_loss > 0.1
     assert loss == pytest.approx(library_loss, rel=1e-5)
     assert difference(gradients, library_gradients) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [2_048, pytest.param(8_192, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(("architecture", "pooling"), [("modernbert", "cls"), ("qwen3", "lasttoken")])
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+def test_gradients_of_long_texts_equal_those_of_the_library(
+    architecture: str, pooling: str, tokens: int, packs: bool, tmp_path: Path
+) -> None:
+    """A negative text is as short as a word, so that buckets and chunks of very different lengths are added up."""
+    folder = tmp_path / "model"
+    written(architecture, pooling, positions=tokens, max_length=tokens)(folder)
+    texts = [text_of(9, 1), text_of(30, 2)], [text_of(tokens, 3), text_of(50, 4)], [text_of(tokens // 3, 5), "a"]
+    loss, gradients = by_raytriever(folder, Chunk(1), packs, texts, on_cpu=not packs)
+    library_loss, library_gradients = by_library(folder, texts)
+    assert loss == pytest.approx(library_loss, rel=1e-4)
+    assert difference(gradients, library_gradients) < 1e-4

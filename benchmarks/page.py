@@ -33,6 +33,12 @@ SECTIONS = (
     ("losses", "Losses", "losses.py", "Accuracy, time and extra memory of the losses; B is the batch size."),
     ("train", "Training", "train.py", "Training steps of MiniLM against sentence-transformers' trainer, same batches."),
     ("memory", "Memory plan", "memory.py", "Planned memory of `train --dry-run` against allocated bytes."),
+    (
+        "lora-memory",
+        "Memory of adapters",
+        "lora_memory.py",
+        "LoRA over a frozen bf16 base: peak memory against base, adapters' states and activations.",
+    ),
     ("nested", "Nested embeddings", "nested.py", "nDCG@10 by number of components, with and without nested training."),
     ("workers", "Workers", "workers.py", "Two workers of one thread against one worker of two threads."),
     ("refresh", "Refresh of hard negatives", "refresh.py", "What refreshing costs and changes on 150 steps."),

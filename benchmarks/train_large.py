@@ -69,6 +69,8 @@ SIZES = {"large": _LARGE, "tiny": replace(_LARGE, encoder=_TINY, queries=8)}
 class Towers(nn.Module):
     """Shared tower with random weights and the methods that an objective needs."""
 
+    passes = Retriever.passes
+
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.query = Encoder(XLMRobertaModel(size.encoder, add_pooling_layer=False), "mean", normalise=True)

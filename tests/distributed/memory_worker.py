@@ -23,6 +23,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
+from raytriever.models.retriever import Retriever
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.grad_cache import Chunk
@@ -40,7 +41,9 @@ BUCKET = 1_000_000  # values in a message, so that the model needs several
 
 
 class Towers(torch.nn.Module):
-    """A retriever of one tower."""
+    """The part of a retriever of one tower that an objective needs."""
+
+    passes = Retriever.passes
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
